@@ -1,0 +1,41 @@
+"""paceline: fine-tune PyTorch models at the speed of the hardware.
+
+Importing paceline loads neither torch nor transformers; each name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.engine.adopt import adopt
+    from paceline.recipe import Recipe
+    from paceline.records import RunRecord
+    from paceline.verbs.doctor import doctor
+    from paceline.verbs.evaluate import evaluate
+    from paceline.verbs.predict import predict
+    from paceline.verbs.train import train
+
+__version__ = "0.1.0"
+__all__ = ["Recipe", "RunRecord", "adopt", "doctor", "evaluate", "predict", "train"]
+
+_HOMES = {
+    "Recipe": "paceline.recipe",
+    "RunRecord": "paceline.records",
+    "adopt": "paceline.engine.adopt",
+    "doctor": "paceline.verbs.doctor",
+    "evaluate": "paceline.verbs.evaluate",
+    "predict": "paceline.verbs.predict",
+    "train": "paceline.verbs.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

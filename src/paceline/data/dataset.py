@@ -1,0 +1,79 @@
+"""Encoded samples, ready to be dealt into batches. Arrays only: nothing here needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where each sample came from, so that errors and predictions can point at it."""
+
+    files: tuple[str, ...]
+    file_index: NDArray[np.int32]
+    """[n]: index into ``files``."""
+    lines: NDArray[np.int64]
+    """[n]: line number of the row's first line, from 1; 0 where a source has no lines."""
+
+    def of(self, sample: int) -> str:
+        """``file:line`` of a sample."""
+        file, line = self.files[self.file_index[sample]], int(self.lines[sample])
+        return f"{file}:{line}" if line else file
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """All samples' tokens in one flat array (memory-mapped when it comes from the cache)."""
+
+    flat: NDArray[np.unsignedinteger]
+    """[total]: token ids, uint16 or uint32."""
+    offsets: NDArray[np.int64]
+    """[n + 1]: sample i is ``flat[offsets[i]:offsets[i + 1]]``."""
+    pad_id: int
+    second: NDArray[np.int32] | None = None
+    """[n]: position in the sample at which a pair's second text begins (token type 1); None without pairs."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[n]: number of tokens of each sample."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Images:
+    """All images at one size."""
+
+    pixels: NDArray[np.uint8]
+    """[n, height, width, channels]."""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Everything a run learns from and is measured on."""
+
+    inputs: Tokens | Images
+    labels: NDArray[np.int64] | NDArray[np.float32]
+    """int64 [n] class indices, float32 [n] targets, or float32 [n, classes] of 0 and 1."""
+    kind: str
+    """``classification``, ``multi_label`` or ``regression``."""
+    label_names: tuple[str, ...]
+    """Class names in index order; one name for regression."""
+    splits: Mapping[str, NDArray[np.int64]]
+    """Sample ids of ``train``, ``validation`` and ``test``; a split may be missing."""
+    origins: Origins
+    fingerprint: str
+    """Digest of samples, labels and splits: equal fingerprints train equally."""
+    notices: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.inputs)

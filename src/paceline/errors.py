@@ -1,0 +1,110 @@
+"""The errors a person can cause, each of which teaches.
+
+A message has three parts: *what* was set or found (a path and its value), *why* it cannot work, and the smallest
+change that works (*fix*). The command line prints the three parts without a traceback and exits with ``exit_code``;
+every other exception is a bug of ours, shows its traceback and exits with 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class PacelineError(Exception):
+    """Base of all errors that paceline raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(PacelineError):
+    """Something the user can change: bad input, an impossible setting, a full disk.
+
+    Args:
+        what: what was set or found, as ``path = value`` where there is one.
+        why: why it cannot work; may be empty where ``what`` says it all.
+        fix: the smallest change that works: a command, a setting, a line to edit.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        self.what, self.why, self.fix = what, why, fix
+        lines = [what] + [f"  why: {why}"] * bool(why) + [f"  fix: {fix}"] * bool(fix)
+        super().__init__("\n".join(lines))
+
+
+class RecipeError(UserError):
+    """A recipe, a ``--set`` or a combination of settings that cannot run."""
+
+
+class DataError(UserError):
+    """Data that cannot be used. ``file``, ``line`` and ``column`` say where, when they are known."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str = "",
+        line: int | None = None,
+        column: str | None = None,
+        found: str | None = None,
+        why: str = "",
+        fix: str = "",
+    ) -> None:
+        self.file, self.line, self.column, self.problem = file, line, column, problem
+        place = ":".join(part for part in (file, str(line) if line is not None else "") if part)
+        where = ", ".join(
+            part for part in (place, f"column {column!r}" if column is not None else "") if part
+        )
+        shown = f" (found {excerpt(found)})" if found is not None else ""
+        super().__init__(f"{where}: {problem}{shown}" if where else f"{problem}{shown}", why, fix)
+
+
+class ModelError(UserError):
+    """A model or tokenizer that cannot be loaded, built or trained as asked."""
+
+
+class RunFolderError(UserError):
+    """A run folder that is missing, in use, or not what it should be."""
+
+
+class CheckpointError(UserError):
+    """No usable checkpoint, or one that does not fit this run."""
+
+
+class DiskFullError(UserError):
+    """Not enough room on the disk; says the bytes needed and free."""
+
+
+class NonFiniteError(UserError):
+    """The loss or the gradient stopped being a finite number.
+
+    The update of that step was not applied, so the weights are still finite. ``sample_ids`` are row numbers of the
+    training split's source, as the order dealt them to the step.
+    """
+
+    def __init__(
+        self, what: str, why: str, fix: str, *, step: int, epoch: int, sample_ids: Sequence[int]
+    ) -> None:
+        self.step, self.epoch, self.sample_ids = step, epoch, tuple(sample_ids)
+        super().__init__(what, why, fix)
+
+
+class Preempted(PacelineError):
+    """The run was asked to stop (SIGTERM, Ctrl-C), has saved a checkpoint, and can be resumed."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+
+def excerpt(text: str, limit: int = 60) -> str:
+    """``text`` quoted on one line, control characters escaped, at most ``limit`` characters of it."""
+    shown = text[:limit]
+    return ascii(shown) + (f" … ({len(text):,} characters)" if len(text) > limit else "")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A sentence that names the closest known word, or all of them when none is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"

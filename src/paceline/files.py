@@ -1,0 +1,100 @@
+"""Files that are either whole or absent: atomic writes, checksums, room on the disk, and where caches live."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.errors import DiskFullError, RunFolderError
+
+
+def cache_folder() -> Path:
+    """Where encoded data and trained tokenizers are kept: PACELINE_CACHE, or paceline in the user's cache folder."""
+    given = os.environ.get("PACELINE_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(given) if given else Path(base) / "paceline"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that a crash leaves either as it was or complete: temporary file, fsync, rename, fsync folder.
+
+    Raises:
+        DiskFullError: no room; the old file is intact and the temporary one removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with disk_errors(path, len(content)), os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+    fsync_folder(path.parent)
+
+
+def fsync_file(path: Path) -> None:
+    """Wait until the file's content is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Wait until the folder's entries are on the disk, so that a created or renamed file survives a power cut."""
+    fsync_file(folder)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_room(folder: Path, needed: int, what: str) -> None:
+    """Refuse to start writing ``needed`` bytes where they do not fit.
+
+    Raises:
+        DiskFullError: says the bytes needed and free.
+    """
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise _full(folder, needed, free, what)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
+    """Turn the operating system's 'no space', 'read-only' and 'not permitted' into errors that teach."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(path.parent).free
+            raise _full(path.parent, needed, free, f"writing {path.name}") from None
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise RunFolderError(
+                f"{path}: cannot be written", error.strerror or "", "choose another folder with --out"
+            ) from None
+        raise
+
+
+def _full(folder: Path, needed: int, free: int, what: str) -> DiskFullError:
+    return DiskFullError(
+        f"{folder}: no room for {what}",
+        f"{needed:,} bytes needed, {free:,} bytes free",
+        "free some space there, or choose another disk with --out",
+    )

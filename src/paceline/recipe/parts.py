@@ -1,0 +1,254 @@
+"""The parts of a recipe: frozen, torch-free, validated.
+
+Every field is either *result-defining* (the default: changing it changes what is learned, so a resumed run refuses
+it) or *execution* (marked ``EXECUTION``: how fast and where; it may change on resume and is recorded).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+EXECUTION = {"execution": True}
+"""Marks a field that changes how a run is carried out, not what it learns."""
+
+Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""``package.module:function``, imported from the current folder or the environment."""
+
+Columns = str | tuple[str, ...]
+
+
+class Part(BaseModel):
+    """A frozen group of settings that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelPart(Part):
+    """Which model is fine-tuned, and how much of it."""
+
+    source: str | None = Field(None, description="Hub name or folder of a pretrained model.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
+    config: dict[str, Any] | None = Field(
+        None,
+        description="With source: settings of its configuration to override. Alone: a whole configuration with"
+        " model_type; the weights are then random.",
+    )
+    factory: Reference | None = Field(
+        None, description="package.module:function returning an nn.Module; called with num_labels=N."
+    )
+    tokenizer: str = Field(
+        "auto",
+        description="auto: the model's own, or one trained on the training texts when the weights are random;"
+        " otherwise a Hub name or folder.",
+    )
+    vocabulary_size: int = Field(
+        8000, ge=100, description="Size of a tokenizer trained on the training texts."
+    )
+    train: str = Field(
+        "all",
+        pattern=r"^(all|head|features|last:[1-9]\d*)$",
+        description="all | head | last:K (the head and the last K blocks) | features (embed once, then fit a"
+        " scikit-learn classifier).",
+    )
+    classifier: Literal["logistic", "svm"] = Field(
+        "logistic", description="Classifier on top of train: features."
+    )
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.factory and (self.source or self.config):
+            raise ValueError("factory builds the whole model: leave out source and config")
+        if not (self.source or self.config or self.factory):
+            raise ValueError(
+                "no model: set model.source (a Hub name or a folder), model.config or model.factory"
+            )
+        if self.config is not None and not self.source and "model_type" not in self.config:
+            raise ValueError(
+                "model.config without model.source is a whole configuration and needs model_type"
+            )
+        return self
+
+
+class SplitsPart(Part):
+    """How rows without a given split are dealt: a share below 1, a number of rows from 1, or the rest (null)."""
+
+    train: float | int | None = Field(None, description="Null: everything that the others leave.")
+    validation: float | int = Field(0.1, ge=0)
+    test: float | int = Field(0.1, ge=0)
+    seed: int = Field(
+        0, ge=0, description="Of the deal alone, so that runs with other seeds share their splits."
+    )
+
+    @model_validator(mode="after")
+    def _sums(self) -> Self:
+        shares = [v for v in (self.train, self.validation, self.test) if v is not None and 0 < v < 1]
+        if sum(shares) > 1 + 1e-9 or (self.train is None and abs(sum(shares) - 1) < 1e-9):
+            raise ValueError(f"shares add up to {sum(shares):g}, which leaves nothing for the rest")
+        return self
+
+
+class RandomPart(Part):
+    """Shapes of ``builtin:random``, for memory and speed runs."""
+
+    samples: int = Field(512, ge=2)
+    classes: int = Field(2, ge=1)
+    length: int | tuple[int, int] = Field(
+        512, description="Tokens a sequence, or the range they are drawn from."
+    )
+    vocabulary: int = Field(30000, ge=200)
+    image: tuple[int, int, int] | None = Field(
+        None, description="Height, width, channels: images, not tokens."
+    )
+
+
+class DataPart(Part):
+    """Where the labelled samples are and what their columns mean."""
+
+    source: str = Field(
+        description="Path of a csv, tsv, jsonl (also .gz) or parquet file or of a folder per class; hub:NAME;"
+        " builtin:docstrings, builtin:digits, builtin:random."
+    )
+    validation: str | None = Field(None, description="A file of its own for validation.")
+    test: str | None = Field(None, description="A file of its own for the test.")
+    text: str = Field("auto", description="Column of the text; auto finds it by name and prints the guess.")
+    pair: str | None = Field("auto", description="Column of the second text of a pair; null for none.")
+    label: Columns = Field("auto", description="Column of the label; several 0/1 columns for multi-label.")
+    split: str | None = Field("auto", description="Column naming each row's split; null for none.")
+    label_separator: str | None = Field(
+        None, description="Splits a label cell into several labels (multi-label)."
+    )
+    splits: SplitsPart = SplitsPart()
+    max_length: int = Field(
+        512, ge=4, description="Tokens kept of a sample; never more than the model's positions."
+    )
+    image_size: int | None = Field(None, ge=8, description="Images are resized to this many pixels a side.")
+    on_bad_row: Literal["stop", "skip"] = Field(
+        "stop",
+        description="skip drops rows that cannot be used, counts them and writes them to a quarantine file.",
+    )
+    bad_rows_allowed: float = Field(
+        0.01, ge=0, le=1, description="With on_bad_row: skip, the share of rows above which the run stops."
+    )
+    allow_single_class: bool = Field(False, description="Accept data in which every label is the same.")
+    random: RandomPart = RandomPart()
+
+
+class TaskPart(Part):
+    """What is learned."""
+
+    type: Literal["auto", "classification", "multi_label", "regression"] = "auto"
+    loss: Reference | None = Field(
+        None, description="module:function(logits, labels) returning one loss a sample (shape [S] or [S, C])."
+    )
+    metrics: tuple[str, ...] | None = Field(
+        None,
+        description="accuracy, f1, auroc, mse, ...; or module:function(scores, labels); null: the task's own.",
+    )
+
+
+class SchedulePart(Part):
+    """The learning rate over the run, as a factor of ``lr``."""
+
+    type: str = Field(
+        "linear",
+        pattern=r"^(linear|cosine|constant|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        description="linear or cosine decay to floor, constant, or module:function(step, total_steps) -> factor.",
+    )
+    warmup: float | int = Field(
+        0.06,
+        ge=0,
+        description="Linear warm-up from 0: a share of all steps below 1, or a number of steps from 1.",
+    )
+    floor: float = Field(0.0, ge=0, le=1, description="Factor at the end of a decay.")
+
+
+class GroupPart(Part):
+    """Settings of the parameters whose names match; the first group that matches a name takes it."""
+
+    match: str = Field(description="Glob on parameter names, for example '*classifier*'.")
+    lr: float | None = Field(None, gt=0)
+    weight_decay: float | None = Field(None, ge=0)
+    schedule: SchedulePart | None = None
+
+
+class OptimizerPart(Part):
+    """The update rule and its parameter groups."""
+
+    type: Literal["adamw", "adam", "sgd", "adamw8bit"] = "adamw"
+    lr: float = Field(5e-5, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    decay_all: bool = Field(False, description="Decay biases and normalisation weights too.")
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd.")
+    nesterov: bool = Field(True, description="Of sgd.")
+    clip_norm: float | None = Field(1.0, gt=0, description="Largest global gradient norm; null: no clipping.")
+    groups: tuple[GroupPart, ...] = ()
+
+    @model_validator(mode="after")
+    def _effect(self) -> Self:
+        fields = self.model_fields_set
+        idle = {"sgd": {"betas", "eps"}}.get(self.type, {"momentum", "nesterov"}) & fields
+        if idle:
+            raise ValueError(f"{', '.join(sorted(idle))}: has no effect with type: {self.type}")
+        if self.type == "sgd" and self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs momentum above 0")
+        return self
+
+
+class EarlyStoppingPart(Part):
+    """Stop when the best metric has not improved for ``patience`` evaluations."""
+
+    patience: int = Field(3, ge=1)
+    min_delta: float = Field(0.0, ge=0)
+
+
+class LoopPart(Part):
+    """How long the run is and when it evaluates and saves."""
+
+    epochs: int = Field(3, ge=1)
+    max_steps: int | None = Field(None, ge=1, description="Ends the run after this many updates.")
+    batch_size: int = Field(32, ge=1, description="Samples an update: the global batch.")
+    micro_batch_size: int | None = Field(
+        None, ge=1, json_schema_extra=EXECUTION, description="Samples a forward pass; null: the whole batch."
+    )
+    evaluation_batch_size: int | None = Field(None, ge=1, json_schema_extra=EXECUTION)
+    drop_last: bool = Field(False, description="Leave out the last, smaller batch of an epoch.")
+    shuffle: bool = True
+    evaluate_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = "epoch"
+    checkpoint_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
+        "epoch", json_schema_extra=EXECUTION
+    )
+    keep_last: int = Field(1, ge=1, json_schema_extra=EXECUTION)
+    best_metric: str = Field(
+        "auto", description="auto: accuracy, or -loss; a leading '-' means lower is better."
+    )
+    save_best: bool = Field(True, description="The saved model is the best evaluated one, not the last.")
+    early_stopping: EarlyStoppingPart | None = None
+
+
+class TechniquesPart(Part):
+    """One field a technique; see ``paceline techniques``."""
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
+        "auto", description="auto: bf16 on cards that compute in it, fp32 elsewhere."
+    )
+    recompute: bool = Field(
+        False,
+        json_schema_extra=EXECUTION,
+        description="Recompute each block's activations in the backward pass instead of keeping them.",
+    )
+
+
+class ObservePart(Part):
+    """Who watches the run."""
+
+    console: Literal["auto", "bar", "plain", "off"] = Field("auto", json_schema_extra=EXECUTION)
+    log_every: int = Field(
+        10, ge=1, json_schema_extra=EXECUTION, description="Steps between plain console lines."
+    )
+    tensorboard: bool = Field(False, json_schema_extra=EXECUTION)
+    report: bool = Field(True, json_schema_extra=EXECUTION)

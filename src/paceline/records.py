@@ -1,0 +1,154 @@
+"""What a run tells the world: immutable records, and the observers that receive them.
+
+Records flow one way, from the loop to the observers. An observer never holds the loop, the model or the engine.
+Numbers in records are plain Python numbers: whoever makes a record has already waited for the device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A setting that paceline chose, and why. ``setting`` is the recipe's dotted path."""
+
+    setting: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted:
+    """The run is about to take its first step. ``recipe`` is the resolved recipe as plain data."""
+
+    name: str
+    folder: str
+    device: str
+    """For example ``cpu (2 threads)`` or ``NVIDIA H200``."""
+    recipe: Mapping[str, Any]
+    decisions: tuple[Decision, ...]
+    num_parameters: int
+    num_trained_parameters: int
+    samples: Mapping[str, int]
+    """Number of samples of each split."""
+    label_names: tuple[str, ...]
+    first_step: int
+    """0, or the step that the run resumes after."""
+    total_steps: int
+    steps_per_epoch: int
+    group_names: tuple[str, ...]
+    """Names of the optimizer's parameter groups, in the order of ``StepRecord.learning_rates``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One optimizer update, delivered a little late: the device was never waited for on its account."""
+
+    step: int
+    """Number of this update in the run, from 1."""
+    epoch: int
+    """Epoch that the update belongs to, from 0."""
+    loss: float
+    """Mean loss per counted label over the global batch."""
+    gradient_norm: float
+    """Global norm before clipping, loss scaling removed."""
+    learning_rates: tuple[float, ...]
+    """One per parameter group, as applied by this update."""
+    samples: int
+    tokens: int
+    """Real tokens (or pixels' images: equal to ``samples``) of the global batch."""
+    slots: int
+    """Token positions that were computed, padding included; ``1 - tokens / slots`` is the padding share."""
+    correct: float | None
+    """Number of right predictions in the batch, from the training forward pass; None for regression."""
+    counted: int
+    """Number of labels that the loss was divided by."""
+    skipped: bool
+    """True when the gradient was not finite under fp16 loss scaling and nothing was changed."""
+    seconds: float
+    """Wall time from the previous step's end to this one's; waiting for the device is seen with a delay."""
+    peak_bytes: int | None
+    """Highest allocated device memory so far; None on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """One pass over a split without training."""
+
+    split: str
+    step: int
+    epoch: int
+    loss: float
+    metrics: Mapping[str, float]
+    samples: int
+    seconds: float
+    confusion: tuple[tuple[int, ...], ...] | None = None
+    """Counts [true label][predicted label] for single-label classification of at most 100 classes."""
+    train_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Loss and accuracy over the training samples since the last evaluation, without a second forward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecord:
+    """A checkpoint was committed to disk."""
+
+    step: int
+    folder: str
+    num_bytes: int
+    seconds: float
+    is_best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something that a person should read: a fallback, a guess, a warning."""
+
+    message: str
+    level: str = "info"
+    """``info`` or ``warning``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A whole run: what ``paceline.train`` returns and what ``summary.json`` holds."""
+
+    name: str
+    folder: str
+    status: str
+    """``finished``, ``stopped early`` or ``preempted``."""
+    steps: int
+    applied_steps: int
+    """Updates that changed the weights: ``steps`` less those skipped by fp16 loss scaling."""
+    epochs: float
+    seconds: Mapping[str, float]
+    """Wall seconds by phase: import, data, model, train, evaluate, checkpoint, save, other, total."""
+    samples_per_second: float
+    """Training samples over the seconds spent training, evaluation and saving excluded."""
+    tokens_per_second: float
+    padding_share: float
+    best_step: int | None
+    evaluations: tuple[EvaluationRecord, ...]
+    final: Mapping[str, Mapping[str, float]]
+    """Metrics and loss of the saved model by split, for example ``final["test"]["accuracy"]``."""
+    peak_bytes: int | None
+    decisions: tuple[Decision, ...]
+    notices: tuple[str, ...] = ()
+
+
+Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | RunRecord
+
+
+class Observer(ABC):
+    """Receives every record of a run, in order, on one thread."""
+
+    @abstractmethod
+    def observe(self, record: Record) -> None:
+        """Take note of ``record``; kinds an observer does not know are ignored by it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and the terminal; called once, also when the run failed."""
