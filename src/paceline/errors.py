@@ -54,9 +54,7 @@ class DataError(UserError):
     ) -> None:
         self.file, self.line, self.column, self.problem = file, line, column, problem
         place = ":".join(part for part in (file, str(line) if line is not None else "") if part)
-        where = ", ".join(
-            part for part in (place, f"column {column!r}" if column is not None else "") if part
-        )
+        where = ", ".join(part for part in (place, f"column {column!r}" if column is not None else "") if part)
         shown = f" (found {excerpt(found)})" if found is not None else ""
         super().__init__(f"{where}: {problem}{shown}" if where else f"{problem}{shown}", why, fix)
 
@@ -84,9 +82,7 @@ class NonFiniteError(UserError):
     training split's source, as the order dealt them to the step.
     """
 
-    def __init__(
-        self, what: str, why: str, fix: str, *, step: int, epoch: int, sample_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, what: str, why: str, fix: str, *, step: int, epoch: int, sample_ids: Sequence[int]) -> None:
         self.step, self.epoch, self.sample_ids = step, epoch, tuple(sample_ids)
         super().__init__(what, why, fix)
 

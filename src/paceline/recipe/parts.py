@@ -43,18 +43,14 @@ class ModelPart(Part):
         description="auto: the model's own, or one trained on the training texts when the weights are random;"
         " otherwise a Hub name or folder.",
     )
-    vocabulary_size: int = Field(
-        8000, ge=100, description="Size of a tokenizer trained on the training texts."
-    )
+    vocabulary_size: int = Field(8000, ge=100, description="Size of a tokenizer trained on the training texts.")
     train: str = Field(
         "all",
         pattern=r"^(all|head|features|last:[1-9]\d*)$",
         description="all | head | last:K (the head and the last K blocks) | features (embed once, then fit a"
         " scikit-learn classifier).",
     )
-    classifier: Literal["logistic", "svm"] = Field(
-        "logistic", description="Classifier on top of train: features."
-    )
+    classifier: Literal["logistic", "svm"] = Field("logistic", description="Classifier on top of train: features.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
 
     @model_validator(mode="after")
@@ -62,13 +58,9 @@ class ModelPart(Part):
         if self.factory and (self.source or self.config):
             raise ValueError("factory builds the whole model: leave out source and config")
         if not (self.source or self.config or self.factory):
-            raise ValueError(
-                "no model: set model.source (a Hub name or a folder), model.config or model.factory"
-            )
+            raise ValueError("no model: set model.source (a Hub name or a folder), model.config or model.factory")
         if self.config is not None and not self.source and "model_type" not in self.config:
-            raise ValueError(
-                "model.config without model.source is a whole configuration and needs model_type"
-            )
+            raise ValueError("model.config without model.source is a whole configuration and needs model_type")
         return self
 
 
@@ -78,9 +70,7 @@ class SplitsPart(Part):
     train: float | int | None = Field(None, description="Null: everything that the others leave.")
     validation: float | int = Field(0.1, ge=0)
     test: float | int = Field(0.1, ge=0)
-    seed: int = Field(
-        0, ge=0, description="Of the deal alone, so that runs with other seeds share their splits."
-    )
+    seed: int = Field(0, ge=0, description="Of the deal alone, so that runs with other seeds share their splits.")
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
@@ -95,13 +85,9 @@ class RandomPart(Part):
 
     samples: int = Field(512, ge=2)
     classes: int = Field(2, ge=1)
-    length: int | tuple[int, int] = Field(
-        512, description="Tokens a sequence, or the range they are drawn from."
-    )
+    length: int | tuple[int, int] = Field(512, description="Tokens a sequence, or the range they are drawn from.")
     vocabulary: int = Field(30000, ge=200)
-    image: tuple[int, int, int] | None = Field(
-        None, description="Height, width, channels: images, not tokens."
-    )
+    image: tuple[int, int, int] | None = Field(None, description="Height, width, channels: images, not tokens.")
 
 
 class DataPart(Part):
@@ -117,13 +103,9 @@ class DataPart(Part):
     pair: str | None = Field("auto", description="Column of the second text of a pair; null for none.")
     label: Columns = Field("auto", description="Column of the label; several 0/1 columns for multi-label.")
     split: str | None = Field("auto", description="Column naming each row's split; null for none.")
-    label_separator: str | None = Field(
-        None, description="Splits a label cell into several labels (multi-label)."
-    )
+    label_separator: str | None = Field(None, description="Splits a label cell into several labels (multi-label).")
     splits: SplitsPart = SplitsPart()
-    max_length: int = Field(
-        512, ge=4, description="Tokens kept of a sample; never more than the model's positions."
-    )
+    max_length: int = Field(512, ge=4, description="Tokens kept of a sample; never more than the model's positions.")
     image_size: int | None = Field(None, ge=8, description="Images are resized to this many pixels a side.")
     on_bad_row: Literal["stop", "skip"] = Field(
         "stop",
@@ -223,9 +205,7 @@ class LoopPart(Part):
         "epoch", json_schema_extra=EXECUTION
     )
     keep_last: int = Field(1, ge=1, json_schema_extra=EXECUTION)
-    best_metric: str = Field(
-        "auto", description="auto: accuracy, or -loss; a leading '-' means lower is better."
-    )
+    best_metric: str = Field("auto", description="auto: accuracy, or -loss; a leading '-' means lower is better.")
     save_best: bool = Field(True, description="The saved model is the best evaluated one, not the last.")
     early_stopping: EarlyStoppingPart | None = None
 
@@ -247,8 +227,6 @@ class ObservePart(Part):
     """Who watches the run."""
 
     console: Literal["auto", "bar", "plain", "off"] = Field("auto", json_schema_extra=EXECUTION)
-    log_every: int = Field(
-        10, ge=1, json_schema_extra=EXECUTION, description="Steps between plain console lines."
-    )
+    log_every: int = Field(10, ge=1, json_schema_extra=EXECUTION, description="Steps between plain console lines.")
     tensorboard: bool = Field(False, json_schema_extra=EXECUTION)
     report: bool = Field(True, json_schema_extra=EXECUTION)

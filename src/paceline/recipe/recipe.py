@@ -43,9 +43,7 @@ class Recipe(Part):
     loop: LoopPart = LoopPart()
     observe: ObservePart = ObservePart()
     seed: int = Field(0, ge=0, lt=2**32)
-    deterministic: bool = Field(
-        False, description="Two runs on one machine give the same bits; may be slower."
-    )
+    deterministic: bool = Field(False, description="Two runs on one machine give the same bits; may be slower.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", json_schema_extra=EXECUTION)
 
     @classmethod
@@ -92,17 +90,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
-        raise RecipeError(
-            f"{path}: no such recipe", fix="paceline train RECIPE.yaml, or --model and --data"
-        ) from None
+        raise RecipeError(f"{path}: no such recipe", fix="paceline train RECIPE.yaml, or --model and --data") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read", why=str(error)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise RecipeError(
-            f"{path}{place}: not YAML", why=getattr(error, "problem", None) or str(error)
-        ) from None
+        raise RecipeError(f"{path}{place}: not YAML", why=getattr(error, "problem", None) or str(error)) from None
     if not isinstance(found, dict):
         raise RecipeError(f"{path}: a recipe is a mapping", why=f"found {type(found).__name__}")
     return found
@@ -114,9 +108,7 @@ def merge(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key.strip():
-            raise RecipeError(
-                f"--set {excerpt(change)}", "a setting is written key=value", "--set optimizer.lr=3e-5"
-            )
+            raise RecipeError(f"--set {excerpt(change)}", "a setting is written key=value", "--set optimizer.lr=3e-5")
         try:
             value = yaml.load(text, Loader=_Loader)
         except yaml.YAMLError:
@@ -163,9 +155,7 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} given twice", key_node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} given twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
