@@ -1,0 +1,47 @@
+# Two commands on a fresh machine: make demo, make test. Neither needs root.
+
+VENV := .venv
+export PYTHON
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+# tests run side by side: one worker a core, and not more than memory for a torch each allows
+WORKERS := -n auto --maxprocesses 8 --dist worksteal
+
+.PHONY: help demo install test test-full lint format clean
+
+help:
+	@echo "make demo       install, then train a small classifier offline on the CPU"
+	@echo "make test       the test suite (at most 10 minutes on 2 cores)"
+	@echo "make test-full  the test suite and the slow tests"
+	@echo "make lint       ruff and mypy"
+	@echo "make format     let ruff format the code and mend what it can"
+	@echo "make clean      remove the environment and the tools' caches"
+
+demo: install
+	@$(BIN)/paceline demo
+
+install: $(INSTALLED)
+
+# made anew when what is installed changes
+$(INSTALLED): pyproject.toml constraints.txt scripts/install
+	@scripts/install $(VENV)
+	@touch $@
+
+test: install
+	$(BIN)/python -m pytest -m "not slow" $(WORKERS)
+
+# slow tests start processes and measure time: one after the other
+test-full: test
+	$(BIN)/python -m pytest -m slow
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache build dist

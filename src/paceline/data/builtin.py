@@ -1,0 +1,137 @@
+"""Data sets that need no download: ``builtin:docstrings``, ``builtin:digits`` and ``builtin:random``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+import numpy as np
+
+from paceline.data.dataset import Origins, Tokens
+from paceline.data.docstrings import LIBRARIES, MOST_PER_LIBRARY, collect
+from paceline.data.table import Table
+from paceline.errors import DataError, nearest
+from paceline.recipe.parts import DataPart, RandomPart
+
+PREFIX = "builtin:"
+
+_FIRST_RANDOM_TOKEN = 100
+"""Lower ids are special tokens in most vocabularies."""
+
+
+def read_builtin(part: DataPart) -> Table:
+    """The table of a ``builtin:`` source.
+
+    Raises:
+        DataError: there is no such data set, or ``part.random`` asks for what cannot be.
+    """
+    return _READERS[_name(part)](part)
+
+
+def builtin_fingerprint(part: DataPart) -> str:
+    """Digest of everything that a ``builtin:`` source depends on, without reading it.
+
+    Raises:
+        DataError: there is no such data set.
+    """
+    name = _name(part)
+    if name == "docstrings":
+        packages = [library for library, package in LIBRARIES.items() if package]
+        depends: object = [platform.python_version(), *map(version, packages)]
+    elif name == "digits":
+        depends = version("scikit-learn")
+    else:
+        depends = [version("numpy"), part.random.model_dump(mode="json")]
+    return hashlib.sha256(json.dumps([name, depends]).encode()).hexdigest()
+
+
+def _name(part: DataPart) -> str:
+    name = part.source.removeprefix(PREFIX)
+    if name not in _READERS:
+        raise DataError(
+            f"data.source = {part.source!r}: no such built-in data set",
+            why=nearest(part.source, [PREFIX + known for known in _READERS]),
+        )
+    return name
+
+
+def _docstrings(part: DataPart) -> Table:
+    found = collect(most=MOST_PER_LIBRARY)
+    files = sorted({one.file for one in found})
+    index = {file: position for position, file in enumerate(files)}
+    return Table(
+        texts=[one.text for one in found],
+        labels=[one.library for one in found],
+        kind="classification",
+        origins=Origins(
+            tuple(files),
+            np.array([index[one.file] for one in found], dtype=np.int32),
+            np.array([one.line for one in found], dtype=np.int64),
+        ),
+        columns={"text": "docstring", "label": "library"},
+        fingerprint=builtin_fingerprint(part),
+    )
+
+
+def _digits(part: DataPart) -> Table:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)  # scikit-learn's values are 0..16
+    return Table(
+        images=pixels[..., np.newaxis],
+        labels=[str(digit) for digit in found.target],
+        kind="classification",
+        origins=_nowhere(part, len(pixels)),
+        columns={"image": "image", "label": "digit"},
+        fingerprint=builtin_fingerprint(part),
+    )
+
+
+def _random(part: DataPart) -> Table:
+    shapes = part.random
+    random = np.random.default_rng(0)
+    # dealt in turn, so that every class is there if there are enough samples, then shuffled
+    labels = random.permutation(np.arange(shapes.samples) % shapes.classes)
+    images = None
+    if shapes.image is not None:
+        images = random.integers(0, 256, size=(shapes.samples, *_positive(shapes.image)), dtype=np.uint8)
+    return Table(
+        tokens=None if images is not None else _random_tokens(shapes, random),
+        images=images,
+        labels=[str(label) for label in labels],
+        kind="classification",
+        origins=_nowhere(part, shapes.samples),
+        columns={"label": "class"},
+        fingerprint=builtin_fingerprint(part),
+    )
+
+
+def _random_tokens(shapes: RandomPart, random: np.random.Generator) -> Tokens:
+    shortest, longest = (shapes.length, shapes.length) if isinstance(shapes.length, int) else shapes.length
+    if not 1 <= shortest <= longest:
+        raise DataError(
+            f"data.random.length = {shapes.length}: not a length in tokens",
+            fix="give one length from 1, or the shortest and the longest",
+        )
+    lengths = random.integers(shortest, longest + 1, size=shapes.samples)
+    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
+    flat = random.integers(_FIRST_RANDOM_TOKEN, shapes.vocabulary, size=int(offsets[-1]))
+    narrow = flat.astype(np.uint16) if shapes.vocabulary <= 2**16 else flat.astype(np.uint32)
+    return Tokens(flat=narrow, offsets=offsets, pad_id=0)
+
+
+def _positive(image: Sequence[int]) -> Sequence[int]:
+    if min(image) < 1:
+        raise DataError(f"data.random.image = {tuple(image)}: height, width and channels start at 1")
+    return image
+
+
+def _nowhere(part: DataPart, num_rows: int) -> Origins:
+    return Origins((part.source,), np.zeros(num_rows, dtype=np.int32), np.zeros(num_rows, dtype=np.int64))
+
+
+_READERS: dict[str, Callable[[DataPart], Table]] = {"docstrings": _docstrings, "digits": _digits, "random": _random}

@@ -1,0 +1,168 @@
+"""Encoded data sets on disk: written whole or not at all, checked on the way back, large arrays memory-mapped.
+
+An entry is a folder of .npy files, ``meta.json``, and ``meta.sha256``, the digest of the former. ``meta.json`` holds
+the size of every array and the digest of the small ones; tokens and pixels are checked by size alone, since hashing
+them would cost more than the rest of the start. Entries are data only: nothing in them is ever executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.dataset import Dataset, Images, Origins, Tokens
+from paceline.files import fsync_file, fsync_folder
+
+FORMAT = 1
+"""Of an entry; part of its key, so that entries of another format are never opened."""
+
+_LARGE = ("flat", "pixels")
+_SPLIT = "split_"
+
+
+class DamagedEntry(Exception):
+    """A cache entry that is not what was written."""
+
+
+def dataset_fingerprint(
+    inputs: Tokens | Images,
+    labels: NDArray[Any],
+    kind: str,
+    label_names: tuple[str, ...],
+    splits: Mapping[str, NDArray[np.int64]],
+) -> str:
+    """SHA-256 of samples, labels and splits: their values, shapes and types."""
+    digest = hashlib.sha256(json.dumps([kind, label_names]).encode())
+    for name, array in sorted({**_input_arrays(inputs), "labels": labels, **_split_arrays(splits)}.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def save(dataset: Dataset, folder: Path) -> None:
+    """Write an entry; one that is already there, damaged or made by another process meanwhile, is replaced.
+
+    Raises:
+        OSError: no room or no permission; nothing is left behind.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    temporary.mkdir()
+    try:
+        _write(dataset, temporary)
+        discarded = temporary.with_name(f"{temporary.name}.old")
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(discarded)
+            shutil.rmtree(discarded)
+        temporary.rename(folder)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return  # another process was faster, and its entry is as good
+        raise
+    fsync_folder(folder.parent)
+
+
+def load(folder: Path) -> Dataset | None:
+    """The entry in ``folder``, tokens or pixels memory-mapped; None when there is none.
+
+    Raises:
+        DamagedEntry: the entry is incomplete or was changed.
+    """
+    if not folder.exists():
+        return None
+    try:
+        content = (folder / "meta.json").read_bytes()
+        if hashlib.sha256(content).hexdigest() != (folder / "meta.sha256").read_text(encoding="ascii"):
+            raise DamagedEntry("meta.json does not have its digest")
+        meta = json.loads(content)
+        return _dataset(meta, {name: _read(folder, name, known) for name, known in meta["arrays"].items()})
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise DamagedEntry(str(error)) from None
+
+
+def _write(dataset: Dataset, folder: Path) -> None:
+    origins = dataset.origins
+    arrays = {
+        **_input_arrays(dataset.inputs),
+        **_split_arrays(dataset.splits),
+        "labels": dataset.labels,
+        "file_index": origins.file_index,
+        "lines": origins.lines,
+    }
+    known = {}
+    for name, array in arrays.items():
+        path = folder / f"{name}.npy"
+        np.save(path, array, allow_pickle=False)
+        content = b"" if name in _LARGE else path.read_bytes()
+        known[name] = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(content).hexdigest()}
+    meta = {
+        "kind": dataset.kind,
+        "label_names": dataset.label_names,
+        "files": origins.files,
+        "notices": dataset.notices,
+        "fingerprint": dataset.fingerprint,
+        "pad_id": dataset.inputs.pad_id if isinstance(dataset.inputs, Tokens) else None,
+        "splits": list(dataset.splits),
+        "arrays": known,
+    }
+    content = json.dumps(meta, indent=1).encode()
+    (folder / "meta.json").write_bytes(content)
+    (folder / "meta.sha256").write_text(hashlib.sha256(content).hexdigest(), encoding="ascii")
+    for path in folder.iterdir():
+        fsync_file(path)
+    fsync_folder(folder)
+
+
+def _read(folder: Path, name: str, known: Mapping[str, Any]) -> NDArray[Any]:
+    path = folder / f"{name}.npy"
+    if os.path.getsize(path) != known["bytes"]:
+        raise DamagedEntry(f"{path.name} does not have its size")
+    if name in _LARGE:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != known["sha256"]:
+        raise DamagedEntry(f"{path.name} does not have its digest")
+    array: NDArray[Any] = np.load(io.BytesIO(content), allow_pickle=False)
+    return array
+
+
+def _dataset(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    inputs: Tokens | Images
+    if "pixels" in arrays:
+        inputs = Images(arrays["pixels"])
+    else:
+        inputs = Tokens(arrays["flat"], arrays["offsets"], meta["pad_id"], arrays.get("second"))
+    return Dataset(
+        inputs=inputs,
+        labels=arrays["labels"],
+        kind=meta["kind"],
+        label_names=tuple(meta["label_names"]),
+        splits={name: arrays[_SPLIT + name] for name in meta["splits"]},
+        origins=Origins(tuple(meta["files"]), arrays["file_index"], arrays["lines"]),
+        fingerprint=meta["fingerprint"],
+        notices=tuple(meta["notices"]),
+    )
+
+
+def _input_arrays(inputs: Tokens | Images) -> dict[str, NDArray[Any]]:
+    if isinstance(inputs, Images):
+        return {"pixels": inputs.pixels}
+    arrays: dict[str, NDArray[Any]] = {"flat": inputs.flat, "offsets": inputs.offsets}
+    return arrays if inputs.second is None else {**arrays, "second": inputs.second}
+
+
+def _split_arrays(splits: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
+    return {_SPLIT + name: ids for name, ids in splits.items()}

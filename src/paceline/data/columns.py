@@ -1,0 +1,278 @@
+"""Which column plays which role: named in the recipe, or found by its name and reported as a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import DataError, nearest
+from paceline.recipe.parts import DataPart
+
+TEXT_NAMES = (
+    ("text", "texts"),
+    (
+        *("sentence", "review", "content", "document", "comment", "body", "message", "tweet", "post", "article"),
+        *("utterance", "passage", "review_text", "full_text", "comment_text"),
+    ),
+    ("question", "query", "title", "headline", "subject", "description", "summary", "prompt", "input"),
+)
+"""Names of text columns by rank: a name of an earlier rank wins, two of the same rank are ambiguous."""
+
+PAIR_NAMES = (
+    ("sentence1", "sentence2"),
+    ("sentence_1", "sentence_2"),
+    ("sentence_a", "sentence_b"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question_1", "question_2"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+    ("text_1", "text_2"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("question", "answer"),
+    ("query", "passage"),
+    ("query", "document"),
+    ("claim", "evidence"),
+)
+"""Column names that belong together as first and second text."""
+
+IMAGE_NAMES = ("image", "images", "img", "picture", "pixel_values")
+
+LABEL_NAMES = (
+    ("label", "labels"),
+    ("class", "classes", "target", "targets", "category", "categories"),
+    ("sentiment", "score", "rating", "stars", "y", "emotion", "intent", "topic"),
+)
+"""Names of label columns by rank, as for texts."""
+
+SPLIT_NAMES = (("split", "fold", "subset", "partition"),)
+
+IDENTIFIER_NAMES = frozenset({"id", "ids", "idx", "index", "guid", "uuid", "uid", "file", "filename", "path", "url"})
+"""Columns that hold words and are still no text to learn from."""
+
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "development", "eval"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""How a split may be written, in lower case, and its name here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """The columns that are read."""
+
+    content: str
+    """Column of the text, or of the image."""
+    is_image: bool = False
+    pair: str | None = None
+    label: tuple[str, ...] = ()
+    """One column, several 0/1 columns, or none when labels are not read."""
+    split: str | None = None
+    notices: tuple[str, ...] = ()
+    """One sentence for each guess."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Role -> column name; several label columns are joined by commas."""
+        found = {"image" if self.is_image else "text": self.content}
+        found |= {"pair": self.pair} if self.pair else {}
+        found |= {"label": ",".join(self.label)} if self.label else {}
+        return found | ({"split": self.split} if self.split else {})
+
+
+def find_roles(
+    part: DataPart,
+    columns: Sequence[str],
+    sample: Sequence[Mapping[str, Any]],
+    *,
+    file: str,
+    labelled: bool = True,
+    image_columns: Sequence[str] = (),
+) -> Roles:
+    """The role of each column of a file.
+
+    Args:
+        part: the recipe's data part; what it names is taken as it is, ``auto`` is found by name.
+        columns: the file's columns.
+        sample: a few of its rows, consulted when no name is known.
+        file: for messages.
+        labelled: whether a label is needed; when not, neither label nor split is read.
+        image_columns: columns that hold images.
+
+    Raises:
+        DataError: a named column is missing, or a role cannot be found or is ambiguous; lists the columns.
+    """
+    search = _Search(columns, file)
+    label = _label(part, search, required=labelled)
+    split = _split(part, search) if labelled else None
+    taken = {*label, *([split] if split else [])}
+    is_image = part.text in image_columns
+    if part.text == "auto" and image_columns and search.by_rank(TEXT_NAMES[:2], taken, "text") is None:
+        content, pair, is_image = _image(search, image_columns), None, True
+    else:
+        content, pair = _texts(part, search, sample, taken)
+    if content in taken or pair in taken or content == pair:
+        raise DataError(
+            f"column {content if content in taken or content == pair else pair!r} has two roles",
+            file=file,
+            why=f"text: {content}, pair: {pair}, label: {', '.join(label)}, split: {split}",
+            fix=f"name one column a role, of {search.listing}",
+        )
+    roles = Roles(content=content, is_image=is_image, pair=pair, label=label if labelled else (), split=split)
+    return Roles(
+        content=content,
+        is_image=is_image,
+        pair=pair,
+        label=roles.label,
+        split=split,
+        notices=tuple(_guesses(part, roles)),
+    )
+
+
+def _guesses(part: DataPart, roles: Roles) -> Iterable[str]:
+    if part.text == "auto":
+        what = "image" if roles.is_image else "text"
+        yield f"{what} column: {roles.content!r} (guessed; --set data.text=... to change)"
+    if part.pair == "auto" and roles.pair:
+        yield f"second text column: {roles.pair!r} (guessed; --set data.pair=null for none)"
+    if part.label == "auto" and roles.label:
+        yield f"label column: {roles.label[0]!r} (guessed; --set data.label=... to change)"
+    if part.split == "auto" and roles.split:
+        yield f"split column: {roles.split!r} (guessed; --set data.split=null to ignore it)"
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Columns by their normalised names."""
+
+    names: Sequence[str]
+    file: str
+
+    @property
+    def listing(self) -> str:
+        return ", ".join(map(repr, self.names))
+
+    def named(self, name: str, setting: str) -> str:
+        if name in self.names:
+            return name
+        raise DataError(
+            f"no column {name!r}",
+            file=self.file,
+            why=f"the columns are {self.listing}; {nearest(name, self.names)}",
+            fix=f"--set {setting}=COLUMN",
+        )
+
+    def by_rank(self, ranks: Sequence[Sequence[str]], taken: Iterable[str], role: str) -> str | None:
+        """The one free column whose name is of the earliest rank; None when no name is known."""
+        free = [name for name in self.names if name not in set(taken)]
+        for rank in ranks:
+            found = [name for name in free if normal(name) in rank]
+            if len(found) > 1:
+                raise self.ambiguous(role, found)
+            if found:
+                return found[0]
+        return None
+
+    def ambiguous(self, role: str, found: Sequence[str]) -> DataError:
+        return DataError(
+            f"which column is the {role}?",
+            file=self.file,
+            why=f"{', '.join(map(repr, found))} could each be it; the columns are {self.listing}",
+            fix=f"--set data.{role}={found[0]}",
+        )
+
+    def unknown(self, role: str) -> DataError:
+        free = next((name for name in self.names if normal(name) not in IDENTIFIER_NAMES), "COLUMN")
+        return DataError(
+            f"no {role} column found",
+            file=self.file,
+            why=f"none of the columns {self.listing} has a name known for it",
+            fix=f"--set data.{role}={free if len(self.names) == 1 else 'COLUMN'}; if the first line is data,"
+            " add a line before it that names the columns, for example text,label",
+        )
+
+
+def normal(name: str) -> str:
+    """A column's name as names are compared: lower case, ``_`` for blanks and hyphens."""
+    return name.strip().lower().replace(" ", "_").replace("-", "_")
+
+
+def _label(part: DataPart, search: _Search, *, required: bool) -> tuple[str, ...]:
+    if not required:
+        # a label column that happens to be there is no text either; which of several it is does not matter
+        wanted = {part.label} if isinstance(part.label, str) else set(part.label)
+        known = {name for rank in LABEL_NAMES[:2] for name in rank}
+        return tuple(name for name in search.names if name in wanted or ("auto" in wanted and normal(name) in known))
+    if isinstance(part.label, tuple):
+        found = tuple(search.named(name, "data.label") for name in part.label)
+        if len(set(found)) < len(found) or not found:
+            raise DataError(
+                f"data.label = {list(found)}", why="a column is named twice, or none", fix="name each column once"
+            )
+        return found
+    if part.label != "auto":
+        return (search.named(part.label, "data.label"),)
+    guess = search.by_rank(LABEL_NAMES, [name for name in (part.text, part.pair, part.split) if name], "label")
+    if guess is None:
+        raise search.unknown("label")
+    return (guess,)
+
+
+def _split(part: DataPart, search: _Search) -> str | None:
+    if part.split is None:
+        return None
+    if part.split != "auto":
+        return search.named(part.split, "data.split")
+    return search.by_rank(SPLIT_NAMES, [], "split")
+
+
+def _image(search: _Search, image_columns: Sequence[str]) -> str:
+    known = [name for name in image_columns if normal(name) in IMAGE_NAMES] or list(image_columns)
+    if len(known) > 1:
+        raise search.ambiguous("text", known)
+    return known[0]
+
+
+def _texts(
+    part: DataPart, search: _Search, sample: Sequence[Mapping[str, Any]], taken: set[str]
+) -> tuple[str, str | None]:
+    """The text's column and that of its second text, if any."""
+    given_pair = search.named(part.pair, "data.pair") if part.pair not in (None, "auto") and part.pair else None
+    if part.text != "auto":
+        text = search.named(part.text, "data.text")
+        if part.pair != "auto":
+            return text, given_pair
+        seconds = {second for first, second in PAIR_NAMES if first == normal(text)}
+        return text, next((name for name in search.names if normal(name) in seconds and name not in taken), None)
+    if part.pair == "auto" and search.by_rank(TEXT_NAMES[:1], taken, "text") is None:
+        free = {normal(name): name for name in search.names if name not in taken}
+        for first, second in PAIR_NAMES:
+            if first in free and second in free:
+                return free[first], free[second]
+    reserved = taken | ({given_pair} if given_pair else set())
+    guess = search.by_rank(TEXT_NAMES, reserved, "text")
+    return guess or _only_text(search, sample, reserved), given_pair
+
+
+def _only_text(search: _Search, sample: Sequence[Mapping[str, Any]], taken: set[str]) -> str:
+    """The one column that holds words, when no name is known."""
+    free = [name for name in search.names if name not in taken and normal(name) not in IDENTIFIER_NAMES]
+    wordy = [name for name in free if any(_has_words(row.get(name)) for row in sample)]
+    if len(wordy) > 1:
+        raise search.ambiguous("text", wordy)
+    if not wordy:
+        raise search.unknown("text")
+    return wordy[0]
+
+
+def _has_words(value: object) -> bool:
+    if not isinstance(value, str) or not value.strip():
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,142 @@
+"""Texts to token ids: in parallel, and straight into one flat array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.dataset import Tokens
+from paceline.errors import DataError
+
+_CHUNK = 1000
+"""Texts given to the tokenizer at once: enough to keep its threads busy, few enough to stay small in memory."""
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Tokens:
+    """Token ids of every text, equal to ``tokenizer(text, pair, truncation=True, max_length=max_length)``.
+
+    Fast tokenizers run on their own threads, as many as the environment allows (``TOKENIZERS_PARALLELISM`` and
+    ``RAYON_NUM_THREADS`` are left as they are). The tokenizer is handed back with the truncation and padding it had.
+
+    Args:
+        tokenizer: of transformers, fast or slow.
+        texts: [n] texts, or first texts of pairs.
+        pairs: [n] second texts, or None.
+        max_length: tokens kept of a sample, special tokens included.
+
+    Raises:
+        DataError: ``max_length`` has no room for a text beside the special tokens, or pairs are encoded by a
+            tokenizer whose token types are not 0 for the first text and 1 for the second.
+    """
+    _require_room(tokenizer, pairs is not None, max_length)
+    dtype = np.uint16 if _largest_id(tokenizer) < 2**16 else np.uint32
+    pieces: list[NDArray[np.unsignedinteger]] = []
+    lengths: list[int] = []
+    second: list[int] = []
+    with _truncating(tokenizer, max_length):
+        for ids, types in _encoded(tokenizer, texts, pairs, max_length):
+            pieces.append(np.fromiter((token for sample in ids for token in sample), dtype=dtype))
+            lengths += map(len, ids)
+            second += map(_second_begins, types)
+    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    pad_id = tokenizer.pad_token_id
+    return Tokens(
+        flat=np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype),
+        offsets=offsets,
+        # padding is masked, so that any id does where a tokenizer has none of its own
+        pad_id=int(pad_id if pad_id is not None else tokenizer.eos_token_id or 0),
+        second=None if pairs is None else np.array(second, dtype=np.int32),
+    )
+
+
+def truncate(tokens: Tokens, max_length: int) -> Tokens:
+    """``tokens`` with at most ``max_length`` tokens of each sample; the same object when none is longer."""
+    if int(tokens.lengths.max(initial=0)) <= max_length:
+        return tokens
+    lengths = np.minimum(tokens.lengths, max_length)
+    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    kept = [tokens.flat[start : start + length] for start, length in zip(tokens.offsets[:-1], lengths, strict=True)]
+    second = None if tokens.second is None else np.minimum(tokens.second, lengths).astype(np.int32)
+    return Tokens(flat=np.concatenate(kept), offsets=offsets, pad_id=tokens.pad_id, second=second)
+
+
+def _encoded(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
+) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+    """Ids and (for pairs) token types of a chunk of samples after the other."""
+    starts = [*range(0, len(texts), _CHUNK), len(texts)]
+    for start, stop in pairwise(starts):
+        chunk = list(texts[start:stop])
+        others = None if pairs is None else list(pairs[start:stop])
+        if tokenizer.is_fast:
+            inputs = chunk if others is None else list(zip(chunk, others, strict=True))
+            # unlike encode_batch, this does not compute the offsets of tokens in the text
+            encodings = tokenizer.backend_tokenizer.encode_batch_fast(inputs)
+            yield [one.ids for one in encodings], [] if others is None else [one.type_ids for one in encodings]
+        else:
+            found = tokenizer(
+                chunk,
+                others,
+                truncation=True,
+                max_length=max_length,
+                return_attention_mask=False,
+                return_token_type_ids=others is not None,
+            )
+            yield found["input_ids"], [] if others is None else found["token_type_ids"]
+
+
+@contextmanager
+def _truncating(tokenizer: Any, max_length: int) -> Iterator[None]:
+    """Set a fast tokenizer's backend up as a call with ``truncation=True`` does, and put it back afterwards."""
+    if not tokenizer.is_fast:
+        yield
+        return
+    backend = tokenizer.backend_tokenizer
+    truncation, padding, special = backend.truncation, backend.padding, backend.encode_special_tokens
+    backend.enable_truncation(max_length, strategy="longest_first", direction=tokenizer.truncation_side)
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    try:
+        yield
+    finally:
+        backend.encode_special_tokens = special
+        if padding is not None:
+            backend.enable_padding(**padding)
+        if truncation is None:
+            backend.no_truncation()
+        else:
+            backend.enable_truncation(**truncation)
+
+
+def _require_room(tokenizer: Any, pair: bool, max_length: int) -> None:
+    special = tokenizer.num_special_tokens_to_add(pair=pair)
+    if max_length < special + 1 + pair:
+        raise DataError(
+            f"data.max_length = {max_length}: no room for a text",
+            why=f"the tokenizer adds {special} special tokens to every sample",
+            fix=f"set data.max_length to {special + 1 + pair} at the very least",
+        )
+
+
+def _largest_id(tokenizer: Any) -> int:
+    # ids may have gaps, so that the number of tokens does not bound them
+    return max(tokenizer.get_vocab().values(), default=0)
+
+
+def _second_begins(types: list[int]) -> int:
+    """Position of the first token of type 1, or the length where the tokenizer gives every token type 0."""
+    ones = sum(types)
+    begins = len(types) - ones
+    if any(types[:begins]) or not all(types[begins:]):
+        raise DataError(
+            "this tokenizer's token types cannot be used for pairs",
+            why="they are not 0 for the first text and 1 for the second",
+            fix="choose another model, or join the two texts in one column and set data.pair=null",
+        )
+    return begins

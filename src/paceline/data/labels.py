@@ -1,0 +1,148 @@
+"""From labels as written in the source to the numbers that a loss takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.dataset import Origins
+from paceline.errors import DataError, nearest
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Encoded labels and what their indices mean."""
+
+    values: NDArray[np.int64] | NDArray[np.float32]
+    """int64 [n] class indices, float32 [n] targets, or float32 [n, classes] of 0 and 1."""
+    names: tuple[str, ...]
+    """Class names in index order; one name for regression."""
+
+
+def class_names(labels: Sequence[Any], kind: str) -> tuple[str, ...]:
+    """Distinct class names in order: by value where all of them are numbers, otherwise by character."""
+    found = {name for label in labels for name in label} if kind == "multi_label" else set(labels)
+    values = {name: _number(name) for name in found}
+    if all(math.isfinite(value) for value in values.values()):
+        return tuple(sorted(found, key=lambda name: (values[name], name)))
+    return tuple(sorted(found))
+
+
+def encode_labels(
+    labels: Sequence[Any],
+    kind: str,
+    splits: Mapping[str, NDArray[np.int64]],
+    origins: Origins,
+    *,
+    target: str = "target",
+    allow_single_class: bool = False,
+) -> Labels:
+    """Labels of a set to train on; the classes are those of ``splits["train"]``.
+
+    Args:
+        labels: [n] names, numbers (regression) or tuples of names (multi-label).
+        kind: ``classification``, ``multi_label`` or ``regression``.
+        splits: sample ids of each split.
+        origins: where each sample came from, for errors.
+        target: name of a regression's target.
+        allow_single_class: accept one class only.
+
+    Raises:
+        DataError: a class of another split is missing from train, there is only one class, or a target is too large.
+    """
+    if kind == "regression":
+        return Labels(_targets(labels, origins), (target,))
+    names = class_names([labels[sample] for sample in splits["train"]], kind)
+    known = set(names)
+    for split, samples in splits.items():
+        unknown = set(class_names([labels[sample] for sample in samples], kind)) - known
+        if unknown:
+            missing = ", ".join(repr(name) for name in sorted(unknown))
+            first = next(sample for sample in samples if unknown & set(_names_of(labels[sample], kind)))
+            raise DataError(
+                f"{split} has labels that are missing from train: {missing}",
+                **place(origins, int(first)),
+                why="a model cannot predict a class it never saw in training",
+                fix="add training rows of that label, or remove it from the other splits",
+            )
+    if not names or (len(names) == 1 and kind == "classification" and not allow_single_class):
+        raise DataError(
+            f"every label of train is {names[0]!r}" if names else "no sample of train has a label",
+            why="there is nothing to tell apart",
+            fix="give data with at least two classes, or accept it with data.allow_single_class=true",
+        )
+    return Labels(_indices(labels, kind, names), names)
+
+
+def encode_known_labels(labels: Sequence[Any], kind: str, names: Sequence[str], origins: Origins) -> Labels:
+    """Labels of a set to evaluate a trained model on, whose classes are ``names``.
+
+    Raises:
+        DataError: a label that the model does not know, with its place.
+    """
+    if kind == "regression":
+        return Labels(_targets(labels, origins), tuple(names))
+    known = set(names)
+    for sample, label in enumerate(labels):
+        for name in _names_of(label, kind):
+            if name not in known:
+                raise DataError(
+                    f"label {name!r} is unknown to the model",
+                    **place(origins, sample),
+                    why=nearest(name, names),
+                    fix="correct the label, or train a model that knows it",
+                )
+    return Labels(_indices(labels, kind, names), tuple(names))
+
+
+def empty_labels(num_samples: int, kind: str, names: Sequence[str]) -> Labels:
+    """Zeros in the shape of ``kind``, for samples without labels."""
+    if kind == "classification":
+        return Labels(np.zeros(num_samples, dtype=np.int64), tuple(names))
+    shape = (num_samples, len(names)) if kind == "multi_label" else (num_samples,)
+    return Labels(np.zeros(shape, dtype=np.float32), tuple(names))
+
+
+def place(origins: Origins, sample: int) -> dict[str, Any]:
+    """``file`` and ``line`` of a sample, as ``DataError`` takes them."""
+    line = int(origins.lines[sample])
+    return {"file": origins.files[origins.file_index[sample]], "line": line or None}
+
+
+def _number(name: str) -> float:
+    try:
+        return float(name)
+    except ValueError:
+        return math.nan
+
+
+def _names_of(label: Any, kind: str) -> tuple[str, ...]:
+    return tuple(label) if kind == "multi_label" else (label,)
+
+
+def _indices(labels: Sequence[Any], kind: str, names: Sequence[str]) -> NDArray[np.int64] | NDArray[np.float32]:
+    index = {name: position for position, name in enumerate(names)}
+    if kind == "classification":
+        return np.array([index[label] for label in labels], dtype=np.int64)
+    values = np.zeros((len(labels), len(names)), dtype=np.float32)
+    for sample, label in enumerate(labels):
+        values[sample, [index[name] for name in label]] = 1
+    return values
+
+
+def _targets(labels: Sequence[Any], origins: Origins) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # what overflows is reported below, with its place
+        values = np.asarray(labels, dtype=np.float64).astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        raise DataError(
+            f"target {labels[wrong[0]]!r} is not a finite number in single precision",
+            **place(origins, int(wrong[0])),
+            fix="correct the row, or scale the targets",
+        )
+    return values

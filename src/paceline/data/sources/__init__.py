@@ -1,0 +1,8 @@
+"""Where rows come from: files, folders, the Hub, or memory; ``read`` gives them checked, as one table."""
+
+from __future__ import annotations
+
+from paceline.data.sources.fingerprint import source_fingerprint
+from paceline.data.sources.reader import read
+
+__all__ = ["read", "source_fingerprint"]

@@ -1,0 +1,72 @@
+"""Digests by which a cache knows that rows would be read again as they were."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from paceline.data.sources.folders import files_of
+from paceline.data.sources.hub import PREFIX
+from paceline.data.sources.lines import unreadable
+from paceline.data.sources.locate import file_format, locate
+from paceline.files import digest
+from paceline.recipe.parts import DataPart
+
+_READING = 1
+"""Raised when reading the same bytes gives other rows than before."""
+
+_FIELDS = ("text", "pair", "label", "split", "label_separator", "image_size", "on_bad_row")
+"""What changes the rows that are read; cells of ``splits``, ``max_length`` and the like come later."""
+
+
+def source_fingerprint(part: DataPart) -> str | None:
+    """Digest of the files' bytes and of the settings that matter for reading, without parsing anything.
+
+    Moving files does not change it; renaming the files of a folder of samples does. None for sources that are not
+    files (the Hub, builtins).
+
+    Raises:
+        DataError: a file is missing or of no known kind.
+    """
+    if part.source.startswith((PREFIX, "builtin:")):
+        return None
+    settings = part.model_dump(mode="json", include=set(_FIELDS))
+    whole = hashlib.sha256(json.dumps([_READING, settings], sort_keys=True).encode())
+    for setting, name in files_named(part):
+        path = locate(name, f"data.{setting}")
+        try:
+            if path.is_dir():
+                for file in files_of(path, name):
+                    whole.update(f"\n{setting} {file.relative_to(path).as_posix()} {digest(file)}".encode())
+            else:
+                whole.update(f"\n{setting} {file_format(path)} {digest(path)}".encode())
+        except OSError as error:
+            raise unreadable(name, error) from None
+    return whole.hexdigest()
+
+
+def content_fingerprint(columns: Iterable[Any]) -> str:
+    """Digest of rows that came from no file: each column a list or an array."""
+    whole = hashlib.sha256(str(_READING).encode())
+    for column in columns:
+        if isinstance(column, np.ndarray):
+            whole.update(f"\n{column.dtype}{column.shape}".encode())
+            whole.update(np.ascontiguousarray(column).data)
+        else:
+            for value in column or ():
+                # repr keeps 1 and "1" apart; its length keeps neighbours apart
+                cell = repr(value).encode("utf-8", "backslashreplace")
+                whole.update(b"%d:" % len(cell))
+                whole.update(cell)
+            whole.update(b"\n")
+    return whole.hexdigest()
+
+
+def files_named(part: DataPart) -> list[tuple[str, str]]:
+    """(setting, path) of every file or folder that the recipe names."""
+    named = (("source", part.source), ("validation", part.validation), ("test", part.test))
+    return [(setting, name) for setting, name in named if name]

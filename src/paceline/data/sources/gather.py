@@ -1,0 +1,275 @@
+"""Rows, checked one by one and gathered into columns."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from paceline.data.bad_rows import BadRows, row_text
+from paceline.data.columns import SPLITS, Roles
+from paceline.data.dataset import Origins
+from paceline.data.sources import images
+from paceline.data.sources.labels import Cell, indicator_cell, label_cell
+from paceline.data.sources.lines import holds_nul
+from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row
+from paceline.errors import DataError, nearest
+
+_ABSENT = object()
+
+
+@dataclass
+class Gathered:
+    """The rows kept so far, as columns of equal length."""
+
+    contents: list[Any] = field(default_factory=list)
+    """Texts, or images as arrays."""
+    pairs: list[str] = field(default_factory=list)
+    labels: list[Cell] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    lines: array[int] = field(default_factory=lambda: array("q"))
+    file_index: array[int] = field(default_factory=lambda: array("i"))
+    files: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def place(self, index: int) -> tuple[str, int | None]:
+        """File and line of a row; None where the source has no lines."""
+        return list(self.files)[self.file_index[index]], self.lines[index] or None
+
+    def drop(self, indices: Iterable[int]) -> None:
+        """Take rows out again."""
+        gone = set(indices)
+        if not gone:
+            return
+        for column in (self.contents, self.pairs, self.labels, self.splits, self.rows, self.lines, self.file_index):
+            kept: list[Any] = [value for index, value in enumerate(column) if index not in gone]
+            column[:] = array(column.typecode, kept) if isinstance(column, array) else kept  # type: ignore[index]
+
+    def origins(self) -> Origins:
+        """Where each row came from."""
+        return Origins(
+            files=tuple(self.files),
+            file_index=np.array(self.file_index, dtype=np.int32),
+            lines=np.array(self.lines, dtype=np.int64),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gatherer:
+    """Checks rows and adds them to ``into``; those that cannot be used go to ``bad``.
+
+    Args:
+        roles: the columns that are read.
+        label_separator: cuts a label cell into several.
+        image_size: side to which images in cells are resized; None leaves them.
+        keep_rows: whether the original rows are kept too.
+    """
+
+    roles: Roles
+    into: Gathered
+    bad: BadRows
+    label_separator: str | None = None
+    image_size: int | None = None
+    keep_rows: bool = False
+
+    def take(self, rows: Iterable[Row], split: str | None, given_splits: Sequence[str] = ()) -> int:
+        """Add rows; returns how many came, bad ones included.
+
+        Args:
+            split: of all rows; None when the split column says it, or nothing does.
+            given_splits: splits that have a file of their own, so that no row here may name them.
+
+        Raises:
+            DataError: the first bad row when these stop the run; images of different sizes.
+        """
+        roles, into = self.roles, self.into
+        seen = 0
+        for row in rows:
+            seen += 1
+            try:
+                content = self._image(row) if roles.is_image else text_cell(row, roles.content)
+                pair = text_cell(row, roles.pair) if roles.pair else None
+                label = self._label(row) if roles.label else None
+                named = split or (split_cell(row, roles.split, given_splits) if roles.split else None)
+            except DataError as error:
+                self.bad.report(error, row_text(row.values))
+                continue
+            if roles.is_image and into.contents:
+                images.check_size(content.shape, into.contents[0].shape, file=row.file, line=row.line or None)
+            into.contents.append(content)
+            into.lines.append(row.line)
+            into.file_index.append(into.files.setdefault(row.file, len(into.files)))
+            if pair is not None:
+                into.pairs.append(pair)
+            if label is not None:
+                into.labels.append(label)
+            if named is not None:
+                into.splits.append(named)
+            if self.keep_rows:
+                into.rows.append(row.values)
+        return seen
+
+    def _image(self, row: Row) -> images.Pixels:
+        value = _value(row, self.roles.content)
+        if isinstance(value, np.ndarray) and not self.image_size and images.is_image(value):
+            return images.load(value, None, file=row.file, line=row.line or None, column=self.roles.content)
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and self.image_size:
+            if value.shape[:2] == (self.image_size, self.image_size):
+                return value
+        if not images.is_image(value):
+            raise DataError(
+                "no image",
+                file=row.file,
+                line=row.line or None,
+                column=self.roles.content,
+                found=str(value),
+                why=f"the column holds images, this cell {type(value).__name__}",
+                fix="put the image in, or remove the row",
+            )
+        return images.load(value, self.image_size, file=row.file, line=row.line or None, column=self.roles.content)
+
+    def _label(self, row: Row) -> Cell:
+        columns = self.roles.label
+        if len(columns) > 1:
+            values = {column: _value(row, column) for column in columns}
+            try:
+                return indicator_cell(values, columns)
+            except DataError as error:
+                raise _at(row, error.column, error.problem, values[error.column or ""], error.why, error.fix) from None
+        value = _value(row, columns[0])
+        try:
+            cell = label_cell(value, self.label_separator)
+        except TypeError as error:
+            raise _at(
+                row, columns[0], "the label is of no usable type", value, str(error), 'write "label": "NAME"'
+            ) from None
+        if cell is None:
+            raise _at(
+                row,
+                columns[0],
+                "the label is empty",
+                value,
+                "every row needs a label",
+                "fill it in, or remove the row (--set data.on_bad_row=skip drops and counts such rows)",
+            )
+        return cell
+
+
+def text_cell(row: Row, column: str) -> str:
+    """A text that can be learned from.
+
+    Raises:
+        DataError: missing, empty, no text, too long, or with characters that no text holds.
+    """
+    value = _value(row, column)
+    if not isinstance(value, str):
+        _raise_no_text(row, column, value)
+    if not value or value.isspace():
+        raise _at(
+            row,
+            column,
+            "the text is empty",
+            value,
+            "there is nothing to learn from",
+            "fill it in, or remove the row (--set data.on_bad_row=skip drops and counts such rows)",
+        )
+    if len(value) > MAX_CELL_CHARACTERS:
+        raise _at(
+            row,
+            column,
+            f"a cell of over {MAX_CELL_CHARACTERS // 1_000_000} MB",
+            value,
+            f"{len(value):,} characters are most likely a mistake; a model reads the first few thousand",
+            "cut the text, or remove the row",
+        )
+    if "\0" in value:
+        raise holds_nul(row.file, row.line or None, column=column)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise _at(
+            row,
+            column,
+            "half a surrogate pair",
+            value[max(0, error.start - 10) : error.start + 10],
+            f"character {error.start:,} is \\u{ord(value[error.start]):04x}, which is no character by itself",
+            "write the character as UTF-8, or as both halves of the pair",
+        ) from None
+    return value
+
+
+def split_cell(row: Row, column: str, given_splits: Sequence[str] = ()) -> str:
+    """The split that a cell names: ``train``, ``validation`` or ``test``.
+
+    Raises:
+        DataError: another word, or a split that has a file of its own.
+    """
+    value = _value(row, column)
+    split = SPLITS.get(value.strip().lower()) if isinstance(value, str) else None
+    if split is None:
+        near = nearest(value, SPLITS) if isinstance(value, str) else "known: train, validation, test"
+        raise _at(row, column, "unknown split", value, near, "correct it, or --set data.split=null ignores the column")
+    if split in given_splits:
+        raise _at(
+            row,
+            column,
+            "the split is given twice",
+            value,
+            f"data.{split} names a file for it",
+            f"remove data.{split}, or --set data.split=null ignores the column",
+        )
+    return split
+
+
+def _value(row: Row, column: str) -> Any:
+    value = row.values.get(column, _ABSENT)
+    if value is _ABSENT:
+        raise DataError(
+            f"no {column!r} in this row",
+            file=row.file,
+            line=row.line or None,
+            column=column,
+            found=row_text(row.values),
+            why=f"it has {', '.join(map(repr, map(str, row.values))) or 'nothing'}",
+            fix=f"add {column!r}, or remove the row",
+        )
+    return value
+
+
+def _raise_no_text(row: Row, column: str, value: object) -> NoReturn:
+    missing = value is None or (isinstance(value, float) and value != value)
+    if missing:
+        raise _at(
+            row,
+            column,
+            "the text is missing",
+            value,
+            "the cell holds no value (pandas reads NA, null and None as such; paceline reads them as text)",
+            "fill it in; with pandas: read_csv(..., keep_default_na=False)",
+        )
+    raise _at(
+        row,
+        column,
+        "the text is no text",
+        value,
+        f"found {type(value).__name__}",
+        f"put it in quotes in the file, or name another column: --set data.{'text'}=COLUMN",
+    )
+
+
+def _at(row: Row, column: str | None, problem: str, value: object, why: str, fix: str) -> DataError:
+    return DataError(
+        problem,
+        file=row.file,
+        line=row.line or None,
+        column=column,
+        found=value if isinstance(value, str) else repr(value),
+        why=why,
+        fix=fix,
+    )

@@ -1,0 +1,92 @@
+"""JSON lines: one object a line, as a stream of rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.data.bad_rows import BadRows
+from paceline.data.sources.lines import Lines
+from paceline.data.sources.rows import Row, Source
+from paceline.errors import DataError
+
+
+def read_json_lines(path: Path, name: str, bad: BadRows) -> Source:
+    """Rows of a file with one JSON object a line; blank lines are skipped, each row names its own columns.
+
+    Lines that are no JSON or no object, that name a key twice, and bad encoding go to ``bad``.
+    """
+    return Source(name=name, rows=_rows(Lines(path, name), bad))
+
+
+def _rows(lines: Lines, bad: BadRows) -> Iterator[Row]:
+    decode = json.JSONDecoder(object_pairs_hook=_unique).decode
+    for line in lines:
+        problem = lines.take_problem()
+        if problem is None and (not line or line.isspace()):
+            continue
+        if problem is None:
+            try:
+                values = decode(line)
+                if type(values) is dict:
+                    yield Row(lines.name, lines.number, values)
+                    continue
+                problem = _no_object(values, lines, line)
+            except (ValueError, RecursionError) as error:
+                problem = _no_json(error, lines, line)
+        bad.report(problem, line)
+
+
+class _KeyTwiceError(ValueError):
+    """An object names a key twice; the standard reader would keep the last and lose the first."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        raise _KeyTwiceError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+    return values
+
+
+def _no_object(values: object, lines: Lines, line: str) -> DataError:
+    whole_file = isinstance(values, list) and lines.number == 1
+    return DataError(
+        "the line is no JSON object",
+        file=lines.name,
+        line=lines.number,
+        found=line.strip(),
+        why="the file is one JSON array" if whole_file else f"found a {_KINDS.get(type(values), 'value')}",
+        fix=f"jq -c '.[]' {lines.name} > rows.jsonl" if whole_file else 'write {"text": "...", "label": "..."}',
+    )
+
+
+_KINDS = {list: "list", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+
+
+def _no_json(error: ValueError | RecursionError, lines: Lines, line: str) -> DataError:
+    if isinstance(error, _KeyTwiceError):
+        return DataError(
+            "a key is given twice",
+            file=lines.name,
+            line=lines.number,
+            column=str(error),
+            found=line.strip(),
+            why="only one of the values could be kept",
+            fix="name each key once",
+        )
+    why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    fix = "write one whole JSON object a line"
+    if isinstance(error, json.JSONDecodeError):
+        why = f"{error.msg} at character {error.colno:,}"
+        if error.pos >= len(line.rstrip()) or error.msg.startswith("Unterminated string"):
+            why += "; the line is cut off"
+            if not line.endswith("\n"):
+                fix = "the file ends here: copy or download it again, or remove this line"
+        if lines.number == 1 and line.lstrip().startswith("["):
+            fix = f"the file seems to be one JSON array: jq -c '.[]' {lines.name} > rows.jsonl"
+    return DataError(
+        "the line is not JSON", file=lines.name, line=lines.number, found=line.rstrip("\r\n"), why=why, fix=fix
+    )

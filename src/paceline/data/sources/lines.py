@@ -1,0 +1,158 @@
+"""Lines of a UTF-8 file, decoded one by one so that every problem is known by its line and byte."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from paceline.data.sources.rows import MAX_CELL_CHARACTERS
+from paceline.errors import DataError
+
+MAX_LINE_BYTES = 4 * MAX_CELL_CHARACTERS
+"""Bounds what one line may take of the memory; a cell that is too long is reported by its column below this."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Lines:
+    """The lines of a file, gzip-compressed when its name ends in ``.gz``, each with its line end.
+
+    A line that is not UTF-8 or holds a NUL is handed out all the same (with replacement characters), so that a reader
+    above keeps its place in the file; ``take_problem`` then tells what is wrong with the lines since ``mark``.
+
+    Raises:
+        DataError: from iteration, for what hides the rest of the file: a cut or damaged gzip file, UTF-16, an
+            endless line, a file that cannot be read.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.number = 0
+        """Lines handed out so far."""
+        self.first = ""
+        """First line handed out since ``mark``."""
+        self._problem: DataError | None = None
+        self._marked = True
+
+    def mark(self) -> int:
+        """Say that a new row begins; returns the number of its first line."""
+        self._marked = True
+        self._problem = None
+        return self.number + 1
+
+    def take_problem(self) -> DataError | None:
+        """The first problem in the lines handed out since ``mark``, once."""
+        problem, self._problem = self._problem, None
+        return problem
+
+    def __iter__(self) -> Iterator[str]:
+        with self._open() as file:
+            offset = 0
+            while raw := self._read_line(file):
+                self.number += 1
+                read = len(raw)
+                if self.number == 1:
+                    raw = self._without_mark(raw)
+                line = self._decode(raw, offset + read - len(raw))
+                offset += read
+                if self._marked:
+                    self.first, self._marked = line, False
+                yield line
+
+    def _open(self) -> BinaryIO:
+        try:
+            if self.path.suffix.lower() == ".gz":
+                return cast(BinaryIO, gzip.open(self.path, "rb"))
+            return self.path.open("rb")
+        except OSError as error:
+            raise unreadable(self.name, error) from None
+
+    def _read_line(self, file: BinaryIO) -> bytes:
+        try:
+            raw = file.readline(MAX_LINE_BYTES + 1)
+        except EOFError:
+            raise DataError(
+                "the gzip file is cut off",
+                file=self.name,
+                line=self.number + 1,
+                why=f"it ends in the middle of its compressed data, after {self.number:,} whole lines",
+                fix=f"copy or download it again; `gzip -t {self.name}` checks it",
+            ) from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(
+                "not a whole gzip file",
+                file=self.name,
+                line=self.number + 1,
+                why=str(error),
+                fix=f"copy or download it again, or drop .gz from its name; `gzip -t {self.name}` checks it",
+            ) from None
+        except OSError as error:
+            raise unreadable(self.name, error) from None
+        if len(raw) > MAX_LINE_BYTES:
+            raise DataError(
+                f"a line of over {MAX_LINE_BYTES // 1_000_000} MB",
+                file=self.name,
+                line=self.number + 1,
+                found=raw[:200].decode(errors="replace"),
+                why="rows of that length are a mistake in all data seen so far, and would fill the memory",
+                fix="write one row a line; is the file of another format?",
+            )
+        return raw
+
+    def _without_mark(self, raw: bytes) -> bytes:
+        if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise DataError(
+                "the file is UTF-16",
+                file=self.name,
+                line=1,
+                why="texts are read as UTF-8",
+                fix=f"iconv -f utf-16 -t utf-8 {self.name} > converted{''.join(self.path.suffixes)}",
+            )
+        return raw.removeprefix(_BYTE_ORDER_MARK)
+
+    def _decode(self, raw: bytes, offset: int) -> str:
+        if b"\0" in raw and self._problem is None:
+            self._problem = holds_nul(self.name, self.number, offset + raw.index(b"\0"))
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            if self._problem is None:
+                self._problem = bad_encoding(error, self.name, self.number, offset)
+            return raw.decode(errors="replace")
+
+
+def bad_encoding(error: UnicodeDecodeError, file: str, line: int, offset: int = 0) -> DataError:
+    """The error for bytes that are no UTF-8; ``offset`` is where the decoded bytes begin in the file."""
+    raw = error.object
+    # bytes 0x80 to 0x9f are control characters in Latin-1 and quotes and dashes in Windows-1252
+    likely = "cp1252" if any(0x80 <= byte <= 0x9F for byte in raw[error.start : error.start + 200]) else "latin-1"
+    around = bytes(raw[max(0, error.start - 20) : error.start + 20]).decode("latin-1")
+    return DataError(
+        "not UTF-8",
+        file=file,
+        line=line,
+        found=around,
+        why=f"byte 0x{raw[error.start]:02x} at byte offset {offset + error.start:,} begins no UTF-8 character",
+        fix=f"convert the file, for example from {likely}: iconv -f {likely} -t utf-8 {file} > converted",
+    )
+
+
+def holds_nul(file: str, line: int | None, offset: int | None = None, column: str | None = None) -> DataError:
+    """The error for a NUL, which no text holds and tokenizers and databases trip over."""
+    at = f" at byte offset {offset:,}" if offset is not None else ""
+    return DataError(
+        "a NUL character",
+        file=file,
+        line=line,
+        column=column,
+        why=f"text holds no NUL{at}; the file was damaged, or is not a text file",
+        fix=f"export it again, or remove them: tr -d '\\000' < {file} > cleaned",
+    )
+
+
+def unreadable(name: str, error: OSError) -> DataError:
+    """The error for a file that the operating system does not let us read."""
+    return DataError("cannot be read", file=name, why=error.strerror or str(error), fix="check its permissions")

@@ -1,0 +1,85 @@
+"""Paths that a recipe names: do they exist, and which reader takes them."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from paceline.data.bad_rows import BadRows
+from paceline.data.sources.delimited import read_delimited
+from paceline.data.sources.folders import read_folder
+from paceline.data.sources.json_lines import read_json_lines
+from paceline.data.sources.parquet import read_parquet
+from paceline.data.sources.rows import Source
+from paceline.errors import DataError
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+JSON_LINES = (".jsonl", ".ndjson")
+FORMATS = (*DELIMITERS, *JSON_LINES, ".parquet")
+
+_HINTS = {
+    ".json": "one object a line, as .jsonl; from one JSON array: jq -c '.[]' {name} > rows.jsonl",
+    ".txt": "a folder per class with .txt files, or a .csv with a text and a label column",
+    ".xlsx": "export the sheet as CSV (UTF-8)",
+    ".xls": "export the sheet as CSV (UTF-8)",
+    ".zip": "unzip {name}",
+    ".zst": "zstd -d {name}",
+    ".bz2": "bunzip2 {name}",
+    ".xz": "unxz {name}",
+    ".tar": "tar -xf {name}, and pass the folder",
+    ".tgz": "tar -xzf {name}, and pass the folder",
+}
+
+
+def locate(name: str, setting: str) -> Path:
+    """The file or folder that a setting names.
+
+    Raises:
+        DataError: nothing is there (names the nearest thing that is), or no reader takes it.
+    """
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise _missing(path, name, setting)
+    if path.is_dir():
+        return path
+    if file_format(path) not in FORMATS:
+        suffix = file_format(path)
+        hint = _HINTS.get(suffix, f"convert it to one of {', '.join(FORMATS)}; .gz of the text formats is read too")
+        raise DataError(
+            f"{setting} = {name!r}: no reader for {suffix or 'a file without suffix'}",
+            why=f"read are {', '.join(FORMATS)}, folders, hub:NAME and builtin:NAME",
+            fix=hint.format(name=name),
+        )
+    return path
+
+
+def file_format(path: Path) -> str:
+    """The suffix that says how to read a file, that of compression taken off: ``.csv`` for ``a.csv.gz``."""
+    suffix = path.suffix.lower()
+    if suffix != ".gz":
+        return suffix
+    inner = Path(path.stem).suffix.lower()
+    return "" if inner == ".parquet" else inner
+
+
+def open_source(path: Path, name: str, image_size: int | None, bad: BadRows, *, labelled: bool) -> Source:
+    """The rows of a file or folder that ``locate`` found."""
+    if path.is_dir():
+        return read_folder(path, name, image_size, bad, labelled=labelled)
+    suffix = file_format(path)
+    if suffix in DELIMITERS:
+        return read_delimited(path, name, DELIMITERS[suffix], bad)
+    return read_parquet(path, name) if suffix == ".parquet" else read_json_lines(path, name, bad)
+
+
+def _missing(path: Path, name: str, setting: str) -> DataError:
+    folder = path.parent
+    if not folder.is_dir():
+        return DataError(
+            f"{setting} = {name!r}: no such file", why=f"there is no folder {str(folder)!r}", fix="correct the path"
+        )
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    why = f"the folder {str(folder)!r} holds {', '.join(names[:5]) or 'nothing'}{', ...' * (len(names) > 5)}"
+    fix = f"{setting} = {str(folder / close[0])!r}" if close else "correct the path"
+    return DataError(f"{setting} = {name!r}: no such file", why=why, fix=fix)

@@ -1,0 +1,67 @@
+"""Parquet files, as a stream of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.data.sources.rows import Row, Source
+from paceline.errors import DataError
+
+_BATCH_ROWS = 1024
+
+
+def read_parquet(path: Path, name: str) -> Source:
+    """Rows of a parquet file, read in small batches; a row's line is its number, from 1.
+
+    Raises:
+        DataError: pyarrow is not installed, or the file is no whole parquet file.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(
+            "parquet files need pyarrow", file=name, why="it is not installed", fix='pip install "paceline[parquet]"'
+        ) from None
+    errors = (pyarrow.ArrowException, OSError)
+    if path.stat().st_size == 0:
+        raise DataError("the file is empty", file=name, fix="write it again; a parquet file holds at least its schema")
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except errors as error:
+        raise _damaged(name, error) from None
+    columns = tuple(file.schema_arrow.names)
+    repeated = next((column for at, column in enumerate(columns) if column in columns[:at]), None)
+    if repeated is not None:
+        file.close()
+        raise DataError("a column is named twice", file=name, column=repeated, fix="give each column its own name")
+    return Source(name=name, rows=_rows(file, name, errors), columns=columns)
+
+
+def _rows(file: Any, name: str, errors: tuple[type[Exception], ...]) -> Iterator[Row]:
+    line = 0
+    with file:
+        batches = file.iter_batches(batch_size=_BATCH_ROWS)
+        while True:
+            try:
+                batch = next(batches, None)
+                rows = [] if batch is None else batch.to_pylist()
+            except errors as error:
+                raise _damaged(name, error, line + 1) from None
+            if batch is None:
+                return
+            for values in rows:
+                line += 1
+                yield Row(name, line, values)
+
+
+def _damaged(name: str, error: Exception, line: int | None = None) -> DataError:
+    return DataError(
+        "not a whole parquet file",
+        file=name,
+        line=line,
+        why=str(error).split("\n", 1)[0],
+        fix="copy or download it again",
+    )

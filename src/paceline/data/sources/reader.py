@@ -1,0 +1,276 @@
+"""From what the recipe names, or what is in memory, to a validated table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from itertools import chain, islice
+from pathlib import Path
+from typing import cast
+
+from paceline.data.bad_rows import BadRows, row_text
+from paceline.data.columns import Roles, find_roles
+from paceline.data.sources import images
+from paceline.data.sources.fingerprint import content_fingerprint, files_named, source_fingerprint
+from paceline.data.sources.gather import Gathered, Gatherer
+from paceline.data.sources.hub import PREFIX, read_hub
+from paceline.data.sources.labels import Interpreted, Labels, interpret
+from paceline.data.sources.locate import locate, open_source
+from paceline.data.sources.memory import read_memory
+from paceline.data.sources.rows import SAMPLE_ROWS, Row, Source
+from paceline.data.table import Table
+from paceline.errors import DataError
+from paceline.recipe.parts import DataPart
+
+BUILTIN = "builtin:"
+
+
+def read(
+    part: DataPart,
+    *,
+    task: str = "auto",
+    rows: object | None = None,
+    labelled: bool = True,
+    keep_rows: bool = False,
+    quarantine: Path | None = None,
+) -> Table:
+    """All rows of a recipe's data, checked.
+
+    ``part.validation`` and ``part.test`` are read after ``part.source``; their rows are of that split, and those of
+    the source are ``train`` where no split column says otherwise. All files must have the same columns for the same
+    roles.
+
+    Args:
+        part: the recipe's data part.
+        task: ``auto`` infers it from the labels: lists or several label columns are ``multi_label``; numbers with
+            fractions, or many different numbers, ``regression``; all else ``classification``.
+        rows: a pandas DataFrame, a datasets.Dataset or DatasetDict, or an iterable of dicts, in place of
+            ``part.source``.
+        labelled: False reads neither labels nor splits (to predict).
+        keep_rows: keep the original rows in ``Table.rows``.
+        quarantine: file for the rows dropped under ``part.on_bad_row = 'skip'``.
+
+    Raises:
+        DataError: the data cannot be used; says where, why, and the smallest change that helps.
+    """
+    if rows is None and part.source.startswith(BUILTIN):
+        return _read_builtin(part)
+    bad = BadRows(part.on_bad_row, part.bad_rows_allowed, quarantine)
+    gathered = Gathered()
+    roles, notices = _gather(part, rows, gathered, bad, labelled=labelled, keep_rows=keep_rows)
+    labels: Labels | None = None
+    kind = None
+    if labelled and len(gathered):
+        found = _interpret(gathered, roles, task, bad)
+        kind, labels = found.kind, found.labels
+        notices += found.notices
+    notices += bad.settle(len(gathered))
+    _check_enough(part, gathered, labels, kind)
+    return _table(part, rows, gathered, roles, labels, kind, tuple(notices))
+
+
+def _read_builtin(part: DataPart) -> Table:
+    if part.validation or part.test:
+        raise DataError(
+            f"data.source = {part.source!r} brings its own splits",
+            why="data.validation and data.test would have no effect",
+            fix="leave them out",
+        )
+    from paceline.data.builtin import read_builtin
+
+    return read_builtin(part)
+
+
+def _gather(
+    part: DataPart, rows: object | None, gathered: Gathered, bad: BadRows, *, labelled: bool, keep_rows: bool
+) -> tuple[Roles, list[str]]:
+    """Fill ``gathered`` from all sources; the first source settles the roles of the columns."""
+    roles: Roles | None = None
+    notices: list[str] = []
+    given_splits = [split for split in ("validation", "test") if getattr(part, split)]
+    for source in _sources(part, rows, bad, labelled=labelled):
+        with ExitStack() as stack:
+            if hasattr(source.rows, "close"):
+                stack.enter_context(closing(source.rows))
+            dropped_before = len(bad)
+            sample = list(islice(source.rows, SAMPLE_ROWS))
+            if not sample and len(bad) == dropped_before:
+                raise _no_rows(source)
+            columns = source.columns or tuple(dict.fromkeys(key for row in sample for key in row.values))
+            if roles is None:
+                roles = _roles(part, source, columns, sample, labelled=labelled)
+                notices += roles.notices
+            _require_columns(roles, source, columns)
+            gatherer = Gatherer(
+                roles=roles,
+                into=gathered,
+                bad=bad,
+                label_separator=part.label_separator,
+                image_size=part.image_size,
+                keep_rows=keep_rows,
+            )
+            split = source.split if labelled else None
+            if labelled and split is None and given_splits and roles.split is None:
+                split = "train"
+            gatherer.take(chain(sample, source.rows), split, given_splits)
+        notices += source.notices
+    assert roles is not None, "there is always one source"
+    return roles, notices
+
+
+def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[Source]:
+    """What to read, in order; each opened when its turn comes, but all known to exist before the first."""
+    named = files_named(part)
+    in_memory = rows is not None or part.source.startswith(PREFIX)
+    paths = {setting: locate(name, f"data.{setting}") for setting, name in named[in_memory:]}
+    if rows is not None:
+        yield from read_memory(rows)
+    elif in_memory:
+        yield from read_hub(part.source)
+    for setting, name in named[in_memory:]:
+        source = open_source(paths[setting], name, part.image_size, bad, labelled=labelled)
+        own_split = None if setting == "source" else setting
+        yield Source(name=name, rows=source.rows, columns=source.columns, split=own_split, notices=source.notices)
+
+
+def _no_rows(source: Source) -> DataError:
+    header = f"its only line names the columns: {', '.join(source.columns)}" if source.columns else "it holds no rows"
+    return DataError(
+        "only a header, no rows" if source.columns else "the file is empty",
+        file=source.name,
+        line=1 if source.columns else None,
+        why=header,
+        fix="add rows below it" if source.columns else 'write {"text": "...", "label": "..."}, one object a line',
+    )
+
+
+def _roles(part: DataPart, source: Source, columns: Sequence[str], sample: Sequence[Row], *, labelled: bool) -> Roles:
+    values = [row.values for row in sample]
+    # an array in a cell is an image, and so is what Pillow and the Hub make of one
+    image_columns = [name for name in columns if any(images.is_image(row.get(name)) for row in values[:3])]
+    return find_roles(part, columns, values, file=source.name, labelled=labelled, image_columns=image_columns)
+
+
+def _require_columns(roles: Roles, source: Source, columns: Sequence[str]) -> None:
+    needed = [roles.content, *([roles.pair] if roles.pair else []), *roles.label]
+    needed += [roles.split] if roles.split and source.split is None else []
+    for name in needed:
+        if columns and name not in columns:
+            raise DataError(
+                f"no column {name!r}",
+                file=source.name,
+                why=f"the columns are {', '.join(map(repr, columns))}; all files need those of the first",
+                fix=f"rename the column to {name!r}, as in the first file",
+            )
+
+
+def _interpret(gathered: Gathered, roles: Roles, task: str, bad: BadRows) -> Interpreted:
+    """The labels as a whole; rows whose label fits neither the column nor the training split are dropped."""
+    column = roles.columns["label"]
+    found = interpret(gathered.labels, task, column)
+    problems = []
+    for problem in found.problems:
+        file, line = gathered.place(problem.index)
+        error = DataError(
+            problem.problem, file=file, line=line, column=column, found=problem.found, why=problem.why, fix=problem.fix
+        )
+        problems.append((problem.index, error))
+    known = {index for index, _ in problems}
+    problems += [entry for entry in _unseen_classes(gathered, found, column, known)]
+    for index, error in sorted(problems, key=lambda entry: entry[0]):
+        values = {"text": gathered.contents[index], "label": gathered.labels[index]}
+        bad.report(error, row_text({} if roles.is_image else values))
+    gone = {index for index, _ in problems}
+    gathered.drop(gone)
+    labels = cast(Labels, [label for index, label in enumerate(found.labels) if index not in gone])
+    return Interpreted(kind=found.kind, labels=labels, notices=found.notices)
+
+
+def _unseen_classes(
+    gathered: Gathered, found: Interpreted, column: str, ignored: set[int]
+) -> Iterator[tuple[int, DataError]]:
+    """Rows of later splits whose class no training row has."""
+    if found.kind == "regression" or "train" not in gathered.splits:
+        return
+    sets = [label if isinstance(label, tuple) else (label,) for label in found.labels]
+    trained = {
+        name
+        for index, (names, split) in enumerate(zip(sets, gathered.splits, strict=True))
+        if split == "train" and index not in ignored
+        for name in names
+    }
+    for index, (names, split) in enumerate(zip(sets, gathered.splits, strict=True)):
+        unseen = [name for name in names if name not in trained]
+        if unseen and index not in ignored:
+            file, line = gathered.place(index)
+            yield (
+                index,
+                DataError(
+                    "a class that is missing from train",
+                    file=file,
+                    line=line,
+                    column=column,
+                    found=str(unseen[0]),
+                    why=f"the row is of the {split} split; the training rows have only"
+                    f" {', '.join(sorted(map(str, trained))[:10])}",
+                    fix="correct the label, move rows of the class to train, or remove them",
+                ),
+            )
+
+
+def _check_enough(part: DataPart, gathered: Gathered, labels: Labels | None, kind: str | None) -> None:
+    """Raise when what is left cannot be learned from."""
+    file = next(iter(gathered.files), part.source)
+    needed = 1 if kind is None else 2
+    if len(gathered) < needed:
+        raise DataError(
+            f"{len(gathered)} row{'s' * (len(gathered) != 1)} of data",
+            file=file,
+            line=gathered.place(0)[1] if len(gathered) else None,
+            why=f"at least {needed} are needed",
+            fix="add rows",
+        )
+    if labels is None or kind == "regression" or part.allow_single_class:
+        return
+    first = labels[0]
+    if all(label == first for label in labels):
+        raise DataError(
+            "all rows are of one class",
+            file=file,
+            line=gathered.place(0)[1],
+            column=part.label if isinstance(part.label, str) and part.label != "auto" else None,
+            found=", ".join(first) if isinstance(first, tuple) else str(first),
+            why="there is nothing to tell apart",
+            fix="add rows of another class; for data that is only there to measure speed,"
+            " --set data.allow_single_class=true",
+        )
+
+
+def _table(
+    part: DataPart,
+    rows: object | None,
+    gathered: Gathered,
+    roles: Roles,
+    labels: Labels | None,
+    kind: str | None,
+    notices: tuple[str, ...],
+) -> Table:
+    pixels = images.stack(gathered.contents) if roles.is_image else None
+    texts = None if roles.is_image else gathered.contents
+    splits = gathered.splits or None
+    fingerprint = None if rows is not None else source_fingerprint(part)
+    if fingerprint is None:
+        fingerprint = content_fingerprint([texts, gathered.pairs, pixels, labels, splits])
+    return Table(
+        texts=texts,
+        pairs=gathered.pairs if roles.pair else None,
+        images=pixels,
+        labels=labels,
+        kind=kind,
+        splits=splits,
+        origins=gathered.origins(),
+        rows=gathered.rows or None,
+        columns=roles.columns,
+        fingerprint=fingerprint,
+        notices=notices,
+    )

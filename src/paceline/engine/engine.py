@@ -1,0 +1,75 @@
+"""What a loop needs of an engine: two verbs for training, one for inference, and its state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Tensors = dict[str, dict[str, Tensor]]
+"""Checkpoint files' stems -> named tensors."""
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """What the forward passes of a step gave, still on the device."""
+
+    loss: Tensor
+    """Scalar: this rank's share of the mean loss over the global batch."""
+    extras: tuple[Any, ...]
+    """What the objective handed back beside the loss, one a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What became of a step, still on the device."""
+
+    norm: Tensor
+    """Scalar: global gradient norm before clipping."""
+    finite: Tensor
+    """Bool scalar: whether the update was made."""
+
+
+class Engine(ABC):
+    """Owns model, gradients and optimizer. Whoever splits work over ranks or devices hides it behind these verbs."""
+
+    @abstractmethod
+    def accumulate(self, batches: Iterable[Any], denominator: float, *, step: int = 0) -> Accumulated:
+        """Forward and backward of every micro-batch; gradients add up.
+
+        Args:
+            batches: micro-batches, built one at a time as they are needed.
+            denominator: label count of the global batch.
+            step: the run's updates so far; seeds dropout.
+        """
+
+    @abstractmethod
+    def update(self) -> Update:
+        """Clip, change the weights, forget the gradients."""
+
+    @abstractmethod
+    def infer(self, batch: Any) -> Tensor:
+        """Logits of a batch in evaluation mode, without gradients."""
+
+    @abstractmethod
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Everything that the rest of the run depends on: tensors, and plain data for JSON."""
+
+    @abstractmethod
+    def load(self, tensors: Tensors, state: Mapping[str, Any]) -> None:
+        """Take up a saved state by copying in place.
+
+        Raises:
+            CheckpointError: names or shapes differ from this engine's.
+        """
+
+    @abstractmethod
+    def export(self) -> dict[str, Tensor]:
+        """The model's weights and buffers by their plain names."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what outlives a Python object: graphs, streams, process groups."""

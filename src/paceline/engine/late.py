@@ -1,0 +1,49 @@
+"""Numbers that leave the device when they are ready, so that no step waits for the one before it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+Note = TypeVar("Note")
+
+
+class Late(Generic[Note]):
+    """A queue of device scalars, each with a note; they come out in order, at the latest on ``flush``.
+
+    On CUDA the copy goes to pinned memory behind the work that makes the numbers, and an event tells when it is done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._waiting: deque[tuple[Note, Tensor, torch.cuda.Event | None]] = deque()
+
+    def push(self, note: Note, scalars: Sequence[Tensor]) -> None:
+        """Queue scalars of any number format."""
+        stacked = torch.stack([scalar.detach().double() for scalar in scalars])
+        if not self._cuda:
+            self._waiting.append((note, stacked, None))
+            return
+        host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+        host.copy_(stacked, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._waiting.append((note, host, event))
+
+    def ready(self) -> Iterator[tuple[Note, list[float]]]:
+        """Those that have arrived; never waits."""
+        while self._waiting and (self._waiting[0][2] is None or self._waiting[0][2].query()):
+            note, values, _ = self._waiting.popleft()
+            yield note, values.tolist()
+
+    def flush(self) -> Iterator[tuple[Note, list[float]]]:
+        """All of them, waiting as needed."""
+        while self._waiting:
+            note, values, event = self._waiting.popleft()
+            if event is not None:
+                event.synchronize()
+            yield note, values.tolist()

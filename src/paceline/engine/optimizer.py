@@ -1,0 +1,109 @@
+"""Parameter groups and the optimizer, from the recipe's words."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import RecipeError
+from paceline.recipe.parts import OptimizerPart, SchedulePart
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that share a learning rate, a weight decay and a schedule."""
+
+    name: str
+    parameters: tuple[nn.Parameter, ...]
+    lr: float
+    weight_decay: float
+    schedule: SchedulePart
+
+
+def parameter_groups(
+    named: Sequence[tuple[str, nn.Parameter]], part: OptimizerPart, schedule: SchedulePart
+) -> list[ParameterGroup]:
+    """Trained parameters by the first recipe group whose pattern matches, then by whether they decay.
+
+    Biases and normalisation weights (fewer than two dimensions) do not decay unless ``decay_all``.
+
+    Raises:
+        RecipeError: a group that matches no trained parameter, or none left to train.
+    """
+    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    if not trained:
+        raise RecipeError("model.train", "no parameter is trained", "--set model.train=all")
+    taken: set[str] = set()
+    groups = []
+    for index, group in enumerate([*part.groups, None]):
+        members = [(n, p) for n, p in trained if n not in taken and (group is None or fnmatchcase(n, group.match))]
+        if group is not None and not members:
+            raise RecipeError(
+                f"optimizer.groups.{index}.match = {group.match!r}",
+                "no trained parameter that is left has such a name",
+                f"names look like {trained[0][0]!r}, {trained[-1][0]!r}",
+            )
+        taken |= {name for name, _ in members}
+        lr = group.lr if group and group.lr is not None else part.lr
+        decay = group.weight_decay if group and group.weight_decay is not None else part.weight_decay
+        own = group.schedule if group and group.schedule is not None else schedule
+        label = group.match if group else "rest" if part.groups else "all"
+        for name, chosen, weight_decay in _by_decay(label, members, decay, part.decay_all):
+            groups.append(ParameterGroup(name, tuple(chosen), lr, weight_decay, own))
+    return groups
+
+
+def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fused: bool) -> torch.optim.Optimizer:
+    """The recipe's optimizer over the groups.
+
+    Args:
+        fused: torch's fused kernels, which take the learning rate, the clip factor and the gate from the device.
+
+    Raises:
+        RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
+    """
+    settings: list[dict[str, Any]] = [
+        {"params": list(g.parameters), "lr": g.lr, "weight_decay": g.weight_decay} for g in groups
+    ]
+    if part.type == "adamw8bit":
+        return _eight_bit(settings, part)
+    if part.type == "sgd":
+        return torch.optim.SGD(
+            settings, momentum=part.momentum, nesterov=part.nesterov, fused=fused, foreach=False if not fused else None
+        )
+    kind = torch.optim.AdamW if part.type == "adamw" else torch.optim.Adam
+    return kind(settings, betas=part.betas, eps=part.eps, fused=fused, foreach=False if not fused else None)
+
+
+def _by_decay(
+    label: str, members: Sequence[tuple[str, nn.Parameter]], decay: float, decay_all: bool
+) -> list[tuple[str, list[nn.Parameter], float]]:
+    whole = [parameter for _, parameter in members]
+    if decay == 0 or decay_all:
+        return [(label, whole, decay)] if whole else []
+    parts = [
+        (label, [p for p in whole if p.ndim >= 2], decay),
+        (f"{label}, no decay", [p for p in whole if p.ndim < 2], 0.0),
+    ]
+    return [found for found in parts if found[1]]
+
+
+def _eight_bit(settings: list[dict[str, Any]], part: OptimizerPart) -> torch.optim.Optimizer:
+    """AdamW with 8-bit states (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, ICLR 2022)."""
+    for module, name in (("bitsandbytes.optim", "AdamW8bit"), ("torchao.optim", "AdamW8bit")):
+        try:
+            kind = getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+        return kind(settings, lr=part.lr, betas=part.betas, eps=part.eps)  # type: ignore[no-any-return]
+    raise RecipeError(
+        "optimizer.type = adamw8bit",
+        "neither bitsandbytes nor torchao is installed",
+        "pip install 'paceline[bitsandbytes]'",
+    )

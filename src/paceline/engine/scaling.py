@@ -1,0 +1,84 @@
+"""Loss scaling: keeps small fp16 gradients from vanishing. Lives on the device; nothing is read back in a step.
+
+Source: Micikevicius et al., Mixed Precision Training, ICLR 2018; the constants are torch.amp.GradScaler's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+GROWTH, BACKOFF, INTERVAL, INITIAL = 2.0, 0.5, 2000, 65536.0
+
+
+class LossScale(ABC):
+    """What the loss is multiplied by before backward, and the gradients divided by before the update."""
+
+    @abstractmethod
+    def up(self, loss: Tensor) -> Tensor:
+        """The loss that backward starts from."""
+
+    @abstractmethod
+    def down(self, value: Tensor) -> Tensor:
+        """A gradient quantity with the scale taken out."""
+
+    @abstractmethod
+    def adapt(self, finite: Tensor) -> None:
+        """Shrink after a non-finite gradient, grow after many finite ones."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Plain numbers for a checkpoint."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up a saved state, in place."""
+
+
+@final
+class Unscaled(LossScale):
+    """fp32, tf32 and bf16: their range is wide enough."""
+
+    def up(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def down(self, value: Tensor) -> Tensor:
+        return value
+
+    def adapt(self, finite: Tensor) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@final
+class Dynamic(LossScale):
+    """fp16: halves when gradients overflow, doubles after 2,000 good steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._scale = torch.full((), INITIAL, device=device)
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def up(self, loss: Tensor) -> Tensor:
+        return loss * self._scale
+
+    def down(self, value: Tensor) -> Tensor:
+        return value / self._scale
+
+    def adapt(self, finite: Tensor) -> None:
+        found_inf = (~finite).float()
+        torch._amp_update_scale_(self._scale, self._good_steps, found_inf, GROWTH, BACKOFF, INTERVAL)
+
+    def state(self) -> dict[str, Any]:
+        return {"scale": float(self._scale), "good_steps": int(self._good_steps)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._scale.fill_(state["scale"])
+        self._good_steps.fill_(state["good_steps"])

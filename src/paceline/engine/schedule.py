@@ -1,0 +1,59 @@
+"""Learning rates as a table [steps, groups], computed before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import RecipeError
+from paceline.recipe.parts import SchedulePart
+from paceline.references import resolve
+
+
+def factors(part: SchedulePart, total_steps: int) -> NDArray[np.float64]:
+    """[total_steps]: factor of the base rate at each update; the formulas of transformers' schedules.
+
+    Raises:
+        RecipeError: warm-up as long as the run, or a user's schedule that gives no finite number of at least 0.
+    """
+    warmup = round(part.warmup * total_steps) if 0 < part.warmup < 1 else int(part.warmup)
+    if warmup >= total_steps and warmup > 0 and part.warmup >= 1:
+        raise RecipeError(
+            f"schedule.warmup = {part.warmup}",
+            f"the whole run has only {total_steps} steps",
+            f"--set schedule.warmup={max(0, total_steps // 10)}",
+        )
+    step = np.arange(total_steps, dtype=np.float64)
+    rising = step / max(1, warmup)
+    left = (total_steps - step) / max(1, total_steps - warmup)
+    match part.type:
+        case "constant":
+            after = np.ones_like(step)
+        case "linear":
+            after = part.floor + (1 - part.floor) * left
+        case "cosine":
+            after = part.floor + (1 - part.floor) * 0.5 * (1 + np.cos(np.pi * (1 - left)))
+        case _:
+            return _users(part.type, total_steps)
+    return np.where(step < warmup, rising, after)
+
+
+def rate_table(base_rates: Sequence[float], parts: Sequence[SchedulePart], total_steps: int) -> NDArray[np.float64]:
+    """[total_steps, groups]: the learning rate of each group at each applied update."""
+    columns = [rate * factors(part, total_steps) for rate, part in zip(base_rates, parts, strict=True)]
+    return np.stack(columns, axis=1)
+
+
+def _users(reference: str, total_steps: int) -> NDArray[np.float64]:
+    function = resolve(reference, "schedule.type")
+    values = np.array([float(function(step, total_steps)) for step in range(total_steps)])
+    bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
+    if len(bad):
+        raise RecipeError(
+            f"schedule.type = {reference}",
+            f"it gave {values[bad[0]]} for step {bad[0]} of {total_steps}",
+            "return a finite factor of at least 0",
+        )
+    return values

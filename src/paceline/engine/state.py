@@ -1,0 +1,79 @@
+"""An engine's state as named tensors, out and in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import CheckpointError
+
+WRAPPERS = ("_orig_mod.", "module.")
+"""Prefixes that torch.compile and DistributedDataParallel put into names."""
+
+
+def without_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under the names the model's author gave them."""
+    plain = {}
+    for name, tensor in state.items():
+        for wrapper in WRAPPERS:
+            name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
+        plain[name] = tensor
+    return plain
+
+
+def prime(optimizer: torch.optim.Optimizer) -> None:
+    """Make an optimizer allocate its states, as its first step would; weights may move, so load them after.
+
+    Doing the optimizer's own first step, rather than building its states here, works for every kind of them, and
+    what is loaded afterwards is copied in place.
+    """
+    if not optimizer.state:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
+    """``parameter.key`` -> the optimizer's own state tensors (not copies)."""
+    found = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                for suffix, inner in _plain_tensors(value):
+                    found[f"{names[parameter]}.{key}{suffix}"] = inner
+    return found
+
+
+@torch.no_grad()
+def copy_into(current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+    """Copy saved tensors into the current ones of the same name.
+
+    Raises:
+        CheckpointError: a name is missing or not wanted, or a shape differs; nothing has been copied then.
+    """
+    saved = without_wrappers(saved)
+    wrong = sorted(set(current) ^ set(saved)) or [n for n in current if current[n].shape != saved[n].shape]
+    if wrong:
+        raise CheckpointError(
+            f"the {what} in the checkpoint is not this run's",
+            f"{len(wrong)} tensors differ in name or shape, for example {wrong[0]}",
+            "resume with the recipe that the run was started with",
+        )
+    for name, tensor in current.items():
+        tensor.copy_(saved[name])
+
+
+def _plain_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A tensor, or the ones a tensor subclass (torchao's 8-bit states) is made of."""
+    if type(tensor) is Tensor or not hasattr(tensor, "__tensor_flatten__"):
+        yield "", tensor
+        return
+    subclass: Any = tensor
+    for attribute in subclass.__tensor_flatten__()[0]:
+        for suffix, inner in _plain_tensors(getattr(subclass, attribute)):
+            yield f".{attribute}{suffix}", inner

@@ -1,0 +1,325 @@
+"""The loop: steps, evaluations, checkpoints, early stopping. Read engine/step.py first.
+
+Everything that a resumed run needs is in ``Progress`` and the engine's state; the order of samples follows from
+``Progress.order`` alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.checkpoint.store import CheckpointStore
+from paceline.data.dataset import Dataset
+from paceline.data.order import OrderState, ShuffledOrder, StepPlan
+from paceline.engine.assemble import Assembled
+from paceline.engine.engine import Update
+from paceline.engine.evaluate import evaluate
+from paceline.engine.late import Late
+from paceline.errors import NonFiniteError, Preempted
+from paceline.recipe import Recipe
+from paceline.records import EvaluationRecord, Record, StepRecord
+from paceline.seams import Ids, Size
+from paceline.stop import Stop
+from paceline.stopwatch import Stopwatch
+
+MOST_SKIPPED = 50
+"""fp16 loss scaling may skip this many steps in a row: enough for any scale to shrink from 65,536 to nothing."""
+
+
+@dataclass(frozen=True)
+class TrainSums:
+    """Training loss and accuracy since the last evaluation, from the training forward passes themselves."""
+
+    loss: float = 0.0
+    counted: int = 0
+    correct: float = 0.0
+
+    def plus(self, record: StepRecord) -> TrainSums:
+        """The sums with one step more; a skipped step's loss may be infinite and is left out."""
+        if record.skipped:
+            return self
+        return TrainSums(
+            self.loss + record.loss * record.counted,
+            self.counted + record.counted,
+            self.correct + (record.correct or 0.0),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run is; plain data, saved with every checkpoint."""
+
+    order: OrderState
+    step: int = 0
+    applied: int = 0
+    skipped_in_a_row: int = 0
+    best: float | None = None
+    best_step: int | None = None
+    evaluations_without_gain: int = 0
+    sums: TrainSums = TrainSums()
+    samples: int = 0
+    tokens: int = 0
+    slots: int = 0
+    train_seconds: float = 0.0
+    evaluations: tuple[EvaluationRecord, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, plain: Mapping[str, Any]) -> Progress:
+        """The inverse of ``plain``."""
+        evaluations = tuple(
+            EvaluationRecord(**{**e, "confusion": e["confusion"] and tuple(map(tuple, e["confusion"]))})
+            for e in plain["evaluations"]
+        )
+        nested = {"order": OrderState(**plain["order"]), "sums": TrainSums(**plain["sums"]), "evaluations": evaluations}
+        return cls(**{**plain, **nested})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a run is made of; nothing in it changes while it runs, but the engine's weights."""
+
+    recipe: Recipe
+    dataset: Dataset
+    assembled: Assembled
+    order: ShuffledOrder
+    steps_per_epoch: int
+    total_steps: int
+    evaluation_batch_size: int
+    store: CheckpointStore
+    emit: Callable[[Record], None]
+    stop: Stop
+    watch: Stopwatch
+    checkpoint_state: Mapping[str, Any]
+    """Saved beside the progress: fingerprint and recipe, to compare on resume."""
+    best_metric: str
+
+
+@dataclass(frozen=True)
+class _StepNote:
+    """What the host knows of a step whose numbers are still on the device."""
+
+    step: int
+    epoch: int
+    samples: Ids
+    size: Size
+    counted: int
+    seconds: float
+
+
+@dataclass
+class Loop:
+    """Drives a job from a progress to its end.
+
+    Raises (from ``run``):
+        Preempted: asked to stop; a checkpoint of the last whole step is on disk.
+        NonFiniteError: loss or gradient is not finite; the weights still are.
+        DiskFullError: no room for a checkpoint.
+    """
+
+    job: Job
+    progress: Progress
+    stopped_early: bool = False
+    _late: Late[_StepNote] = field(init=False)
+    _last_end: float = field(init=False)
+    _saved_step: int = field(init=False, default=-1)
+
+    def __post_init__(self) -> None:
+        self._late = Late(self.job.assembled.build.device)
+        self._last_end = time.perf_counter()
+
+    def run(self) -> Progress:
+        """Train until the steps are done, early stopping ends it, or a signal asks to stop."""
+        job, every = self.job, self.job.recipe.loop
+        while self.progress.step < job.total_steps and not self.stopped_early:
+            with job.watch.phase("train"):
+                self._step()
+            at_epoch_end = self.progress.order.step == 0
+            last = self.progress.step == job.total_steps
+            if _due(every.evaluate_every, self.progress.step, at_epoch_end, last=last):
+                self._evaluate()
+            if job.stop.requested_by:
+                self._preempt(job.stop.requested_by)
+            due = _due(every.checkpoint_every, self.progress.step, at_epoch_end, last=False)
+            if due and not last and self._saved_step != self.progress.step:
+                self._save(is_best=False)
+        with job.watch.phase("train"):
+            self._account(wait=True)
+        return self.progress
+
+    def _step(self) -> None:
+        job, at = self.job, self.progress.order
+        plan = job.order.plan(at)
+        layout = job.assembled.build.layout
+        counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
+        engine = job.assembled.engine
+        forward = engine.accumulate(
+            (layout.collate(ids) for ids in plan.microbatches), counted, step=self.progress.step
+        )
+        update = engine.update()
+        self._note(plan, forward.loss, torch.stack(forward.extras).sum(), update, counted)
+        self.progress = replace(self.progress, step=self.progress.step + 1, order=job.order.after(at))
+        self._account(wait=False)
+
+    def _note(self, plan: StepPlan, loss: torch.Tensor, correct: torch.Tensor, update: Update, counted: int) -> None:
+        now = time.perf_counter()
+        sizes = [self.job.assembled.build.layout.size(ids) for ids in plan.microbatches]
+        size = Size(len(plan.samples), sum(s.tokens for s in sizes), sum(s.slots for s in sizes))
+        at = self.progress
+        note = _StepNote(at.step + 1, at.order.epoch, plan.samples, size, counted, now - self._last_end)
+        self._last_end = now
+        self._late.push(note, (loss, update.norm, update.finite, correct))
+
+    def _account(self, *, wait: bool) -> None:
+        """Turn numbers that have arrived into records, and look whether they are numbers at all."""
+        for note, (loss, norm, finite, correct) in self._late.flush() if wait else self._late.ready():
+            record = self._record(note, loss, norm, bool(finite), correct)
+            scaling = self.job.assembled.build.loss_scaling
+            skipped_in_a_row = self.progress.skipped_in_a_row + 1 if record.skipped else 0
+            if not (finite and math.isfinite(loss)) and (not scaling or skipped_in_a_row > MOST_SKIPPED):
+                raise self._not_finite(note, loss, norm)
+            self.progress = replace(
+                self.progress,
+                applied=self.progress.applied + bool(finite),
+                skipped_in_a_row=skipped_in_a_row,
+                sums=self.progress.sums.plus(record),
+                samples=self.progress.samples + note.size.samples,
+                tokens=self.progress.tokens + note.size.tokens,
+                slots=self.progress.slots + note.size.slots,
+                train_seconds=self.progress.train_seconds + note.seconds,
+            )
+            self.job.emit(record)
+
+    def _record(self, note: _StepNote, loss: float, norm: float, finite: bool, correct: float) -> StepRecord:
+        rates = self.job.assembled.rates
+        device = self.job.assembled.build.device
+        return StepRecord(
+            step=note.step,
+            epoch=note.epoch,
+            loss=loss,
+            gradient_norm=norm,
+            learning_rates=tuple(rates[min(self.progress.applied, len(rates) - 1)].tolist()),
+            samples=note.size.samples,
+            tokens=note.size.tokens,
+            slots=note.size.slots,
+            correct=None if self.job.dataset.kind == "regression" else correct,
+            counted=note.counted,
+            skipped=not finite,
+            seconds=note.seconds,
+            peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        )
+
+    def _evaluate(self) -> None:
+        job = self.job
+        with job.watch.phase("train"):
+            self._account(wait=True)
+        if "validation" not in job.dataset.splits:
+            return
+        with job.watch.phase("evaluate"):
+            found = evaluate(
+                job.assembled.engine,
+                job.assembled.build,
+                "validation",
+                job.dataset.splits["validation"],
+                job.evaluation_batch_size,
+                step=self.progress.step,
+                epoch=max(0, math.ceil(self.progress.step / job.steps_per_epoch) - 1),
+            )
+        found = replace(found, train_metrics=_train_metrics(self.progress.sums, job.dataset.kind))
+        is_best = self._judge(found)
+        job.emit(found)
+        if is_best and job.recipe.loop.save_best:
+            self._save(is_best=True)
+        patience = job.recipe.loop.early_stopping
+        self.stopped_early = bool(patience and self.progress.evaluations_without_gain >= patience.patience)
+        self._last_end = time.perf_counter()
+
+    def _judge(self, found: EvaluationRecord) -> bool:
+        """Take note of an evaluation; True when it is the best so far."""
+        value = metric_value(found, self.job.best_metric)
+        stopping = self.job.recipe.loop.early_stopping
+        best = self.progress.best
+        is_best = math.isfinite(value) and (best is None or value > best)
+        gained = math.isfinite(value) and (best is None or value > best + (stopping.min_delta if stopping else 0.0))
+        self.progress = replace(
+            self.progress,
+            sums=TrainSums(),
+            best=value if is_best else best,
+            best_step=self.progress.step if is_best else self.progress.best_step,
+            evaluations_without_gain=0 if gained else self.progress.evaluations_without_gain + 1,
+            evaluations=(*self.progress.evaluations, found),
+        )
+        return is_best
+
+    def _save(self, *, is_best: bool) -> None:
+        with self.job.watch.phase("train"):
+            self._account(wait=True)
+        with self.job.watch.phase("checkpoint"):
+            tensors, state = self.job.assembled.engine.state()
+            whole = {
+                **self.job.checkpoint_state,
+                "engine": state,
+                "progress": self.progress.plain(),
+                "seconds": self.job.watch.seconds(),
+            }
+            self.job.emit(self.job.store.save(self.progress.step, tensors, whole, is_best=is_best))
+            self._saved_step = self.progress.step
+        self._last_end = time.perf_counter()
+
+    def _preempt(self, signal_name: str) -> None:
+        if self._saved_step != self.progress.step:
+            self._save(is_best=False)
+        raise Preempted(
+            f"stopped by {signal_name} after step {self.progress.step} of {self.job.total_steps}; a checkpoint is saved"
+        )
+
+    def _not_finite(self, note: _StepNote, loss: float, norm: float) -> NonFiniteError:
+        job = self.job
+        bad = [int(i) for i in note.samples if not self._loss_of(i).isfinite()]
+        named = bad or [int(i) for i in note.samples]
+        places = ", ".join(job.dataset.origins.of(i) for i in named[:8]) + (" …" if len(named) > 8 else "")
+        what = "loss" if not math.isfinite(loss) else "gradient norm"
+        return NonFiniteError(
+            f"step {note.step} (epoch {note.epoch + 1}): the {what} is {loss if what == 'loss' else norm}",
+            f"{len(bad)} of its {len(note.samples)} samples have such a loss on their own: {places}"
+            if bad
+            else f"each of its {len(named)} samples is fine on its own, so training has diverged; they are: {places}",
+            "look at these rows" if bad else f"--set optimizer.lr={job.recipe.optimizer.lr / 10:g}",
+            step=note.step,
+            epoch=note.epoch,
+            sample_ids=named,
+        )
+
+    def _loss_of(self, sample: int) -> torch.Tensor:
+        build = self.job.assembled.build
+        batch = build.layout.collate(np.array([sample]))
+        return build.task.loss_sum(self.job.assembled.engine.infer(batch), batch)
+
+
+def metric_value(found: EvaluationRecord, name: str) -> float:
+    """The value of a metric such as ``accuracy`` or ``-loss``, higher is better."""
+    sign, plain = (-1.0, name[1:]) if name.startswith("-") else (1.0, name)
+    return sign * (found.loss if plain == "loss" else found.metrics[plain])
+
+
+def _due(cadence: str | int, step: int, at_epoch_end: bool, *, last: bool) -> bool:
+    if cadence == "never":
+        return False
+    return last or (at_epoch_end if cadence == "epoch" else step % int(cadence) == 0)
+
+
+def _train_metrics(sums: TrainSums, kind: str) -> dict[str, float]:
+    if not sums.counted:
+        return {}
+    loss = {"loss": sums.loss / sums.counted}
+    return loss if kind == "regression" else {**loss, "accuracy": sums.correct / sums.counted}

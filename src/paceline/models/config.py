@@ -1,0 +1,211 @@
+"""What a model is, before any weight is read: its configuration, what it reads, and how much of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ModelError, nearest
+from paceline.models.hub import CONFIG_FILES, fetch
+from paceline.recipe.parts import ModelPart
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_FROM_PADDING = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "longformer",
+        "luke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+"""Families whose first token sits at position ``padding_idx + 1``."""
+
+_RELATIVE = frozenset({"mt5", "t5", "umt5", "xlnet"})
+"""Families with relative positions only, whatever number their configuration carries."""
+
+
+def read_config(part: ModelPart) -> PretrainedConfig | None:
+    """The configuration of a model, with ``part.config`` put in; None for a factory, which has none.
+
+    Raises:
+        ModelError: no config.json, an unknown ``model_type``, a setting that the configuration does not know or that
+            it refuses, code that would have to be trusted, a quantised checkpoint; and whatever ``fetch`` raises.
+    """
+    if part.factory:
+        return None
+    if part.source is None:
+        return _from_settings(dict(part.config or {}))
+    from transformers import AutoConfig
+
+    folder = fetch(part.source, CONFIG_FILES, revision=part.revision, code=part.trust_remote_code)
+    written = _read_json(part.source, folder)
+    _require_trust(part, written)
+    if "quantization_config" in written:
+        raise ModelError(
+            f"model.source = {part.source}: its weights are quantised",
+            "quantised weights cannot be fine-tuned",
+            "choose the checkpoint that it was made from",
+        )
+    try:
+        config = AutoConfig.from_pretrained(
+            folder, trust_remote_code=part.trust_remote_code, local_files_only=True
+        )
+        _override(config, part.config or {})
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise ModelError(f"model.source = {part.source}: its config.json cannot be used", _first_line(error)) from error
+    config.name_or_path = part.source
+    return config
+
+
+def modality(part: ModelPart, config: PretrainedConfig | None) -> str:
+    """What the model reads: ``text`` or ``image``; ``any`` for a factory, where the data decides.
+
+    Raises:
+        ModelError: transformers has no classifier for this kind of model.
+    """
+    if config is None:
+        return "any"
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    )
+
+    remote = getattr(config, "auto_map", None) or {}
+    if config.model_type in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        return "text"
+    if config.model_type in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        return "image"
+    if part.trust_remote_code and "AutoModelForSequenceClassification" in remote:
+        return "text"
+    if part.trust_remote_code and "AutoModelForImageClassification" in remote:
+        return "image"
+    raise ModelError(
+        f"model_type = {config.model_type}: cannot classify",
+        "transformers has neither a sequence nor an image classifier of this kind",
+        "choose another model, or write one and name it with model.factory",
+    )
+
+
+def max_positions(config: PretrainedConfig | None) -> int | None:
+    """Longest sequence, in tokens, that the model has positions for; None where nothing limits it.
+
+    RoBERTa and its kin count positions from ``padding_idx + 1``, so that 514 positions hold 512 tokens. For rotary
+    positions the configuration's number is the length that the model was trained for.
+    """
+    if config is None or config.model_type in _RELATIVE:
+        return None
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
+        return None
+    if getattr(config, "relative_attention", False) and not getattr(config, "position_biased_input", True):
+        return None  # DeBERTa: distances are bucketed, no table of positions is read
+    if config.model_type in _FROM_PADDING:
+        padding = config.pad_token_id
+        return positions - (1 if padding is None else padding) - 1
+    return positions
+
+
+def _from_settings(settings: dict[str, Any]) -> PretrainedConfig:
+    from transformers import CONFIG_MAPPING
+
+    model_type = settings.pop("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise ModelError(f"model.config.model_type = {model_type}: unknown", nearest(str(model_type), CONFIG_MAPPING))
+    config_class = CONFIG_MAPPING[model_type]
+    try:
+        config = config_class()
+        _require_known(config, settings)
+        return config_class(**settings)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"model.config: not a {model_type} configuration", _first_line(error)) from error
+
+
+def _override(config: PretrainedConfig, settings: dict[str, Any]) -> None:
+    if settings.get("model_type", config.model_type) != config.model_type:
+        raise ModelError(
+            f"model.config.model_type = {settings['model_type']}: the weights are of a {config.model_type}",
+            fix="leave model_type out",
+        )
+    changes = {key: value for key, value in settings.items() if key != "model_type"}
+    _require_known(config, changes)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    validate = getattr(config, "validate", None)
+    if callable(validate):
+        validate()
+
+
+def _require_known(config: PretrainedConfig, settings: dict[str, Any]) -> None:
+    """A key that the configuration does not know would be stored and change nothing."""
+    known = {*config.to_dict(), *config.attribute_map, "num_labels", "attn_implementation"}
+    if dataclasses.is_dataclass(config):
+        known |= {field.name for field in dataclasses.fields(config)}
+    known = {key for key in known if not key.startswith("_")}
+    for key in settings:
+        if key not in known and not (hasattr(config, key) and not key.startswith("_")):
+            raise ModelError(
+                f"model.config.{key} = {settings[key]!r}: a {config.model_type} has no such setting", nearest(key, known)
+            )
+        if key in ("num_labels", "id2label", "label2id", "problem_type"):
+            raise ModelError(f"model.config.{key}: follows from the data", fix=f"leave model.config.{key} out")
+
+
+def _read_json(source: str, folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        fix = "give the folder that holds config.json"
+        if Path(source).expanduser().is_dir() and not source.startswith((".", "/", "~")):
+            fix += f"; to take {source} from the Hub, run where no folder has that name"
+        raise ModelError(f"model.source = {source}: has no config.json", "it is not a transformers model", fix) from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: not JSON", str(error), "download or copy it again") from None
+    if not isinstance(written, dict):
+        raise ModelError(f"{path}: not a configuration", f"found {type(written).__name__}")
+    return written
+
+
+def _require_trust(part: ModelPart, written: dict[str, Any]) -> None:
+    """Refuse before transformers would ask on the terminal whether to run the model's code."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = written.get("model_type")
+    if model_type not in CONFIG_MAPPING and not part.trust_remote_code:
+        if written.get("auto_map"):
+            raise ModelError(
+                f"model.source = {part.source}: needs Python code that comes with it",
+                "model.trust_remote_code is off, so that nothing of a download is executed",
+                "read that code, then set model.trust_remote_code=true (and model.revision to the commit you read)",
+            )
+        if model_type is None:
+            raise ModelError(f"model.source = {part.source}: its config.json names no model_type")
+        raise ModelError(
+            f"model.source = {part.source}: model_type {model_type!r} is unknown to this transformers",
+            nearest(str(model_type), CONFIG_MAPPING),
+            "pip install --upgrade transformers",
+        )
+    attention = str(written.get("attn_implementation") or written.get("_attn_implementation") or "")
+    if "/" in attention and not part.trust_remote_code:
+        raise ModelError(
+            f"model.source = {part.source}: its config.json asks for attention code from the Hub ({attention})",
+            "model.trust_remote_code is off, so that nothing of a download is executed",
+            "set model.config.attn_implementation=sdpa in a copy of its config.json, or model.trust_remote_code=true",
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return " ".join(lines[:2]) if lines else type(error).__name__

@@ -1,0 +1,89 @@
+"""How an image model wants its pixels: size, channels, mean and standard deviation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ModelError
+from paceline.models.hub import CONFIG_FILES, fetch
+from paceline.recipe.parts import ModelPart
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings:
+    """The model's input is ``(pixels / 255 - mean) / std``, [n, channels, height, width]."""
+
+    height: int
+    width: int
+    channels: int
+    mean: tuple[float, ...]
+    """One a channel, for pixels scaled to 0..1."""
+    std: tuple[float, ...]
+
+    def processor(self) -> dict[str, Any]:
+        """The content of a transformers ``preprocessor_config.json`` that prepares images in the same way."""
+        return {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": {"height": self.height, "width": self.width},
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+        }
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+def image_settings(part: ModelPart, shape: tuple[int, int, int]) -> ImageSettings:
+    """Settings for images of ``shape`` (height, width, channels): a pretrained model's own mean and deviation.
+
+    Raises:
+        ModelError: whatever ``fetch`` raises, or a ``preprocessor_config.json`` that cannot be read.
+    """
+    height, width, channels = shape
+    written = _preprocessor(part)
+    mean, std = (_spread(written.get(key, 0.5), channels) for key in ("image_mean", "image_std"))
+    if written.get("do_normalize") is False:
+        mean, std = (0.0,) * channels, (1.0,) * channels
+    return ImageSettings(height=height, width=width, channels=channels, mean=mean, std=std)
+
+
+def preferred_size(part: ModelPart, config: PretrainedConfig | None) -> int | None:
+    """Pixels a side that a model was trained on, or None when it does not say."""
+    size = getattr(config, "image_size", None)
+    if size is None and part.source:
+        written = _preprocessor(part).get("size")
+        size = (written.get("height") or written.get("shortest_edge")) if isinstance(written, dict) else written
+    if isinstance(size, (list, tuple)):
+        size = size[0] if len(set(size)) == 1 else None
+    return size if isinstance(size, int) else None
+
+
+def _preprocessor(part: ModelPart) -> dict[str, Any]:
+    if not part.source:
+        return {}
+    path: Path = fetch(part.source, CONFIG_FILES, revision=part.revision) / "preprocessor_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: not JSON", str(error), "download or copy it again") from None
+    return written if isinstance(written, dict) else {}
+
+
+def _spread(value: float | list[float], channels: int) -> tuple[float, ...]:
+    values = [value] if isinstance(value, (int, float)) else value
+    if len(values) == channels:
+        return tuple(float(v) for v in values)
+    return (sum(values) / len(values),) * channels

@@ -1,0 +1,295 @@
+"""A model ready to be trained: loaded, built from a configuration, or returned by a user's function.
+
+Weights are always 32-bit master weights: a checkpoint stored as fp16 is widened, because an optimizer that updates
+fp16 weights loses small updates and soon meets a NaN. Only safetensors are read; ``convert`` makes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from paceline.errors import ModelError
+from paceline.models import factory
+from paceline.models.config import modality
+from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights
+from paceline.models.structure import head_names
+from paceline.recipe.parts import ModelPart
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+log = logging.getLogger(__name__)
+
+PROBLEM_TYPES = {
+    "classification": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
+"""Our kinds of task in transformers' words."""
+
+_BUILD_ERRORS = (ValueError, TypeError, KeyError, RuntimeError, AssertionError, ArithmeticError, ImportError, OSError)
+"""What transformers and torch raise for a configuration that makes no model."""
+
+
+def load_model(
+    part: ModelPart,
+    config: PretrainedConfig | None,
+    *,
+    num_labels: int,
+    label_names: Sequence[str],
+    kind: str,
+    vocabulary_size: int | None = None,
+    pad_id: int | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """The model of a recipe, on the CPU, in fp32 and in training mode. The caller's random numbers are left alone.
+
+    The head is new, drawn from ``seed``, unless the checkpoint has one for the same number of labels.
+
+    Args:
+        part: the recipe's ``model``.
+        config: what ``read_config`` gave for it; not changed.
+        num_labels: outputs of the head: classes, or 1 for regression.
+        label_names: their names, in order; saved with the model.
+        kind: ``classification``, ``multi_label`` or ``regression``.
+        vocabulary_size: number of token ids of the tokenizer; None for images.
+        pad_id: token id of the filling; None for images.
+        image_shape: height, width, channels; None for text.
+        seed: of new weights.
+
+    Raises:
+        ModelError: weights that are missing, damaged, pickled or of another shape; a model that does not fit the data.
+    """
+    if part.factory or config is None:
+        with seeded(seed):
+            return factory.build(part.factory or "", num_labels).train()
+    config = copy.deepcopy(config)
+    config.id2label = dict(enumerate(label_names))
+    config.label2id = {name: index for index, name in enumerate(label_names)}
+    config.problem_type = PROBLEM_TYPES[kind]
+    if modality(part, config) == "image":
+        _fit_images(part, config, image_shape)
+    else:
+        _fit_tokens(part, config, vocabulary_size, pad_id)
+    model = _pretrained(part, config, seed) if part.source else _random(part, config, seed)
+    return model.train()
+
+
+def from_folder(
+    folder: Path, config: PretrainedConfig, modality: str, *, trust_remote_code: bool = False
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The classifier in a folder of safetensors, in fp32, and transformers' account of the loading.
+
+    Raises:
+        ModelError: the weights are damaged, or the configuration makes no model.
+    """
+    check_weights(folder)
+    with _quiet():
+        try:
+            model, account = _auto_class(modality).from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+            )
+        except (SafetensorError, *_BUILD_ERRORS) as error:
+            raise ModelError(f"{folder}: cannot be loaded", _told(error)) from error
+    return model, account
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """New weights are drawn from ``seed``; afterwards torch's CPU generator is as it was."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def check_weights(folder: Path) -> None:
+    """Read the header of every safetensors file at the top of ``folder``.
+
+    Raises:
+        ModelError: one is cut, damaged, or the stand-in that git leaves without git-lfs.
+    """
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            if file.read(24).startswith(b"version https://git-lfs"):
+                raise ModelError(
+                    f"{path}: holds no weights, only git-lfs's note of where they are",
+                    "the repository was cloned without git-lfs",
+                    "git lfs pull, in that folder",
+                )
+        try:
+            with safe_open(path, framework="pt") as weights:
+                weights.keys()
+        except SafetensorError as error:
+            raise ModelError(f"{path}: damaged", str(error), "download or copy it again") from None
+
+
+def _pretrained(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:
+    source = part.source or ""
+    folder = fetch(source, CONFIG_FILES + WEIGHT_FILES, revision=part.revision, code=part.trust_remote_code)
+    if not any(folder.glob("*.safetensors")):
+        raise _no_safetensors(part, folder)
+    with seeded(seed):
+        model, account = from_folder(
+            folder, config, modality(part, config), trust_remote_code=part.trust_remote_code
+        )
+    _check_fit(part, model, account)
+    model.config.name_or_path = source
+    return model
+
+
+def _random(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:
+    try:
+        with _quiet(), seeded(seed):
+            model: nn.Module = _auto_class(modality(part, config)).from_config(config, dtype=torch.float32)
+    except _BUILD_ERRORS as error:
+        raise ModelError(
+            f"model.config: makes no {config.model_type} model", _told(error), "change the setting that it names"
+        ) from error
+    return model
+
+
+def _fit_tokens(part: ModelPart, config: PretrainedConfig, vocabulary_size: int | None, pad_id: int | None) -> None:
+    if vocabulary_size is None:
+        raise ModelError(
+            f"model: a {config.model_type} reads text, but the data are images",
+            fix="choose an image model, such as microsoft/resnet-18, or a model.config with model_type: vit",
+        )
+    given = part.source is not None or "vocab_size" in (part.config or {})
+    if not given:
+        config.vocab_size = vocabulary_size
+    elif vocabulary_size > config.vocab_size:
+        setting = f"model.source = {part.source}" if part.source else f"model.config.vocab_size = {config.vocab_size}"
+        raise ModelError(
+            f"{setting}: has {config.vocab_size:,} token embeddings, the tokenizer {vocabulary_size:,} tokens",
+            "tokens without an embedding cannot be read",
+            f"set model.tokenizer to the model's own (now {part.tokenizer})"
+            if part.source
+            else "leave model.config.vocab_size out, or lower model.vocabulary_size",
+        )
+    if pad_id is not None:
+        config.pad_token_id = pad_id
+    if part.source is None:
+        # defaults of the family that point outside a smaller vocabulary; classifiers do not read them
+        for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
+            value = getattr(config, name, None)
+            if isinstance(value, int) and value >= config.vocab_size:
+                setattr(config, name, None)
+
+
+def _fit_images(part: ModelPart, config: PretrainedConfig, shape: tuple[int, int, int] | None) -> None:
+    if shape is None:
+        raise ModelError(
+            f"model: a {config.model_type} reads images, but the data are texts",
+            fix="choose a text model, such as distilbert-base-uncased, or a model.config with model_type: bert",
+        )
+    height, width, channels = shape
+    size = height if height == width else (height, width)
+    for name, found, data_setting in (("num_channels", channels, ""), ("image_size", size, "data.image_size")):
+        wanted = getattr(config, name, None)
+        if wanted is None or wanted == found or (part.source is None and name not in (part.config or {})):
+            if wanted is not None:
+                setattr(config, name, found)
+            continue
+        pixels = isinstance(wanted, int) and data_setting
+        raise ModelError(
+            f"model: {name} = {wanted}, but the images have {found}",
+            "the first layer's weights fit one shape only",
+            f"set {data_setting}={wanted}" if pixels else f"choose a model with {name} = {found}",
+        )
+
+
+def _check_fit(part: ModelPart, model: nn.Module, account: dict[str, Any]) -> None:
+    """Weights that are not there would be random without a word: new ones are for the head only."""
+    source = f"model.source = {part.source}"
+    head = set(head_names(model))
+    for name, found, wanted in sorted(account["mismatched_keys"]):
+        if name not in head:
+            raise ModelError(
+                f"{source}: {name} has the shape {list(found)}, the configuration asks for {list(wanted)}",
+                "weights of another shape cannot be kept",
+                "leave out the model.config setting that changes it" if part.config else "the folder's files disagree",
+            )
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if name not in head}
+    missing = {name: sizes[name] for name in account["missing_keys"] if name in sizes}
+    if 2 * sum(missing.values()) > sum(sizes.values()):
+        unknown = sorted(account["unexpected_keys"])
+        raise ModelError(
+            f"{source}: its weights are not those of a {type(model).__name__}",
+            f"{len(missing)} of {len(sizes)} weights are missing, such as {min(missing)}"
+            + (f"; it holds {unknown[0]} instead" if unknown else ""),
+            "choose a checkpoint of this architecture, or correct model_type in its config.json",
+        )
+    if missing:
+        log.warning("%s has no weights for %s: they start random", part.source, ", ".join(sorted(missing)))
+
+
+def _no_safetensors(part: ModelPart, folder: Path) -> ModelError:
+    source = part.source or ""
+    others = other_weights(source, folder, part.revision)
+    if not others:
+        return ModelError(
+            f"model.source = {source}: has no model.safetensors", "there are no weights to start from",
+            "give a folder or a Hub name with weights; with model.config alone the weights are random",
+        )  # fmt: skip
+    is_local = Path(source).expanduser().is_dir()
+    target = folder if is_local else Path("FOLDER")
+    download = "" if is_local else f"hf download {source} --local-dir FOLDER, then "
+    return ModelError(
+        f"model.source = {source}: its weights are only there as {others[0]}",
+        "that is a pickle, which can hold code; paceline reads safetensors",
+        f"{download}python -m paceline.models.convert {target}" + ("" if is_local else ", then model.source=FOLDER"),
+    )
+
+
+def _auto_class(modality: str) -> Any:
+    from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
+
+    return AutoModelForImageClassification if modality == "image" else AutoModelForSequenceClassification
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No bar for what takes a moment, and no table of new head weights: ``_check_fit`` reports what matters."""
+    from huggingface_hub import constants
+    from transformers.utils import logging as transformers_logging
+
+    hide = transformers_logging.is_progress_bar_enabled() and constants.HF_HUB_DISABLE_PROGRESS_BARS is None
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_not_the_load_report)
+    if hide:
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.removeFilter(_not_the_load_report)
+        if hide:
+            transformers_logging.enable_progress_bar()
+
+
+def _not_the_load_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
+
+
+def _told(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"

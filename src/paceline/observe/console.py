@@ -1,0 +1,348 @@
+"""The run in the terminal: a live bar, plain lines for logs, or nothing."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Literal, TextIO, cast, final
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from paceline.observe.formats import (
+    amount,
+    duration,
+    figure,
+    learning_rates,
+    printable,
+    rate,
+    share,
+    size,
+)
+from paceline.observe.pace import Pace
+from paceline.records import EvaluationRecord, Notice, Observer, Record, RunRecord, RunStarted, StepRecord
+
+REDRAW_SECONDS = 0.1
+"""The bar is not drawn more often than this."""
+
+Facts = list[tuple[str, str]]
+"""Label and value; either may be empty."""
+
+
+def console_observer(
+    mode: Literal["auto", "bar", "plain", "off"], log_every: int, stream: TextIO | None = None
+) -> Observer:
+    """The observer for a stream (standard output when None).
+
+    ``auto`` and ``bar`` draw a live bar on a terminal that can move its cursor, and write plain lines elsewhere.
+    ``plain`` writes a line every ``log_every`` steps and never an escape sequence. A stream that stops taking output
+    (a closed pipe, a terminal that hung up) does not stop the run: metrics.jsonl holds everything.
+    """
+    if mode == "off":
+        return Silence()
+    screen = cast(TextIO, _Screen(stream or sys.stdout))
+    console = Console(file=screen, highlight=False, markup=False, emoji=False)
+    if mode != "plain" and console.is_terminal and not console.is_dumb_terminal:
+        return Bar(console)
+    return Plain(screen, log_every, "observe.console = bar needs a terminal: plain lines" if mode == "bar" else "")
+
+
+@final
+class Silence(Observer):
+    """Says nothing."""
+
+    def observe(self, record: Record) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class Plain(Observer):
+    """One line a fact: for logs, pipes and terminals without a cursor."""
+
+    def __init__(self, stream: TextIO, log_every: int, remark: str = "") -> None:
+        self._stream, self._log_every, self._remark = stream, log_every, remark
+        self._run = _Run()
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case RunStarted():
+                self._run = _Run.of(record)
+                self._rows(_headline(record), _header(record))
+                if self._remark:
+                    self._say(f"  {'note':<12}{self._remark}")
+            case StepRecord():
+                self._run.pace.add(record)
+                first, last = self._run.first_step + 1, self._run.pace.total_steps
+                if record.step % self._log_every == 0 or record.step in (first, last):
+                    self._say(_line(_position(self._run, record) + _progress(self._run.pace, record)))
+            case EvaluationRecord():
+                self._say(_line(_evaluation(self._run, record)))
+            case Notice():
+                for line in _notice(record):
+                    self._say(line)
+            case RunRecord():
+                self._rows(f"{printable(record.name)}: {record.status}", _summary(self._run, record))
+
+    def close(self) -> None:
+        self._stream.flush()
+
+    def _rows(self, title: str, rows: Facts) -> None:
+        self._say(title)
+        for label, value in rows:
+            self._say(f"  {label:<12}{value}")
+
+    def _say(self, line: str) -> None:
+        self._stream.write(line.rstrip() + "\n")
+        self._stream.flush()
+
+
+@final
+class Bar(Observer):
+    """A live bar below the lines that stay. ``clock`` gives seconds."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        # drawn by hand: no thread of ours runs beside the training, and the rate is bounded here
+        self._live = Live(console=console, auto_refresh=False)
+        self._run = _Run()
+        self._drawn_at = -math.inf
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case RunStarted():
+                self._run = _Run.of(record)
+                self._console.print(Text(_headline(record), "bold"), _grid(_header(record)))
+                self._live.start()
+            case StepRecord():
+                self._run.pace.add(record)
+                now = self._clock()
+                due = now - self._drawn_at >= REDRAW_SECONDS
+                if due or record.step == self._run.pace.total_steps:
+                    self._drawn_at = now
+                    self._live.update(_BarLines(self._run, record), refresh=True)
+            case EvaluationRecord():
+                parts = [_styled([fact]) for fact in _evaluation(self._run, record)]
+                self._console.print(*_wrapped(parts, self._console.width), sep="\n")
+            case Notice():
+                style = "yellow" if record.level == "warning" else "dim"
+                self._console.print(Text("\n".join(_notice(record)), style))
+            case RunRecord():
+                self._live.stop()
+                title = Text(f"{printable(record.name)}: {record.status}", "bold")
+                style = "green" if record.status == "finished" else "yellow"
+                rows = _grid(_summary(self._run, record))
+                self._console.print(Panel(rows, title=title, title_align="left", border_style=style, expand=False))
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+@final
+class _Run:
+    """What the start of the run said, and how it goes since."""
+
+    def __init__(self, first_step: int = 0, total_steps: int = 0, steps_per_epoch: int = 1) -> None:
+        self.first_step = first_step
+        self.num_epochs = math.ceil(total_steps / max(steps_per_epoch, 1))
+        self.pace = Pace(first_step, total_steps)
+        self.has_report = True
+
+    @classmethod
+    def of(cls, started: RunStarted) -> _Run:
+        run = cls(started.first_step, started.total_steps, started.steps_per_epoch)
+        run.has_report = bool(started.recipe.get("observe", {}).get("report", True))
+        return run
+
+
+@final
+class _BarLines:
+    """The bar and the facts below it, laid out for whatever width the terminal has when it is drawn."""
+
+    def __init__(self, run: _Run, record: StepRecord) -> None:
+        self._total, self._step = run.pace.total_steps, record.step
+        self._position = _position(run, record)
+        facts = _progress(run.pace, record)
+        self._left = [fact for fact in facts if fact[0] == "left"]
+        self._facts = [fact for fact in facts if fact[0] != "left"]
+
+    def __rich_console__(self, console: Console, _: object) -> list[RenderableType]:
+        width = console.width
+        done = Text(f"{100 * self._step // max(self._total, 1):3d}%", "bold")
+        head = [done, *(_styled([fact]) for fact in self._position + self._left)]
+        lines = _wrapped([_styled([fact]) for fact in self._facts], width)
+        room = width - sum(part.cell_len + 2 for part in head)
+        row = Table.grid(padding=(0, 2))
+        if room < 10:
+            # a narrow terminal: the bar has a line of its own
+            row.add_row(self._bar(width))
+            return [row, *_wrapped(head, width), *lines]
+        row.add_row(self._bar(min(room, 40)), Text("  ").join(head))
+        return [row, *lines]
+
+    def _bar(self, width: int) -> ProgressBar:
+        return ProgressBar(total=max(self._total, 1), completed=self._step, width=width)
+
+
+def _headline(record: RunStarted) -> str:
+    resumed = f", resumed after step {record.first_step:,}" if record.first_step else ""
+    return f"{printable(record.name)} in {printable(record.folder)}{resumed}"
+
+
+def _header(record: RunStarted) -> Facts:
+    trained, parameters = record.num_trained_parameters, record.num_parameters
+    of = f"{amount(trained)} of {amount(parameters)}" if trained != parameters else amount(parameters)
+    samples = ", ".join(f"{count:,} {printable(split)}" for split, count in record.samples.items())
+    classes = f", {len(record.label_names)} labels" if len(record.label_names) > 1 else ""
+    rows = [
+        ("model", f"{of} parameters trained"),
+        ("samples", f"{samples}{classes}"),
+        ("steps", f"{record.total_steps:,}, {record.steps_per_epoch:,} an epoch"),
+        ("device", printable(record.device)),
+    ]
+    for index, decision in enumerate(record.decisions):
+        chosen = f"{printable(decision.setting)} = {printable(decision.value)}: {printable(decision.reason)}"
+        rows.append(("chosen" if index == 0 else "", chosen))
+    return rows
+
+
+def _position(run: _Run, record: StepRecord) -> Facts:
+    total = f"{run.pace.total_steps:,}"
+    return [
+        ("step", f"{record.step:>{len(total)},}/{total}"),
+        ("epoch", f"{record.epoch + 1}/{max(run.num_epochs, record.epoch + 1)}"),
+    ]
+
+
+def _progress(pace: Pace, record: StepRecord) -> Facts:
+    facts = [("loss", figure(pace.loss)), ("lr", learning_rates(record.learning_rates))]
+    if pace.samples_per_second is not None:
+        facts.append(("", f"{rate(pace.samples_per_second)} samples/s"))
+    if pace.tokens_per_second is not None:
+        facts.append(("", f"{rate(pace.tokens_per_second)} tokens/s"))
+    if pace.padding_share is not None:
+        facts.append(("padding", share(pace.padding_share)))
+    if record.peak_bytes is not None:
+        facts.append(("peak", size(record.peak_bytes)))
+    if pace.num_skipped:
+        facts.append(("skipped", f"{pace.num_skipped:,}"))
+    if pace.seconds_left is not None and record.step < pace.total_steps:
+        facts.append(("left", duration(pace.seconds_left)))
+    return facts
+
+
+def _evaluation(run: _Run, record: EvaluationRecord) -> Facts:
+    total = f"{run.pace.total_steps:,}"
+    facts = [(f"{printable(record.split):<10}", f"step {record.step:>{len(total)},}"), ("loss", _aligned(record.loss))]
+    facts += [(printable(name), _aligned(value)) for name, value in record.metrics.items() if name != "loss"]
+    facts += [(f"train {printable(name)}", _aligned(value)) for name, value in record.train_metrics.items()]
+    return [*facts, ("in", duration(record.seconds))]
+
+
+def _notice(record: Notice) -> list[str]:
+    # later lines are indented, so that no text from the data can pass for a line of ours
+    first, *rest = record.message.splitlines() or [""]
+    return [f"{printable(record.level)}: {printable(first)}", *(f"    {printable(line)}" for line in rest)]
+
+
+def _summary(run: _Run, record: RunRecord) -> Facts:
+    skipped = record.steps - record.applied_steps
+    rows = [
+        ("steps", f"{record.steps:,} in {record.epochs:.3g} epochs" + (f", {skipped:,} skipped" if skipped else ""))
+    ]
+    if record.best_step is not None:
+        rows.append(("best", f"step {record.best_step:,}"))
+    for split, metrics in record.final.items():
+        values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
+        rows.append((printable(split), values))
+    speed = [f"{rate(record.samples_per_second)} samples/s"]
+    if record.tokens_per_second != record.samples_per_second:
+        speed += [f"{rate(record.tokens_per_second)} tokens/s", f"padding {share(record.padding_share)}"]
+    rows.append(("speed", "  ".join(speed)))
+    if record.peak_bytes is not None:
+        rows.append(("memory", f"{size(record.peak_bytes)} at the peak"))
+    total = record.seconds.get("total") or sum(record.seconds.values())
+    phases = [(name, spent) for name, spent in record.seconds.items() if name != "total" and spent >= 0.005 * total]
+    spent = ", ".join(f"{share(part / total)} {printable(name)}" for name, part in sorted(phases, key=lambda f: -f[1]))
+    rows += [
+        ("time", f"{duration(total)}: {spent}" if spent else duration(total)),
+        ("folder", printable(record.folder)),
+    ]
+    if run.has_report:
+        rows.append(("report", f"{printable(record.folder)}/report.html"))
+    return rows
+
+
+def _aligned(value: float) -> str:
+    return f"{figure(value):>6}"
+
+
+def _line(facts: Facts) -> str:
+    return "  ".join(f"{label} {value}" if label else value for label, value in facts)
+
+
+def _styled(facts: Facts) -> Text:
+    parts = [Text.assemble((f"{label} " if label else "", "dim"), value) for label, value in facts]
+    return Text("  ").join(parts)
+
+
+def _grid(rows: Facts) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in rows:
+        grid.add_row(Text(label), Text(value, overflow="fold"))
+    return grid
+
+
+def _wrapped(parts: list[Text], width: int) -> list[Text]:
+    """``parts`` side by side on as many lines as they need; a part is never broken unless it alone is too wide."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + 2 + part.cell_len <= width:
+            lines[-1] = lines[-1] + Text("  ") + part
+        else:
+            lines.append(part)
+    for line in lines:
+        line.truncate(width)
+    return lines
+
+
+@final
+class _Screen:
+    """A text stream that outlives what it cannot write: an encoding too small for a name, a reader that left."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._is_gone = stream, False
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        fitting = text.encode(self.encoding, "backslashreplace").decode(self.encoding)
+        self._attempt(lambda: self._stream.write(fitting))
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        if self._is_gone:
+            return
+        try:
+            action()
+        except OSError:
+            # nobody reads this any more, so there is nobody to tell; the run itself goes on
+            self._is_gone = True

@@ -1,0 +1,86 @@
+"""Curves for TensorBoard, an optional extra."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import final
+
+from paceline.errors import RecipeError
+from paceline.files import disk_errors
+from paceline.records import EvaluationRecord, Notice, Observer, Record, RunStarted, StepRecord
+
+
+def require_tensorboard() -> None:
+    """Refuse early, before data and model are loaded, when TensorBoard is not installed.
+
+    Raises:
+        RecipeError: with the command that installs it.
+    """
+    if find_spec("tensorboard") is None:
+        raise RecipeError(
+            "observe.tensorboard = true",
+            "the package tensorboard is not installed",
+            "pip install 'paceline[tensorboard]', or --set observe.tensorboard=false",
+        )
+
+
+@final
+class TensorBoard(Observer):
+    """Writes event files into ``folder``.
+
+    Args:
+        folder: where the event files go; a resumed run gives the same folder again.
+        first_step: 0, or the step that the run resumes after; what was written about later steps is purged.
+
+    Raises:
+        RecipeError: TensorBoard is not installed.
+        DiskFullError: no room.
+    """
+
+    def __init__(self, folder: Path, first_step: int = 0) -> None:
+        require_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder = folder
+        self._group_names: tuple[str, ...] = ()
+        with disk_errors(folder):
+            self._writer = SummaryWriter(log_dir=str(folder), purge_step=first_step + 1 if first_step else None)
+
+    def observe(self, record: Record) -> None:
+        with disk_errors(self._folder):
+            match record:
+                case RunStarted():
+                    self._group_names = record.group_names
+                case StepRecord():
+                    self._step(record)
+                case EvaluationRecord():
+                    values = {"loss": record.loss, **record.metrics}
+                    self._scalars({f"{record.split}/{name}": value for name, value in values.items()}, record.step)
+                    train = {f"train/{name} at evaluation": value for name, value in record.train_metrics.items()}
+                    self._scalars(train, record.step)
+                    self._writer.flush()
+                case Notice():
+                    # indented: Markdown shows it as it is
+                    self._writer.add_text("notices", f"    {record.level}: {record.message}")
+
+    def close(self) -> None:
+        with disk_errors(self._folder):
+            self._writer.close()
+
+    def _step(self, record: StepRecord) -> None:
+        values = {"train/loss": record.loss, "train/gradient norm": record.gradient_norm}
+        names = self._group_names or tuple(str(index) for index in range(len(record.learning_rates)))
+        values |= {f"learning rate/{name}": lr for name, lr in zip(names, record.learning_rates, strict=True)}
+        if record.seconds > 0:
+            values["speed/samples per second"] = record.samples / record.seconds
+            values["speed/tokens per second"] = record.tokens / record.seconds
+        if record.slots:
+            values["speed/padding share"] = 1 - record.tokens / record.slots
+        if record.peak_bytes is not None:
+            values["memory/peak GiB"] = record.peak_bytes / 2**30
+        self._scalars(values, record.step)
+
+    def _scalars(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)

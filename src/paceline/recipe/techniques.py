@@ -1,0 +1,147 @@
+"""The catalogue of techniques: what each needs, excludes and preserves, without loading torch.
+
+A technique is one file ``techniques/<name>.py``, one field of ``TechniquesPart``, one card
+``docs/techniques/<name>.md``, one parity test ``tests/parity/test_<name>.py`` and one entry here; the architecture
+tests hold the five together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from paceline.errors import RecipeError
+from paceline.facts import Facts
+from paceline.recipe.recipe import Recipe
+
+Stage = Literal["layout", "numerics", "memory", "compile", "shard", "capture"]
+"""When a technique is applied, first to last: it may change what the stages before it built."""
+
+Preserves = Literal["bit-exact", "up to rounding", "changes the result"]
+"""How the trained weights compare with a plain loop's; set by the technique's parity test."""
+
+
+@dataclass(frozen=True)
+class TechniqueEntry:
+    """One line of the catalogue.
+
+    Args:
+        name: the field of ``TechniquesPart``, the module, the card and the parity test.
+        summary: one sentence for ``paceline techniques``.
+        stage: when it is applied.
+        preserves: what it does to the result.
+        off: the setting with which it does nothing.
+        needs: conditions of which each must hold while it is on.
+        excludes: conditions of which none may hold while it is on.
+        capability: smallest compute capability of the card that it runs on.
+        packages: distributions of which each must be installed.
+
+    A condition is ``PATH=VALUE|VALUE``, a dotted recipe path and the values that fulfil it, or the bare name of
+    another technique, which holds when that technique is on.
+    """
+
+    name: str
+    summary: str
+    stage: Stage
+    preserves: Preserves
+    off: object = False
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
+    packages: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """The module with its one public entry point."""
+        return f"paceline.techniques.{self.name}"
+
+    @property
+    def card(self) -> str:
+        """The page that explains it, from the repository's root."""
+        return f"docs/techniques/{self.name}.md"
+
+    @property
+    def setting(self) -> str:
+        """Its dotted recipe path."""
+        return f"techniques.{self.name}"
+
+    def is_on(self, recipe: Recipe) -> bool:
+        """Whether ``recipe`` uses it."""
+        return bool(_value(recipe, self.setting) != self.off)
+
+
+CATALOGUE: tuple[TechniqueEntry, ...] = (
+    TechniqueEntry("precision", "Compute in tf32, bf16 or fp16.", "numerics", "up to rounding", off="fp32"),
+    TechniqueEntry(
+        "recompute",
+        "Recompute each block's activations in the backward pass instead of keeping them.",
+        "memory",
+        "bit-exact",
+        excludes=("model.train=head|features",),
+    ),
+)
+"""Every technique, in the order of application."""
+
+STAGES: tuple[str, ...] = get_args(Stage)
+
+
+def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry] = CATALOGUE) -> None:
+    """Refuse techniques that cannot work together, with the rest of the recipe, or on this machine.
+
+    Raises:
+        RecipeError: names the setting, the rule it breaks, and the change that mends it.
+    """
+    entries = {entry.name: entry for entry in catalogue}
+    for entry in entries.values():
+        if not entry.is_on(recipe):
+            continue
+        what = f"{entry.setting} = {_written(_value(recipe, entry.setting))}"
+        leave = f"--set {entry.setting}={_written(entry.off)}"
+        for condition in entry.needs:
+            if not _holds(condition, recipe, entries):
+                raise RecipeError(what, f"needs {_told(condition, recipe, entries)}", leave)
+        for condition in entry.excludes:
+            if _holds(condition, recipe, entries):
+                raise RecipeError(what, f"cannot work with {_told(condition, recipe, entries)}", leave)
+        _check_machine(entry, what, leave, facts)
+
+
+def _check_machine(entry: TechniqueEntry, what: str, leave: str, facts: Facts) -> None:
+    missing = [name for name in entry.packages if facts.versions.get(name) is None]
+    if missing:
+        raise RecipeError(what, f"needs {', '.join(missing)}, not installed", f"pip install {' '.join(missing)}")
+    if entry.capability is not None:
+        have = facts.cards[0].compute_capability if facts.cards else None
+        if have is None or have < entry.capability:
+            major, minor = entry.capability
+            found = "none is known here" if have is None else f"this one has {have[0]}.{have[1]}"
+            raise RecipeError(what, f"needs a card of compute capability {major}.{minor} or above; {found}", leave)
+
+
+def _holds(condition: str, recipe: Recipe, entries: dict[str, TechniqueEntry]) -> bool:
+    path, equals, values = condition.partition("=")
+    if not equals:
+        return entries[path].is_on(recipe)
+    return _written(_value(recipe, path)) in values.split("|")
+
+
+def _told(condition: str, recipe: Recipe, entries: dict[str, TechniqueEntry]) -> str:
+    """The condition for a person, beside what the recipe says."""
+    path, equals, values = condition.partition("=")
+    path = path if equals else entries[path].setting
+    now = f"now {path} = {_written(_value(recipe, path))}"
+    return f"{path} = {' or '.join(values.split('|'))} ({now})" if equals else f"{path} ({now})"
+
+
+def _value(recipe: Recipe, path: str) -> Any:
+    value: Any = recipe
+    for key in path.split("."):
+        value = getattr(value, key)
+    return value
+
+
+def _written(value: object) -> str:
+    """A value as YAML and ``--set`` write it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,398 @@
+"""The folder of a run: its files by name, one run at a time in it, and the facts that a later reader needs.
+
+::
+
+    runs/imdb-20261120-101500/
+      recipe.yaml       resolved; runs again as it is          report.html    one self-contained page
+      manifest.json     versions, git, hardware, data, seeds   model/         loads in plain transformers
+      metrics.jsonl     one record a line                      checkpoints/   paceline.checkpoint.store
+      summary.json      the RunRecord                          quarantine.jsonl   rows that were dropped
+
+Torch-free: opening a folder costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import socket
+import subprocess
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from paceline.errors import RunFolderError
+from paceline.files import disk_errors, write_atomically
+from paceline.recipe import Recipe
+from paceline.records import RunRecord
+
+MANIFEST_VERSION = 1
+
+_LOCK, _QUARANTINE = ".lock", "quarantine.jsonl"
+_PACKAGES = ("paceline", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scikit-learn", "torchmetrics")
+_FILES = ("recipe.yaml", "manifest.json", "metrics.jsonl", "summary.json", "report.html", _QUARANTINE, _LOCK)
+
+
+class RunFolder:
+    """A run's folder, made by ``create``, ``create_named``, ``open`` or ``view``; all but the last hold it until ``close``.
+
+    Paths are absolute, with links resolved once, so that neither a change of the current folder nor of a link moves a
+    run that is under way.
+    """
+
+    def __init__(self, path: Path, held: contextlib.ExitStack) -> None:
+        self.path, self._held = path, held
+        self.name = path.name
+        self.recipe = path / "recipe.yaml"
+        self.manifest = path / "manifest.json"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.report = path / "report.html"
+        self.quarantine = path / _QUARANTINE
+        self.model = path / "model"
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: str | Path) -> Self:
+        """Make and lock the folder of a run that starts now.
+
+        Raises:
+            RunFolderError: a run is or was there, the folder holds something else, or it cannot be written.
+        """
+        shown, path = path, _resolved(path)
+        with disk_errors(path):
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                raise RunFolderError(f"{shown}: not a folder", fix="choose another --out") from None
+        if not (path / _LOCK).is_file():
+            _require_fresh(path)  # first without the lock, so that a stranger's folder is left as it was
+        held = contextlib.ExitStack()
+        with held:
+            _lock(path, held)
+            _require_fresh(path)
+            return cls(path, held.pop_all())
+
+    @classmethod
+    def create_named(cls, name: str, parent: str | Path = "runs") -> Self:
+        """Make and lock ``parent/<name>-<YYYYmmdd-HHMMSS>``, with a counter where that is taken.
+
+        Raises:
+            RunFolderError: the name could lead elsewhere, or the folder cannot be written.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+            raise RunFolderError(
+                f"name = {name!a}", "a run's name starts its folder's", "use letters, digits, '_', '.' and '-'"
+            )
+        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        parent = Path(parent).resolve()
+        for count in range(1, 1000):
+            path = parent / (stem if count == 1 else f"{stem}-{count}")
+            with disk_errors(path), contextlib.suppress(FileExistsError):
+                parent.mkdir(parents=True, exist_ok=True)
+                path.mkdir()  # whoever makes it owns it: two runs of one second never share a folder
+                return cls.create(path)
+        raise RunFolderError(f"{parent}/{stem}: taken, and so are 999 like it", fix="choose a folder with --out")
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Lock the folder of a run that goes on (``--resume``).
+
+        Raises:
+            RunFolderError: no run is there, it is in use by a live process, or it cannot be written.
+        """
+        folder = cls.view(path)
+        with folder._held:
+            _lock(folder.path, folder._held)
+            return cls(folder.path, folder._held.pop_all())
+
+    @classmethod
+    def view(cls, path: str | Path) -> Self:
+        """The folder of a run, to read only: not locked, so it may be another process's live run.
+
+        Raises:
+            RunFolderError: no run is there, or one of its files is a link.
+        """
+        shown, path = path, _resolved(path)
+        if not (path / "recipe.yaml").is_file():
+            why = "it has no recipe.yaml" if path.is_dir() else "there is no such folder"
+            raise RunFolderError(f"{shown}: not a run folder", why, "give the folder that paceline train printed")
+        _refuse_links(path)
+        return cls(path, contextlib.ExitStack())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the next run have the folder; closing twice does nothing."""
+        self._held.close()
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Write the resolved recipe."""
+        write_atomically(self.recipe, recipe.to_yaml().encode())
+
+    def read_recipe(self) -> Recipe:
+        """The recipe that the folder's run was started with.
+
+        Raises:
+            RecipeError: the file was changed into something that is no recipe.
+        """
+        return Recipe.load(self.recipe)
+
+    def write_manifest(
+        self,
+        *,
+        command: Sequence[str],
+        hardware: Mapping[str, Any],
+        data_fingerprint: str,
+        seeds: Mapping[str, int],
+        first_step: int = 0,
+        changes: Sequence[str] = (),
+    ) -> None:
+        """Write what the run started from; a resumed run adds a start to those before it.
+
+        Args:
+            command: the command line; secrets in it are redacted.
+            hardware: facts about this machine, as plain data.
+            data_fingerprint: digest of samples, labels and splits.
+            seeds: every seed by name.
+            first_step: the step that this start goes on after.
+            changes: settings that differ from those of the start before, as text.
+        """
+        earlier = self.read_manifest()["starts"] if self.manifest.exists() else []
+        start = {
+            "time": _now(),
+            "first_step": first_step,
+            "command": redacted_command(command),
+            "changes": [redacted(change) for change in changes],
+            "versions": versions(),
+            "git": git_state(Path.cwd()),
+            "hardware": dict(hardware),
+            "data_fingerprint": data_fingerprint,
+            "seeds": dict(seeds),
+        }
+        _write_json(self.manifest, {"format": MANIFEST_VERSION, "name": self.name, "starts": [*earlier, start]})
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest: ``starts`` holds one entry for each start of the run, the latest last.
+
+        Raises:
+            RunFolderError: it is missing or not what was written.
+        """
+        try:
+            manifest = json.loads(self.manifest.read_bytes())
+        except FileNotFoundError:
+            raise RunFolderError(f"{self.manifest}: missing", fix="start a new run with another --out") from None
+        except (ValueError, RecursionError):
+            manifest = None
+        starts = manifest.get("starts") if isinstance(manifest, dict) else None
+        if not (isinstance(starts, list) and starts and all(isinstance(start, dict) for start in starts)):
+            raise RunFolderError(
+                f"{self.manifest}: damaged", "it lists no starts of a run", "put a whole copy of it back"
+            )
+        return dict(manifest)
+
+    def write_summary(self, record: RunRecord) -> None:
+        """Write the run's outcome; numbers that are not finite become null, as JSON has none."""
+        _write_json(self.summary, dataclasses.asdict(record))
+
+    def truncate_metrics(self, after_step: int) -> int:
+        """Drop what metrics.jsonl says about steps above ``after_step``, and lines that a crash cut short.
+
+        Returns:
+            The number of lines dropped.
+        """
+        if not self.metrics.exists():
+            return 0
+        lines = self.metrics.read_bytes().splitlines()
+        kept = [line for line in lines if _belongs(line, after_step)]
+        write_atomically(self.metrics, b"".join(line + b"\n" for line in kept))
+        return len(lines) - len(kept)
+
+
+def _resolved(path: str | Path) -> Path:
+    path = Path(path)
+    if path.is_symlink() and not path.exists():
+        raise RunFolderError(f"{path}: is a link that leads nowhere", fix="remove it, or choose another --out")
+    return path.resolve()
+
+
+# ---- one run at a time
+
+
+def _lock(path: Path, held: contextlib.ExitStack) -> None:
+    """Hold the folder until ``held`` is closed; the kernel lets go when this process ends, however it ends."""
+    lock = path / _LOCK
+    _refuse_links(path)
+    with disk_errors(lock):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    held.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(path, os.pread(descriptor, 4096, 0)) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+        warnings.warn(f"{path}: this file system has no locks; two runs in one folder go unnoticed", stacklevel=3)
+        return
+    # forked workers share the lock and may outlive us: let go of it by name, not by closing
+    held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+
+
+def _in_use(path: Path, content: bytes) -> RunFolderError:
+    try:
+        owner = json.loads(content)
+        who = f"process {int(owner['pid'])} on {ascii(owner['host'])[1:-1]}, since {ascii(owner['started'])[1:-1]}"
+    except (ValueError, KeyError, TypeError):
+        who = "a process that has only just begun"
+    return RunFolderError(
+        f"{path}: in use by another run", who, "wait for it, stop it, or choose another folder with --out"
+    )
+
+
+def _require_fresh(path: Path) -> None:
+    """Refuse a folder with anything in it but what a run that failed before its first record leaves behind."""
+    names = sorted(set(os.listdir(path)) - {_LOCK, _QUARANTINE})
+    if "recipe.yaml" in names or "manifest.json" in names:
+        raise RunFolderError(
+            f"{path}: already holds a run",
+            "a new run would overwrite it",
+            f"go on with it: paceline train {path} --resume; or choose another --out",
+        )
+    if names:
+        raise RunFolderError(
+            f"{path}: not empty", f"it holds {names[0]!a} and is no run folder", "choose another --out"
+        )
+
+
+def _refuse_links(path: Path) -> None:
+    """model/ and checkpoints/ may be links to a larger disk; a file that we write to may not lead elsewhere."""
+    for name in _FILES:
+        if (path / name).is_symlink():
+            raise RunFolderError(
+                f"{path / name}: is a link", "paceline writes only inside the run folder", "put a copy in its place"
+            )
+
+
+# ---- facts
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide a run's numbers; None where one is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_state(folder: Path, timeout_seconds: float = 5.0) -> dict[str, Any] | None:
+    """``commit``, and ``dirty``: whether tracked files differ from it (None: git took too long). None without git."""
+
+    def git(*arguments: str) -> str:
+        # no optional locks: never disturb the user's own git; no fsmonitor: it is a program that a repository names
+        command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments]
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, timeout=timeout_seconds, check=True, stdin=subprocess.DEVNULL
+        )
+        return done.stdout.decode(errors="replace").strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    try:
+        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": commit, "dirty": None}
+
+
+# ---- secrets
+
+_HIDDEN = "[redacted]"
+_SECRET_NAME = r"[\w.-]*(?:token(?!i[sz]e)|key|secret|passw|credential|authorization|signature)[\w.-]*"
+_TOKENS = re.compile(
+    r"hf_\w{8,}|sk-[\w-]{16,}|gh[a-z]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w-]+\.[\w-]+\.[\w-]+"
+)
+_URL_USER = re.compile(r"([A-Za-z][\w+.-]*://)[^\s/]*@")
+_AUTHORIZATION = re.compile(r"(?i)\b(authorization[\"']?\s*[:=]\s*|bearer\s+)[^\"'\n]+")
+_ASSIGNED = re.compile(rf"(?i)({_SECRET_NAME}[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s\"',;&}}]+)")
+
+
+def redacted(text: str) -> str:
+    """``text`` without access tokens, passwords in URLs, and values of names like token, key, secret or password."""
+    text = _AUTHORIZATION.sub(rf"\1{_HIDDEN}", text)
+    text = _URL_USER.sub(rf"\1{_HIDDEN}@", text)
+    text = _ASSIGNED.sub(rf"\1{_HIDDEN}", text)
+    return _TOKENS.sub(_HIDDEN, text)
+
+
+def redacted_command(command: Sequence[str]) -> list[str]:
+    """A command line, each argument ``redacted``; ``--token VALUE`` and ``token=any text`` lose the whole value."""
+    shown: list[str] = []
+    value_is_secret = False
+    for argument in command:
+        name, equals, _ = argument.partition("=")
+        is_secret = re.fullmatch(_SECRET_NAME, name, re.IGNORECASE) is not None
+        if value_is_secret and not argument.startswith("--"):
+            shown.append(_HIDDEN)
+        elif is_secret and equals:
+            shown.append(f"{name}={_HIDDEN}")
+        else:
+            shown.append(redacted(argument))
+        value_is_secret = is_secret and not equals and argument.startswith("-")
+    return shown
+
+
+# ---- JSON
+
+
+def _belongs(line: bytes, after_step: int) -> bool:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    step = record.get("step") if isinstance(record, dict) else None
+    return isinstance(record, dict) and not (isinstance(step, int) and step > after_step)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    text = json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, f"{text}\n".encode())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

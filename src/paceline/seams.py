@@ -1,0 +1,131 @@
+"""The interfaces that rooms are built to: batch, task, layout, build. Torch, and nothing of ours above the contract.
+
+Shapes: S samples of a micro-batch, L padded length, C classes or channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paceline.records import Decision
+
+Ids = NDArray[np.int64]
+"""Sample ids: positions in the dataset."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch on the device; the engine passes it on without looking inside."""
+
+    inputs: Mapping[str, Tensor]
+    """Keyword arguments of the model: input_ids [S, L], attention_mask [S, L], ...; or pixel_values [S, C, H, W]."""
+    labels: Tensor
+    """[S] int64 classes, [S] fp32 targets, or [S, C] fp32 of 0 and 1."""
+    weights: Tensor
+    """[S] fp32; 0 marks filler. A batch of nothing but filler is legal and contributes nothing."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much work a micro-batch is: real tokens, and positions computed with padding."""
+
+    samples: int
+    tokens: int
+    slots: int
+
+
+class Meter(ABC):
+    """Sums up predictions over a split in bounded memory."""
+
+    @abstractmethod
+    def update(self, logits: Tensor, batch: Batch) -> None:
+        """Take in one batch; filler is left out."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """Loss and metrics by name."""
+
+    @abstractmethod
+    def confusion(self) -> tuple[tuple[int, ...], ...] | None:
+        """Counts [true][predicted], for single-label tasks of few classes."""
+
+
+class Task(ABC):
+    """What is learned. Losses are sums, so that any split of a batch adds up to the same gradient."""
+
+    kind: str
+    label_names: tuple[str, ...]
+
+    @abstractmethod
+    def count(self, labels: NDArray[Any]) -> int:
+        """Number of labels that the loss of these samples is divided by; known on the host before the step."""
+
+    @abstractmethod
+    def loss_sum(self, logits: Tensor, batch: Batch) -> Tensor:
+        """fp32 scalar: the weighted sum of the samples' losses; never a mean."""
+
+    @abstractmethod
+    def correct(self, logits: Tensor, batch: Batch) -> Tensor:
+        """fp32 scalar: number of right predictions, from the logits of the training forward pass."""
+
+    @abstractmethod
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """fp32 [S, C]: what ``predict`` reports; the value itself for regression, [S, 1]."""
+
+    @abstractmethod
+    def meter(self, device: torch.device) -> Meter:
+        """A fresh sum of this task's metrics."""
+
+    @property
+    @abstractmethod
+    def best_metric(self) -> str:
+        """The metric that tells the best model; a leading '-' means lower is better."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Width of the logits."""
+        return max(1, len(self.label_names))
+
+
+class Layout(ABC):
+    """How samples become batches on the device."""
+
+    @abstractmethod
+    def collate(self, ids: Ids) -> Batch:
+        """The micro-batch of these samples."""
+
+    @abstractmethod
+    def size(self, ids: Ids) -> Size:
+        """Its size, without building it."""
+
+    @abstractmethod
+    def sorted(self, ids: Ids) -> Ids:
+        """The ids in an order that wastes little; for evaluation, where order changes nothing."""
+
+
+Forward = Callable[[nn.Module, Batch], Tensor]
+"""Model and batch to logits: [S, C]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """A run put together, ready for an engine; techniques turn one build into another."""
+
+    model: nn.Module
+    forward: Forward
+    layout: Layout
+    task: Task
+    device: torch.device
+    blocks: Sequence[nn.Module] = ()
+    """The model's repeated blocks: where recompute, compile and sharding take hold."""
+    loss_scaling: bool = False
+    """fp16: multiply the loss by a scale that adapts, so that small gradients do not vanish."""
+    decisions: tuple[Decision, ...] = field(default=())

@@ -1,0 +1,34 @@
+"""The form of a user's own loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from paceline.errors import RecipeError
+from paceline.references import resolve
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(logits, labels) -> one loss a sample ([S], or [S, C] for multi-label): a sum or mean could not be weighted."""
+
+
+def user_loss(reference: str) -> LossFunction:
+    """The loss that a recipe names, checked to return one loss a sample.
+
+    Raises:
+        RecipeError: no such function, or (when first called) a result of another shape.
+    """
+    function = resolve(reference, "task.loss")
+
+    def checked(logits: Tensor, labels: Tensor) -> Tensor:
+        losses: Tensor = function(logits, labels)
+        if losses.shape != labels.shape:
+            raise RecipeError(
+                f"task.loss = {reference}",
+                f"it returned shape {tuple(losses.shape)} for labels of shape {tuple(labels.shape)}",
+                "return one loss a sample: reduction='none'",
+            )
+        return losses
+
+    return checked

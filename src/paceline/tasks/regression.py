@@ -1,0 +1,66 @@
+"""A number a sample."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.seams import Batch, Meter, Task
+from paceline.tasks.losses import LossFunction
+from paceline.tasks.metrics import TorchMeter, check_names, regression_metrics
+
+
+@final
+class Regression(Task):
+    """Mean squared error of one output.
+
+    Args:
+        label_names: one name, of the target.
+        metrics: names of metrics, or ``module:function``.
+        loss: (values [S], targets [S]) -> losses [S] in place of the squared error.
+    """
+
+    kind = "regression"
+
+    def __init__(
+        self, label_names: tuple[str, ...], metrics: tuple[str, ...] | None = None, loss: LossFunction | None = None
+    ) -> None:
+        self.label_names = label_names
+        self._metrics = metrics if metrics is not None else ("mse", "mae")
+        self._loss = loss or _squared_error
+        check_names(self._metrics, regression_metrics())
+
+    def count(self, labels: NDArray[Any]) -> int:
+        return len(labels)
+
+    def loss_sum(self, logits: Tensor, batch: Batch) -> Tensor:
+        return (self._loss(logits.float().squeeze(-1), batch.labels) * batch.weights).sum()
+
+    def correct(self, logits: Tensor, batch: Batch) -> Tensor:
+        return batch.weights.new_zeros(())
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.float()
+
+    def meter(self, device: torch.device) -> Meter:
+        return TorchMeter(
+            self._metrics,
+            regression_metrics(),
+            1,
+            device,
+            loss_sum=self.loss_sum,
+            labels_per_sample=1,
+            scores=lambda logits: logits.squeeze(-1),
+            confusion=False,
+        )
+
+    @property
+    def best_metric(self) -> str:
+        return "-loss"
+
+
+def _squared_error(values: Tensor, targets: Tensor) -> Tensor:
+    return (values - targets).square()

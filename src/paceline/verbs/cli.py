@@ -1,0 +1,265 @@
+"""The command line: one command a verb, each a thin shell around the Python function of the same name.
+
+Only typer and the errors are imported here; a command imports what it needs when it runs, so that ``--help`` and
+usage errors answer at once.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from paceline.errors import Preempted, RecipeError, UserError
+
+if TYPE_CHECKING:
+    from paceline.recipe import Recipe
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
+
+
+class BadRows(StrEnum):
+    """What happens to a row that cannot be used."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+class Commands(TyperGroup):
+    """The one place where errors become messages and exit codes; bugs keep their traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a person's error ends with its message and exit code, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except (UserError, Preempted) as error:
+            typer.echo(f"paceline: {error}", err=True)
+            raise SystemExit(error.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo("paceline: interrupted", err=True)
+            raise SystemExit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
+
+
+def main() -> None:
+    """Entry point of the ``paceline`` command."""
+    app(prog_name="paceline")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from paceline import __version__
+
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def paceline(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Fine-tune PyTorch models at the speed of the hardware."""
+
+
+@app.command()
+def train(
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="TARGET", help="Recipe (YAML); with --resume, a run folder.", show_default=False),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hub name or folder of a pretrained model.")] = None,
+    data: Annotated[str | None, typer.Option(help="File or folder, hub:NAME or builtin:NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/<name>-<time>].")] = None,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
+    on_bad_row: Annotated[BadRows | None, typer.Option(help="Stop at a row that cannot be used, or skip it.")] = None,
+) -> None:
+    """Fine-tune, evaluate and save a model.
+
+    \b
+    paceline train --model distilbert-base-uncased --data reviews.csv
+    paceline train recipes/imdb_distilbert.yaml --set optimizer.lr=3e-5
+    paceline train runs/x --resume
+    """
+    if devices > 1:
+        raise RecipeError(f"--devices {devices}", "this version trains on one device", "--devices 1")
+    changes = list(settings or ())
+    if on_bad_row:
+        changes.insert(0, f"data.on_bad_row={on_bad_row.value}")
+    if resume:
+        folder = _folder_to_resume(target, {"--model": model, "--data": data, "--out": out})
+        from paceline.verbs.train import resume as resume_run
+
+        resume_run(folder, changes)
+        return
+    recipe = build_recipe(target, model, data, changes)
+    from paceline.verbs.train import train as train_run
+
+    train_run(recipe, out=out)
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    data: Annotated[str | None, typer.Option(help="Labelled data [default: the run's own].")] = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+) -> None:
+    """Measure a run's saved model on labelled data."""
+    from paceline.verbs.evaluate import evaluate as evaluate_run
+
+    record = evaluate_run(run, data=data, split=split)
+    rows = {"loss": record.loss, **record.metrics}
+    width = max(len(name) for name in rows)
+    typer.echo(f"{record.split}: {record.samples:,} samples in {record.seconds:.1f} s")
+    for name, value in rows.items():
+        typer.echo(f"  {name:<{width}}  {value:.4f}")
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    data: Annotated[str, typer.Argument(metavar="INPUT", help="Rows to label.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.", show_default=False)],
+) -> None:
+    """Label new rows: the row, its label and the probabilities."""
+    from paceline.verbs.predict import predict as predict_rows
+
+    predict_rows(run, data, out)
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def demo() -> None:
+    """Train a small classifier on embedded data, offline."""
+    from paceline.verbs.demo import demo as run_demo
+
+    run_demo()
+
+
+@app.command()
+def doctor() -> None:
+    """Describe this machine and what it lacks."""
+    from paceline.verbs.doctor import doctor as examine_machine
+
+    examine_machine()
+
+
+@app.command()
+def techniques() -> None:
+    """List the techniques and what each preserves."""
+    from paceline.verbs.techniques import techniques as list_techniques
+
+    list_techniques()
+
+
+@app.command()
+def schema() -> None:
+    """Print the recipe's JSON schema, for editors."""
+    from paceline.verbs.schema import schema as print_schema
+
+    print_schema()
+
+
+@app.command()
+def report(run: RunFolder) -> None:
+    """Write a run's report.html again."""
+    from paceline.verbs.report import report as write_report
+
+    typer.echo(f"wrote {write_report(run)}")
+
+
+@app.command("data")
+def data_set(
+    name: Annotated[str, typer.Argument(help="Data set to fetch: imdb.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where its files go.", show_default=False)],
+) -> None:
+    """Download a data set and write its split files."""
+    from paceline.verbs.data import data as fetch
+
+    for path in fetch(name, folder):
+        typer.echo(f"wrote {path}")
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Model with .bin or .pth weights.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where the model goes [default: FOLDER].")] = None,
+) -> None:
+    """Rewrite .bin or .pth weights as safetensors, running no code."""
+    from paceline.models.convert import convert as convert_model
+
+    typer.echo(f"wrote {convert_model(source, out)}")
+
+
+def build_recipe(target: Path | None, model: str | None, data: str | None, settings: Sequence[str]) -> Recipe:
+    """The recipe of a ``train`` command: the file's, then ``--model`` and ``--data``, then ``--set``.
+
+    ``--model`` and ``--data`` replace the file's model and data source, and with them what belongs to the source
+    alone: its configuration or factory; its validation and test files.
+
+    Raises:
+        RecipeError: neither a recipe nor both options are given, or the result is no valid recipe.
+    """
+    from paceline.recipe import Recipe, merge, read_yaml
+
+    if target is None and not (model and data):
+        missing = " and ".join(name for name, value in (("--model", model), ("--data", data)) if not value)
+        raise RecipeError(f"{missing}: missing", "there is no recipe to take it from", "paceline train RECIPE.yaml")
+    if target is not None and target.is_dir():
+        fix = f"paceline train {target} --resume, or name a recipe file"
+        raise RecipeError(f"{target}: is a folder", "a recipe is a YAML file", fix)
+    plain = read_yaml(target) if target else {}
+    if model:
+        plain["model"] = {**_without(plain.get("model"), "config", "factory", "revision"), "source": model}
+    if data:
+        plain["data"] = {**_without(plain.get("data"), "validation", "test"), "source": data}
+    plain.setdefault("name", _run_name(target.stem if target else str(data)))
+    return Recipe.parse(merge(plain, settings))
+
+
+def _without(part: object, *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key not in keys} if isinstance(part, dict) else {}
+
+
+def _run_name(source: str) -> str:
+    """A name for the run folder from the recipe's or the data's: ``path/reviews.csv.gz`` -> ``reviews``."""
+    stem = source.rstrip("/").rpartition("/")[2].rpartition(":")[2].partition(".")[0]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_") or "run"
+
+
+def _folder_to_resume(target: Path | None, options: dict[str, object]) -> Path:
+    if target is None:
+        raise UserError(
+            "--resume: no run folder given", "there is nothing to go on with", "paceline train RUN --resume"
+        )
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        why = "a resumed run keeps the recipe and the folder it began with"
+        raise UserError(f"--resume with {', '.join(given)}", why, "leave it out, or start a run without --resume")
+    return target
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""``paceline doctor``: what this machine has, what is missing, and the command that adds it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from paceline.facts import Facts, ask, peak_rates, this_machine
+from paceline.files import cache_folder
+
+GIB = 2**30
+
+LITTLE_ROOM_BYTES = 5 * GIB
+"""Less free room than a pretrained model, its checkpoints and an encoded data set usually take."""
+
+SUPPORTED_PYTHON = ((3, 11), (3, 13))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination; ``fix`` is a command, given when ``state`` is not fine."""
+
+    topic: str
+    text: str
+    state: Literal["fine", "note", "missing"] = "fine"
+    fix: str = ""
+
+
+def doctor() -> Facts:
+    """Print what this machine has and lacks, and return the facts.
+
+    Loads torch to see whether it works with the card; whatever is broken is printed, never raised.
+    """
+    facts = this_machine()
+    findings = [*machine(facts), *cards(facts), *links(facts), *packages(facts), *torch_works(facts), *rooms()]
+    sys.stdout.write(shown(findings))
+    return facts
+
+
+def shown(findings: Iterable[Finding]) -> str:
+    """The findings as text, a line each, with the fixes below the lines that need one; a summary ends it."""
+    findings = list(findings)
+    width = max(len(finding.topic) for finding in findings)
+    marks = {"fine": " ", "note": "-", "missing": "!"}
+    lines = []
+    for finding in findings:
+        head, *rest = finding.text.splitlines() or [""]
+        lines.append(f"{marks[finding.state]} {finding.topic:<{width}}  {head}")
+        lines += [f"  {'':<{width}}  {line}" for line in rest]
+        if finding.fix:
+            lines.append(f"  {'':<{width}}  fix: {finding.fix}")
+    num_missing = sum(finding.state == "missing" for finding in findings)
+    lines.append(f"{num_missing} to mend (marked !)" if num_missing else "nothing is missing")
+    return "\n".join(lines) + "\n"
+
+
+def machine(facts: Facts) -> list[Finding]:
+    """Python, the processor and main memory."""
+    version = tuple(int(part) for part in re.findall(r"\d+", facts.python)[:2])
+    first, last = SUPPORTED_PYTHON
+    supported = first <= version <= last
+    names = [".".join(map(str, bound)) for bound in SUPPORTED_PYTHON]
+    memory = f"{facts.memory_bytes / GIB:.1f} GiB" if facts.memory_bytes else "unknown"
+    found = [
+        Finding("system", facts.platform),
+        Finding(
+            "python",
+            facts.python if supported else f"{facts.python}: paceline is tested with {names[0]} to {names[1]}",
+            "fine" if supported else "missing",
+            "" if supported else f"make a new environment: python{names[1]} -m venv .venv",
+        ),
+        Finding("processor", f"{facts.cpu_model or 'unknown'}, {facts.cpu_count} usable"),
+        Finding("memory", memory),
+    ]
+    if facts.in_slurm:
+        found.append(Finding("cluster", f"inside Slurm job {os.environ.get('SLURM_JOB_ID', '')}".rstrip()))
+    return found
+
+
+def cards(facts: Facts) -> list[Finding]:
+    """Each card with the rates that are known of it, and why none can be used."""
+    found = []
+    for index, card in enumerate(facts.cards):
+        parts = [card.name]
+        if card.memory_bytes:
+            parts.append(f"{card.memory_bytes / GIB:.0f} GiB")
+        if card.compute_capability:
+            parts.append("compute capability {}.{}".format(*card.compute_capability))
+        if rates := peak_rates(card.name):
+            flops, kind = (rates.bf16_flops, "bf16") if rates.bf16_flops else (rates.fp16_flops, "fp16")
+            parts.append(f"{flops / 1e12:.0f} TFLOP/s {kind}, {rates.memory_bytes_per_second / 1e12:.2f} TB/s at best")
+        parts.append(f"driver {card.driver}" if card.driver else "driver unknown")
+        found.append(Finding(f"card {index}", ", ".join(parts)))
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None:
+        found.append(Finding("card setting", f"CUDA_VISIBLE_DEVICES={hidden}", "note"))
+    if not facts.cards:
+        found.append(Finding("card", f"{facts.cuda_problem}; runs use the CPU", "note"))
+    elif facts.cuda_problem:
+        found.append(Finding("card", facts.cuda_problem, "missing", _cuda_fix(facts)))
+    return found
+
+
+def links(facts: Facts) -> list[Finding]:
+    """How several cards are connected, as nvidia-smi draws it."""
+    if len(facts.cards) < 2:
+        return []
+    answer = ask(["nvidia-smi", "topo", "-m"])
+    if answer is None:
+        return [Finding("links", "unknown: nvidia-smi topo gives no answer", "note")]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", answer)  # the header is underlined for terminals
+    matrix = plain.partition("\n\n")[0].strip("\n").expandtabs(8)
+    return [Finding("links", matrix)]
+
+
+def packages(facts: Facts) -> list[Finding]:
+    """Every requirement that is not met, and every extra that is not complete."""
+    from packaging.requirements import Requirement
+
+    have = ", ".join(f"{name} {facts.versions[name]}" for name in ("torch", "transformers") if facts.versions.get(name))
+    found = [Finding("packages", have or "neither torch nor transformers is installed")]
+    lacking: dict[str, list[str]] = {}
+    for text in importlib.metadata.requires("paceline") or []:
+        requirement = Requirement(text)
+        extras = re.findall(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
+        if extras == ["dev"] or requirement.name == "paceline":
+            continue
+        if not _met(requirement.name, str(requirement.specifier)):
+            lacking.setdefault(extras[0] if extras else "", []).append(f"{requirement.name}{requirement.specifier}")
+    for extra, names in sorted(lacking.items()):
+        fix = f"pip install 'paceline[{extra}]'" if extra else "pip install " + " ".join(f"'{name}'" for name in names)
+        text = f"optional, not installed: {', '.join(names)}" if extra else f"required: {', '.join(names)}"
+        found.append(Finding(extra or "packages", text, "note" if extra else "missing", fix))
+    return found
+
+
+def torch_works(facts: Facts) -> list[Finding]:
+    """Whether torch loads, and computes on the card where there is one."""
+    if facts.versions.get("torch") is None:
+        return []
+    try:
+        import torch
+
+        text = f"torch {torch.__version__} loads, {torch.get_num_threads()} threads"
+        if facts.cuda_problem is None:
+            ones = torch.ones(16, 16, device="cuda")
+            text += f", CUDA {torch.version.cuda}; {torch.cuda.get_device_name()} computes: {int((ones @ ones).sum())}"
+    except Exception as error:  # a diagnosis: any way of being broken is the finding
+        reason = (str(error).splitlines() or [""])[0]
+        return [Finding("torch", f"does not work: {type(error).__name__}: {reason}", "missing", _cuda_fix(facts))]
+    return [Finding("torch", text)]
+
+
+def rooms() -> list[Finding]:
+    """Free disk space where runs, encoded data and downloaded models go."""
+    hub = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    found = []
+    for topic, folder in (("runs", Path.cwd()), ("cache", cache_folder()), ("models", Path(hub))):
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        little = free < LITTLE_ROOM_BYTES
+        text = f"{folder}: {free / GIB:.1f} GiB free"
+        fixes = {"runs": "--out DIR", "cache": "export PACELINE_CACHE=DIR", "models": "export HF_HOME=DIR"}
+        fix = f"free some space, or choose another disk: {fixes[topic]}" if little else ""
+        found.append(Finding(f"{topic} disk", text, "missing" if little else "fine", fix))
+    return found
+
+
+def _met(name: str, specifier: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    try:
+        return SpecifierSet(specifier).contains(importlib.metadata.version(name), prereleases=True)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _cuda_fix(facts: Facts) -> str:
+    """The command that gives this machine a torch that works with its driver."""
+    if facts.torch_cuda is None:
+        return "pip install --force-reinstall torch, from an index that provides builds with CUDA"
+    return f"update the driver, or install a torch built for an older CUDA than {facts.torch_cuda}"

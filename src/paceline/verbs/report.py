@@ -1,0 +1,1 @@
+"""``paceline report``: a run's report.html, written again from what its folder holds."""

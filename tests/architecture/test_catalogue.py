@@ -1,0 +1,76 @@
+"""A technique is one file, one field of the recipe, one card, one parity test and one entry of the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from paceline.recipe.parts import TechniquesPart
+from paceline.recipe.techniques import CATALOGUE, STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def mismatches(root: Path, names: Iterable[str], fields: Iterable[str]) -> list[str]:
+    """Where files, fields, cards and parity tests differ from the catalogue's ``names``."""
+    names = set(names)
+    source, cards = root / "src" / "paceline" / "techniques", root / "docs" / "techniques"
+    groups = {
+        "files in src/paceline/techniques": {p.stem for p in source.glob("*.py")} - {"__init__"},
+        "fields of TechniquesPart": set(fields),
+        "cards in docs/techniques": {p.stem for p in cards.glob("*.md")} - {"README"},
+    }
+    problems = [
+        f"{what}: {name} is {'missing' if name in names else 'not in the catalogue'}"
+        for what, found in groups.items()
+        for name in sorted(found ^ names)
+    ]
+    # the folder holds other parity tests too, such as that of the bare loop
+    parity = {p.stem.removeprefix("test_") for p in (root / "tests" / "parity").glob("test_*.py")}
+    return problems + [f"tests/parity/test_{name}.py is missing" for name in sorted(names - parity)]
+
+
+def test_catalogue_files_fields_cards_and_parity_tests_agree() -> None:
+    problems = mismatches(ROOT, (entry.name for entry in CATALOGUE), TechniquesPart.model_fields)
+    assert not problems, "\n".join(problems)
+
+
+def test_the_catalogue_is_in_the_order_of_application() -> None:
+    stages = [STAGES.index(entry.stage) for entry in CATALOGUE]
+    assert stages == sorted(stages), "an entry stands before one of an earlier stage"
+    names = [entry.name for entry in CATALOGUE]
+    assert len(set(names)) == len(names), f"an entry stands twice: {names}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("src/paceline/techniques/planted.py", "files in src/paceline/techniques: planted is not in the catalogue"),
+        ("docs/techniques/planted.md", "cards in docs/techniques: planted is not in the catalogue"),
+        ("-src/paceline/techniques/known.py", "files in src/paceline/techniques: known is missing"),
+        ("-docs/techniques/known.md", "cards in docs/techniques: known is missing"),
+        ("-tests/parity/test_known.py", "tests/parity/test_known.py is missing"),
+    ],
+)
+def test_the_guard_sees_every_mismatch(tmp_path: Path, change: str, message: str) -> None:
+    for name in (
+        "src/paceline/techniques/known.py",
+        "src/paceline/techniques/__init__.py",
+        "docs/techniques/known.md",
+        "docs/techniques/README.md",
+        "tests/parity/test_known.py",
+        "tests/parity/test_loop.py",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert mismatches(tmp_path, ["known"], ["known"]) == []
+    assert mismatches(tmp_path, ["known"], []) == ["fields of TechniquesPart: known is missing"]
+    path = tmp_path / change.removeprefix("-")
+    if change.startswith("-"):
+        path.unlink()
+    else:
+        path.touch()
+    assert mismatches(tmp_path, ["known"], ["known"]) == [message]

@@ -1,0 +1,35 @@
+"""Recomputed activations are the same activations, dropout included."""
+
+import torch
+from tests.parity.driving import assembled, assert_same_bits, recipe, train
+from tests.parity.reference import tiny_model
+
+from paceline.techniques.recompute import apply_recompute
+
+
+def test_recompute_changes_no_bit() -> None:
+    plain, recomputed = recipe(), recipe(techniques={"recompute": True})
+    one, other = tiny_model(dropout=0.2), tiny_model(dropout=0.2)
+    assert train(assembled(one, plain), plain) == train(assembled(other, recomputed), recomputed)
+    assert_same_bits(one, other)
+
+
+def test_each_block_runs_twice_in_training_and_once_in_evaluation() -> None:
+    model = tiny_model()
+    calls = []
+    for block in model.distilbert.transformer.layer:
+        block.attention.register_forward_hook(lambda *_: calls.append(1))
+    apply_recompute(list(model.distilbert.transformer.layer))
+    inputs = {"input_ids": torch.ones(2, 5, dtype=torch.long)}
+    model(**inputs).logits.sum().backward()
+    assert len(calls) == 4
+    calls.clear()
+    with torch.no_grad():
+        model(**inputs)
+    assert len(calls) == 2
+
+
+def test_another_model_of_the_class_is_left_alone() -> None:
+    model, other = tiny_model(), tiny_model()
+    apply_recompute(list(model.distilbert.transformer.layer))
+    assert "forward" not in vars(other.distilbert.transformer.layer[0])
