@@ -227,7 +227,7 @@ class Loop:
             return
         with job.watch.phase("evaluate"):
             found = evaluate(
-                job.assembled.engine,
+                job.assembled.engine.infer,
                 job.assembled.build,
                 "validation",
                 job.dataset.splits["validation"],

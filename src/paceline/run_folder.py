@@ -45,7 +45,7 @@ _FILES = ("recipe.yaml", "manifest.json", "metrics.jsonl", "summary.json", "repo
 
 
 class RunFolder:
-    """A run's folder, made by ``create``, ``create_named``, ``open`` or ``view``; all but the last hold it until ``close``.
+    """A run's folder, held by this process until ``close``; only ``view`` does not hold it.
 
     Paths are absolute, with links resolved once, so that neither a change of the current folder nor of a link moves a
     run that is under way.
@@ -209,7 +209,7 @@ class RunFolder:
         return dict(manifest)
 
     def write_summary(self, record: RunRecord) -> None:
-        """Write the run's outcome; numbers that are not finite become null, as JSON has none."""
+        """Write the run's outcome; numbers that are not finite are the strings ``NaN``, ``Infinity``, ``-Infinity``."""
         _write_json(self.summary, dataclasses.asdict(record))
 
     def truncate_metrics(self, after_step: int) -> int:
@@ -339,7 +339,7 @@ _TOKENS = re.compile(
 )
 _URL_USER = re.compile(r"([A-Za-z][\w+.-]*://)[^\s/]*@")
 _AUTHORIZATION = re.compile(r"(?i)\b(authorization[\"']?\s*[:=]\s*|bearer\s+)[^\"'\n]+")
-_ASSIGNED = re.compile(rf"(?i)({_SECRET_NAME}[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s\"',;&}}]+)")
+_ASSIGNED = re.compile(rf"(?i)({_SECRET_NAME}[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s\"',;&}}]+)(?: -> .*)?")
 
 
 def redacted(text: str) -> str:
@@ -380,17 +380,17 @@ def _belongs(line: bytes, after_step: int) -> bool:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    text = json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, f"{text}\n".encode())
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"  # JSON has no such numbers
     if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [_plain(inner) for inner in value]
     return value
 
 

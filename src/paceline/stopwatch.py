@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+DERIVED = ("other", "total")
+"""Not phases: what is left over, and the sum."""
 
 
 class Stopwatch:
-    """Adds up wall seconds by phase; a phase inside another is taken out of the outer one.
+    """Adds up wall seconds by phase; a phase inside another is taken out of the outer one."""
 
-    Args:
-        earlier: seconds by phase of the part of the run before a resume.
-    """
-
-    def __init__(self, earlier: dict[str, float] | None = None) -> None:
+    def __init__(self) -> None:
         self._started = time.perf_counter()
-        self._seconds = dict(earlier or {})
-        self._earlier = sum((earlier or {}).values())
+        self._seconds: dict[str, float] = {}
+        self._earlier = 0.0
         self._inner = [0.0]
+
+    def add(self, earlier: Mapping[str, float]) -> None:
+        """Count in what ``seconds`` gave before a resume."""
+        self._earlier += earlier["total"]
+        for name, value in earlier.items():
+            if name not in DERIVED:
+                self._seconds[name] = self._seconds.get(name, 0.0) + value
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -36,5 +42,4 @@ class Stopwatch:
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, ``other`` for what no phase counted, and their ``total``."""
         total = self._earlier + time.perf_counter() - self._started
-        counted = {name: value for name, value in self._seconds.items() if name not in ("other", "total")}
-        return {**counted, "other": max(0.0, total - sum(counted.values())), "total": total}
+        return {**self._seconds, "other": max(0.0, total - sum(self._seconds.values())), "total": total}

@@ -49,13 +49,13 @@ def assembled(model: nn.Module, chosen: Recipe, total_steps: int = STEPS, device
     task = task_for(data.kind, data.label_names, chosen.task)
     blocks = list(model.distilbert.transformer.layer)
     normalisation = ((0.5,) * 3, (0.5,) * 3)
-    build = assemble_build(
-        chosen, model, data, task, torch.device(device), blocks=blocks, normalisation=normalisation
-    )
+    build = assemble_build(chosen, model, data, task, torch.device(device), blocks=blocks, normalisation=normalisation)
     return assemble(chosen, build, total_steps)
 
 
-def train(run: Assembled, chosen: Recipe, steps: int = STEPS, start: OrderState | None = None, first: int = 0) -> list[float]:
+def train(
+    run: Assembled, chosen: Recipe, steps: int = STEPS, start: OrderState | None = None, first: int = 0
+) -> list[float]:
     """``steps`` steps through engine and order; returns the losses."""
     loop = chosen.loop
     order = ShuffledOrder(np.arange(SAMPLES), micro_batch_size=loop.micro_batch_size or loop.batch_size)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
 
@@ -37,5 +38,7 @@ def test_accumulated_gradient_is_that_of_the_big_batch(micro_batch_size: int) ->
         models[size] = model
     # the loss itself is taken in fp32
     assert losses[None] == pytest.approx(losses[micro_batch_size], rel=1e-5)
-    for (name, a), b in zip(models[None].state_dict().items(), models[micro_batch_size].state_dict().values(), strict=True):
+    for (name, a), b in zip(
+        models[None].state_dict().items(), models[micro_batch_size].state_dict().values(), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}")

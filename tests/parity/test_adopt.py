@@ -30,7 +30,7 @@ def loader() -> DataLoader[Any]:
 # fmt: off
 def plain_loop(model, optimizer, train_loader, num_epochs):
     losses = []
-    for epoch in range(num_epochs):
+    for _ in range(num_epochs):
         correct = 0
         for batch in train_loader:
             model.train()
@@ -46,7 +46,7 @@ def plain_loop(model, optimizer, train_loader, num_epochs):
 def adopted_loop(model, optimizer, train_loader, num_epochs):
     losses = []
     engine = paceline.adopt(model, optimizer, loss_sum)
-    for epoch in range(num_epochs):
+    for _ in range(num_epochs):
         correct = 0
         for batch in train_loader:
             forward = engine.accumulate([batch], denominator=len(batch["label"]))
@@ -106,7 +106,9 @@ def test_clipping_and_its_norm() -> None:
     batch = next(iter(loader()))
     engine.accumulate([batch], denominator=12)
     update = engine.update()
-    moved = math.sqrt(sum((p.detach() - b).square().sum().item() for p, b in zip(model.parameters(), before, strict=True)))
+    moved = math.sqrt(
+        sum((p.detach() - b).square().sum().item() for p, b in zip(model.parameters(), before, strict=True))
+    )
     assert update.norm > 0.01
     assert moved == pytest.approx(0.01, rel=1e-3)
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.parity.driving import assembled, assert_same_bits, recipe, train
-from tests.parity.reference import tiny_model, train_by_hand
 
 from paceline.engine.engine import Update
 from paceline.techniques.precision import matmul_precision
+from tests.parity.driving import assembled, assert_same_bits, recipe, train
+from tests.parity.reference import tiny_model, train_by_hand
 
 
 def test_bf16_equals_a_hand_written_autocast_loop_bit_for_bit() -> None:

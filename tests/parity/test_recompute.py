@@ -1,10 +1,10 @@
 """Recomputed activations are the same activations, dropout included."""
 
 import torch
-from tests.parity.driving import assembled, assert_same_bits, recipe, train
-from tests.parity.reference import tiny_model
 
 from paceline.techniques.recompute import apply_recompute
+from tests.parity.driving import assembled, assert_same_bits, recipe, train
+from tests.parity.reference import tiny_model
 
 
 def test_recompute_changes_no_bit() -> None:

@@ -24,7 +24,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class CheckpointStore:
 
     Args:
         folder: where they live; made by the first ``save``.
-        keep_last: number of newest checkpoints to keep, beside the best one.
+        keep_last: number of newest checkpoints to keep, each with the one that was the best until then.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
@@ -216,15 +216,18 @@ class CheckpointStore:
 
     def steps(self) -> tuple[int, ...]:
         """Steps of the committed checkpoints, ascending; their files are not read."""
-        return tuple(sorted({slot.step for slot in _sound(self.folder)}))
+        return tuple(sorted({slot.step for slot in _sound(self.folder, slots_of(self.folder))}))
 
     def _rotate(self, saved: Slot) -> None:
-        """Drop all but the newest ``keep_last`` up to ``saved``, and the best; ``saved`` itself always stays."""
-        committed = {slot: manifest for slot, manifest in _sound(self.folder).items() if slot <= saved}
+        """Drop all but the newest ``keep_last`` up to ``saved``, and their best; ``saved`` itself always stays."""
+        slots = slots_of(self.folder)
+        committed = {slot: manifest for slot, manifest in _sound(self.folder, slots).items() if slot <= saved}
         last_of_step = {slot.step: slot for slot in committed}  # ascending, so the last edition of a step wins
         keep = {saved, *list(last_of_step.values())[-self.keep_last :]}
-        keep.update([slot for slot, manifest in committed.items() if manifest.is_best][-1:])
-        for slot in slots_of(self.folder):
+        marked = [slot for slot, manifest in committed.items() if manifest.is_best]
+        for kept in tuple(keep):  # each with the best of its time: a fall back to it must not lose that
+            keep.update([slot for slot in marked if slot <= kept][-1:])
+        for slot in slots:
             if slot not in keep:
                 _discard(self.folder / slot.name)
         _sweep(self.folder)
@@ -239,10 +242,10 @@ def _load(root: Path, slot: Slot) -> Checkpoint:
     return Checkpoint(step=slot.step, folder=root / slot.name, state=state, is_best=manifest.is_best)
 
 
-def _sound(root: Path) -> dict[Slot, Manifest]:
-    """Committed checkpoints, ascending, whose manifests can be trusted; the other files are not read."""
+def _sound(root: Path, slots: Iterable[Slot]) -> dict[Slot, Manifest]:
+    """Those that are committed and whose manifests can be trusted, in their order; the other files are not read."""
     found = {}
-    for slot in slots_of(root):
+    for slot in slots:
         with contextlib.suppress(DamagedError):  # newest() and best() tell of those
             found[slot] = read_manifest(root, slot)
     return found

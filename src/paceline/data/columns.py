@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import DataError, nearest
@@ -106,30 +106,25 @@ def find_roles(
         DataError: a named column is missing, or a role cannot be found or is ambiguous; lists the columns.
     """
     search = _Search(columns, file)
-    label = _label(part, search, required=labelled)
+    label = _label(part, search) if labelled else ()
     split = _split(part, search) if labelled else None
-    taken = {*label, *([split] if split else [])}
+    taken = {*label, *([split] if split else [])} if labelled else _set_aside(part, columns)
     is_image = part.text in image_columns
     if part.text == "auto" and image_columns and search.by_rank(TEXT_NAMES[:2], taken, "text") is None:
         content, pair, is_image = _image(search, image_columns), None, True
     else:
         content, pair = _texts(part, search, sample, taken)
-    if content in taken or pair in taken or content == pair:
+    playing = [name for name in (content, pair, *label, split) if name]
+    if len(set(playing)) < len(playing):
+        twice = next(name for name in playing if playing.count(name) > 1)
         raise DataError(
-            f"column {content if content in taken or content == pair else pair!r} has two roles",
+            f"column {twice!r} has two roles",
             file=file,
-            why=f"text: {content}, pair: {pair}, label: {', '.join(label)}, split: {split}",
-            fix=f"name one column a role, of {search.listing}",
+            why=f"text: {content}, second text: {pair}, label: {', '.join(label)}, split: {split}",
+            fix=f"--set data.text=COLUMN and data.label=COLUMN, of {search.listing}",
         )
-    roles = Roles(content=content, is_image=is_image, pair=pair, label=label if labelled else (), split=split)
-    return Roles(
-        content=content,
-        is_image=is_image,
-        pair=pair,
-        label=roles.label,
-        split=split,
-        notices=tuple(_guesses(part, roles)),
-    )
+    roles = Roles(content=content, is_image=is_image, pair=pair, label=label, split=split)
+    return replace(roles, notices=tuple(_guesses(part, roles)))
 
 
 def _guesses(part: DataPart, roles: Roles) -> Iterable[str]:
@@ -200,12 +195,14 @@ def normal(name: str) -> str:
     return name.strip().lower().replace(" ", "_").replace("-", "_")
 
 
-def _label(part: DataPart, search: _Search, *, required: bool) -> tuple[str, ...]:
-    if not required:
-        # a label column that happens to be there is no text either; which of several it is does not matter
-        wanted = {part.label} if isinstance(part.label, str) else set(part.label)
-        known = {name for rank in LABEL_NAMES[:2] for name in rank}
-        return tuple(name for name in search.names if name in wanted or ("auto" in wanted and normal(name) in known))
+def _set_aside(part: DataPart, columns: Sequence[str]) -> set[str]:
+    """Columns of unlabelled rows that are no text either, should labels or splits happen to be there."""
+    named = {*((part.label,) if isinstance(part.label, str) else part.label), part.split}
+    known = {name for rank in (*LABEL_NAMES[:2], *SPLIT_NAMES) for name in rank}
+    return {name for name in columns if name in named or normal(name) in known} - {part.text, part.pair}
+
+
+def _label(part: DataPart, search: _Search) -> tuple[str, ...]:
     if isinstance(part.label, tuple):
         found = tuple(search.named(name, "data.label") for name in part.label)
         if len(set(found)) < len(found) or not found:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.data.builtin import PREFIX, builtin_fingerprint, read_builtin
+from paceline.data.builtin import PREFIX, builtin_fingerprint
 from paceline.data.cache import FORMAT, DamagedEntry, dataset_fingerprint, load, save
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.encode import encode_texts, truncate
@@ -63,6 +63,8 @@ def prepare(
     Raises:
         DataError: the data cannot be used, or are not what the model takes.
     """
+    from paceline.data.sources import read
+
     length = max_length or part.max_length
     entry = None
     if rows is None and cache is not None:
@@ -79,7 +81,7 @@ def prepare(
         else:
             if found is not None:
                 return found
-    table = _read(part, task.type, rows=rows, quarantine=quarantine)
+    table = read(part, task=task.type, rows=rows, quarantine=quarantine)
     dataset = _encode(table, part, tokenizer, length, modality)
     if entry is None:
         return dataset
@@ -105,7 +107,11 @@ def prepare_for_inference(
     Raises:
         DataError: the data cannot be used, are not what the model takes, or have a label that it does not know.
     """
-    table = _read(part, kind, rows=rows, labelled=labelled, keep_rows=True)
+    from paceline.data.sources import read
+
+    # one class is too few to learn from, but not to be measured on
+    single = part.model_copy(update={"allow_single_class": True})
+    table = read(single, task=kind, rows=rows, labelled=labelled, keep_rows=True)
     if labelled and table.kind != kind:
         raise DataError(f"{part.source} is for {table.kind}, but the model was trained for {kind}")
     everything = np.arange(len(table), dtype=np.int64)
@@ -115,22 +121,6 @@ def prepare_for_inference(
         labels = empty_labels(len(table), kind, label_names)
     inputs = _inputs(table, part, tokenizer, max_length or part.max_length, modality, everything)
     return _dataset(inputs, labels, kind, {"all": everything}, table.origins, table.notices), table
-
-
-def _read(
-    part: DataPart,
-    task: str,
-    *,
-    rows: Any = None,
-    labelled: bool = True,
-    keep_rows: bool = False,
-    quarantine: Path | None = None,
-) -> Table:
-    if rows is None and part.source.startswith(PREFIX):
-        return read_builtin(part)
-    from paceline.data.sources import read
-
-    return read(part, task=task, rows=rows, labelled=labelled, keep_rows=keep_rows, quarantine=quarantine)
 
 
 def _encode(table: Table, part: DataPart, tokenizer: TokenizerSource | None, max_length: int, modality: str) -> Dataset:
@@ -212,11 +202,14 @@ def _remember(dataset: Dataset, entry: Path, notices: tuple[str, ...]) -> Datase
     """Keep the data set for the next time and go on with the memory-mapped one, which the system may page out."""
     try:
         save(dataset, entry)
-        found = load(entry)
-    except (OSError, DamagedEntry) as error:
+    except OSError as error:
         # a cache is a convenience: the run goes on without it, and says so
-        notices += (f"the encoded data set cannot be kept in {entry.parent} ({error}): the next run encodes it again",)
-        found = None
+        lost = f"the encoded data set cannot be kept in {entry.parent} ({error}): the next run encodes it again"
+        return replace(dataset, notices=(*dataset.notices, *notices, lost))
+    try:
+        found = load(entry)
+    except DamagedEntry:
+        found = None  # another process is just replacing the entry by its own
     if found is None:
         found = dataset
     return replace(found, notices=found.notices + notices)

@@ -125,7 +125,7 @@ def _deal_rows(sheet: _Sheet, rows: Ids, part: SplitsPart, test: float | int) ->
         if wanted is None:
             owner[owner == -1] = split
             continue
-        _fill(owner, sizes, strata, split, wanted - int(sizes[owner == split].sum()))
+        _fill(owner, sizes, strata, split, wanted - int(sizes[owner == split].sum()), random)
         dealt = int(sizes[owner == split].sum())
         if dealt != wanted:
             notices.append(f"{name} has {dealt:,} rows instead of {wanted:,}: copies of a text are kept in one split")
@@ -204,11 +204,11 @@ def _kept_for_train(
     return kept, (f"classes with fewer different samples than splits are put into train first: {shown}",)
 
 
-def _fill(owner: Ids, sizes: Ids, strata: Ids, split: int, wanted: int) -> None:
+def _fill(owner: Ids, sizes: Ids, strata: Ids, split: int, wanted: int, random: np.random.Generator) -> None:
     """Give ``split`` groups that sum to ``wanted`` rows, each stratum its proportional part."""
     free = np.flatnonzero(owner == -1)
     left = {stratum: free[strata[free] == stratum] for stratum in np.unique(strata[free])}
-    quotas = _quotas(wanted, np.array([sizes[members].sum() for members in left.values()]))
+    quotas = _quotas(wanted, np.array([sizes[members].sum() for members in left.values()]), random)
     for members, quota in zip(left.values(), quotas, strict=True):
         wanted -= _take(owner, sizes, members, split, int(quota))
     if wanted:
@@ -228,21 +228,22 @@ def _take(owner: Ids, sizes: Ids, members: Ids, split: int, wanted: int) -> int:
     return given
 
 
-def _quotas(wanted: int, available: Ids) -> Ids:
-    """``wanted`` rows over strata in proportion to ``available``, by largest remainder."""
+def _quotas(wanted: int, available: Ids, random: np.random.Generator) -> Ids:
+    """``wanted`` rows over strata in proportion to ``available``, by largest remainder, ties at random."""
     total = int(available.sum())
     if wanted >= total:
         return available
     exact = available * (wanted / total)
-    quotas = np.floor(exact).astype(np.int64)
-    most = np.argsort(quotas - exact, kind="stable")[: wanted - int(quotas.sum())]
+    quotas: Ids = np.floor(exact).astype(np.int64)
+    most = np.lexsort((random.random(len(exact)), quotas - exact))[: wanted - int(quotas.sum())]
     quotas[most] += 1
     return quotas
 
 
 def _content(table: Table, row: int) -> bytes:
     if table.images is not None:
-        return table.images[row].tobytes()
+        pixels: bytes = table.images[row].tobytes()
+        return pixels
     if table.tokens is not None:
         start, stop = table.tokens.offsets[row : row + 2]
         return table.tokens.flat[start:stop].tobytes()

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from paceline.engine.engine import Engine
 from paceline.records import EvaluationRecord
-from paceline.seams import Build, Ids
+from paceline.seams import Batch, Build, Ids
+
+Infer = Callable[[Batch], Tensor]
+"""Batch -> logits, in evaluation mode, without gradients: an engine's ``infer``."""
 
 
-def inferred(engine: Engine, build: Build, ids: Ids, batch_size: int) -> Iterator[tuple[Ids, Tensor]]:
-    """Sample ids and logits [S, C] of every batch, in the layout's thrifty order; one batch is alive at a time."""
-    ids = build.layout.sorted(ids)
-    for start in range(0, len(ids), batch_size):
-        chosen = ids[start : start + batch_size]
-        yield chosen, engine.infer(build.layout.collate(chosen))
+def inference(build: Build) -> Infer:
+    """``infer`` of a build that is not trained."""
+    build.model.eval()
+
+    @torch.no_grad()
+    def infer(batch: Batch) -> Tensor:
+        return build.forward(build.model, batch)
+
+    return infer
 
 
 def evaluate(
-    engine: Engine, build: Build, split: str, ids: Ids, batch_size: int, *, step: int, epoch: int
+    infer: Infer, build: Build, split: str, ids: Ids, batch_size: int, *, step: int, epoch: int
 ) -> EvaluationRecord:
     """Loss and metrics of a split; every sample counts once, whatever the batch size."""
     started = time.perf_counter()
@@ -29,13 +35,14 @@ def evaluate(
     ordered = build.layout.sorted(ids)
     for start in range(0, len(ordered), batch_size):
         batch = build.layout.collate(ordered[start : start + batch_size])
-        meter.update(engine.infer(batch), batch)
+        meter.update(infer(batch), batch)
+    found = meter.compute()
     return EvaluationRecord(
         split=split,
         step=step,
         epoch=epoch,
-        metrics=(found := meter.compute()),
         loss=found.pop("loss"),
+        metrics=found,
         samples=len(ids),
         seconds=time.perf_counter() - started,
         confusion=meter.confusion(),

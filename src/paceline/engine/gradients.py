@@ -57,8 +57,9 @@ class FlatGradients(Gradients):
 
     def norm(self) -> Tensor:
         # a norm of norms, as torch.nn.utils.clip_grad_norm_ takes it, so that clipping gives its bits
-        norms = torch._foreach_norm(self._views)
-        return torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(self._views)])
+        total: Tensor = torch.linalg.vector_norm(norms)
+        return total
 
     def scale(self, factor: Tensor) -> None:
         for buffer in self._buffers:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.errors import CheckpointError
 
@@ -38,7 +38,7 @@ def prime(optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> dict[str, Tensor]:
     """``parameter.key`` -> the optimizer's own state tensors (not copies)."""
     found = {}
     for parameter, state in optimizer.state.items():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,7 @@ def read_config(part: ModelPart) -> PretrainedConfig | None:
         return None
     if part.source is None:
         return _from_settings(dict(part.config or {}))
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     folder = fetch(part.source, CONFIG_FILES, revision=part.revision, code=part.trust_remote_code)
@@ -59,13 +62,11 @@ def read_config(part: ModelPart) -> PretrainedConfig | None:
             "choose the checkpoint that it was made from",
         )
     try:
-        config = AutoConfig.from_pretrained(
-            folder, trust_remote_code=part.trust_remote_code, local_files_only=True
-        )
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=part.trust_remote_code, local_files_only=True)
         _override(config, part.config or {})
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
         raise ModelError(f"model.source = {part.source}: its config.json cannot be used", _first_line(error)) from error
-    config.name_or_path = part.source
+    config.name_or_path = part.source  # transformers tells some tokenizers by the Hub name
     return config
 
 
@@ -118,6 +119,7 @@ def max_positions(config: PretrainedConfig | None) -> int | None:
 
 
 def _from_settings(settings: dict[str, Any]) -> PretrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
     model_type = settings.pop("model_type")
@@ -128,7 +130,7 @@ def _from_settings(settings: dict[str, Any]) -> PretrainedConfig:
         config = config_class()
         _require_known(config, settings)
         return config_class(**settings)
-    except (ValueError, TypeError, KeyError) as error:
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"model.config: not a {model_type} configuration", _first_line(error)) from error
 
 
@@ -141,7 +143,7 @@ def _override(config: PretrainedConfig, settings: dict[str, Any]) -> None:
     changes = {key: value for key, value in settings.items() if key != "model_type"}
     _require_known(config, changes)
     for key, value in changes.items():
-        setattr(config, key, value)
+        setattr(config, "_attn_implementation" if key == "attn_implementation" else key, value)
     validate = getattr(config, "validate", None)
     if callable(validate):
         validate()
@@ -152,14 +154,26 @@ def _require_known(config: PretrainedConfig, settings: dict[str, Any]) -> None:
     known = {*config.to_dict(), *config.attribute_map, "num_labels", "attn_implementation"}
     if dataclasses.is_dataclass(config):
         known |= {field.name for field in dataclasses.fields(config)}
-    known = {key for key in known if not key.startswith("_")}
-    for key in settings:
-        if key not in known and not (hasattr(config, key) and not key.startswith("_")):
-            raise ModelError(
-                f"model.config.{key} = {settings[key]!r}: a {config.model_type} has no such setting", nearest(key, known)
-            )
+    for key, value in settings.items():
         if key in ("num_labels", "id2label", "label2id", "problem_type"):
             raise ModelError(f"model.config.{key}: follows from the data", fix=f"leave model.config.{key} out")
+        if key in ("dtype", "torch_dtype"):
+            raise ModelError(
+                f"model.config.{key}: has no effect",
+                "weights are kept in fp32, whatever is computed in",
+                "set techniques.precision",
+            )
+        if key not in known and not hasattr(config, key) and not _is_read(type(config), key):
+            public = [name for name in known if not name.startswith("_")]
+            why = nearest(key, public)
+            raise ModelError(f"model.config.{key} = {value!r}: a {config.model_type} has no such setting", why)
+
+
+def _is_read(config_class: type, key: str) -> bool:
+    """Whether the model's code reads a setting that the configuration does not declare, as DeBERTa does."""
+    folder = Path(inspect.getfile(config_class)).parent
+    word = re.compile(rf"\b{re.escape(key)}\b")
+    return any(word.search(path.read_text(encoding="utf-8")) for path in folder.glob("modeling_*.py"))
 
 
 def _read_json(source: str, folder: Path) -> dict[str, Any]:
@@ -170,7 +184,9 @@ def _read_json(source: str, folder: Path) -> dict[str, Any]:
         fix = "give the folder that holds config.json"
         if Path(source).expanduser().is_dir() and not source.startswith((".", "/", "~")):
             fix += f"; to take {source} from the Hub, run where no folder has that name"
-        raise ModelError(f"model.source = {source}: has no config.json", "it is not a transformers model", fix) from None
+        raise ModelError(
+            f"model.source = {source}: has no config.json", "it is not a transformers model", fix
+        ) from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path}: not JSON", str(error), "download or copy it again") from None
     if not isinstance(written, dict):

@@ -87,7 +87,7 @@ def fetch(
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
     # huggingface_hub's transport errors are of httpx or httpx2, whichever its version is built on
-    transport = HfHubHTTPError.__bases__[0]
+    transport: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
         with _download_bars():
             return Path(
@@ -132,9 +132,10 @@ def other_weights(source: str, folder: Path, revision: str | None) -> list[str]:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
 
+        transport: type[Exception] = HfHubHTTPError.__bases__[0]
         try:
             names = HfApi().list_repo_files(source, revision=revision)
-        except (HfHubHTTPError.__bases__[0], OSError):
+        except (transport, OSError):
             return []  # only the message is poorer: the caller raises either way
     return sorted(name for name in names if name.endswith(endings) and "/" not in name and name != "training_args.bin")
 
@@ -143,7 +144,7 @@ def other_weights(source: str, folder: Path, revision: str | None) -> list[str]:
 def _download_bars() -> Iterator[None]:
     """Download bars are for a person at a terminal; log files get none."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
     if not hide or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
@@ -163,7 +164,9 @@ def _teach(error: BaseException, source: str, revision: str | None, setting: str
     what = f"{setting} = {source}"
     chain = _chain(error)
     if any(isinstance(link, errors.HFValidationError) for link in chain):
-        return ModelError(f"{what}: neither a folder nor a Hub name", "a Hub name is NAME or OWNER/NAME", _spelling(source))
+        return ModelError(
+            f"{what}: neither a folder nor a Hub name", "a Hub name is NAME or OWNER/NAME", _spelling(source)
+        )
     if any(isinstance(link, UnicodeEncodeError) for link in chain):
         return ModelError(f"{what}: cannot be asked for", "HF_TOKEN holds characters a token never has", "set it again")
     if any(isinstance(link, errors.RevisionNotFoundError) for link in chain):
@@ -188,7 +191,9 @@ def _teach(error: BaseException, source: str, revision: str | None, setting: str
                 "free some space there, or set HF_HOME to a folder on another disk",
             )
         if isinstance(link, OSError) and link.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return ModelError(f"{what}: cannot be kept", f"{_cache()} cannot be written", "set HF_HOME to another folder")
+            return ModelError(
+                f"{what}: cannot be kept", f"{_cache()} cannot be written", "set HF_HOME to another folder"
+            )
     if isinstance(error, errors.EntryNotFoundError) or any("Connect" in type(link).__name__ for link in chain):
         return ModelError(
             f"{what}: not in the cache, and {_host()} cannot be reached",
@@ -221,15 +226,18 @@ def _teach_refusal(error: BaseException, what: str, source: str, has_token: bool
             "its owners grant access account by account",
             f"accept its conditions at {page}, then set HF_TOKEN to a token of that account (or run: hf auth login)",
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
+    # the Hub hides private models: without a token it says 401 where there is nothing, too
+    if isinstance(error, errors.RepositoryNotFoundError) or (status == 401 and not has_token):
         why = "the token that was sent may not read it, or there is none of that name" if has_token else ""
         return ModelError(
             f"{what}: no such model on {_host()}" + ("" if has_token else ", or a private one and no token was sent"),
             why,
-            f"{_spelling(source)}; for a private model set HF_TOKEN",
+            f"{_spelling(source)} For a private model set HF_TOKEN",
         )
     if status == 401:
-        return ModelError(f"{what}: the token was refused", "it is wrong or has expired", "set HF_TOKEN to a valid token")
+        return ModelError(
+            f"{what}: the token was refused", "it is wrong or has expired", "set HF_TOKEN to a valid token"
+        )
     if status == 403:
         return ModelError(
             f"{what}: access denied (403)",
@@ -263,7 +271,7 @@ def _spelling(source: str) -> str:
     cache = Path(_cache())
     cached = [folder.name.removeprefix("models--").replace("--", "/") for folder in cache.glob("models--*")]
     advice = nearest(source, {*_WELL_KNOWN, *cached} - {source})
-    return advice if advice.startswith("did you") else "check the spelling"
+    return advice if advice.startswith("did you") else "check the spelling."
 
 
 def _copy_command(source: str) -> str:

@@ -94,7 +94,7 @@ def from_folder(
         ModelError: the weights are damaged, or the configuration makes no model.
     """
     check_weights(folder)
-    with _quiet():
+    with quiet():
         try:
             model, account = _auto_class(modality).from_pretrained(
                 folder,
@@ -149,17 +149,16 @@ def _pretrained(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Modu
     if not any(folder.glob("*.safetensors")):
         raise _no_safetensors(part, folder)
     with seeded(seed):
-        model, account = from_folder(
-            folder, config, modality(part, config), trust_remote_code=part.trust_remote_code
-        )
+        model, account = from_folder(folder, config, modality(part, config), trust_remote_code=part.trust_remote_code)
     _check_fit(part, model, account)
-    model.config.name_or_path = source
+    config = model.config
+    config.name_or_path = source
     return model
 
 
 def _random(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:
     try:
-        with _quiet(), seeded(seed):
+        with quiet(), seeded(seed):
             model: nn.Module = _auto_class(modality(part, config)).from_config(config, dtype=torch.float32)
     except _BUILD_ERRORS as error:
         raise ModelError(
@@ -257,7 +256,7 @@ def _no_safetensors(part: ModelPart, folder: Path) -> ModelError:
     return ModelError(
         f"model.source = {source}: its weights are only there as {others[0]}",
         "that is a pickle, which can hold code; paceline reads safetensors",
-        f"{download}python -m paceline.models.convert {target}" + ("" if is_local else ", then model.source=FOLDER"),
+        f"{download}paceline convert {target}" + ("" if is_local else ", then model.source=FOLDER"),
     )
 
 
@@ -268,7 +267,7 @@ def _auto_class(modality: str) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No bar for what takes a moment, and no table of new head weights: ``_check_fit`` reports what matters."""
     from huggingface_hub import constants
     from transformers.utils import logging as transformers_logging

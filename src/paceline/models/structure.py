@@ -140,7 +140,9 @@ def _inner(members: list[Named]) -> list[Named]:
     inside = [list(_lists(member, name)) for name, member in members]
     if not all(inside):
         return members
-    if _same_shapes(members) and not all(_holds_only(m, n, lists) for (n, m), lists in zip(members, inside, strict=True)):
+    if _same_shapes(members) and not all(
+        _holds_only(m, n, lists) for (n, m), lists in zip(members, inside, strict=True)
+    ):
         return members
     return [block for lists in inside for _, inner in lists for block in _inner(inner)]
 
@@ -157,6 +159,4 @@ def _same_shapes(members: list[Named]) -> bool:
 
 def _holds_only(member: nn.Module, name: str, lists: list[tuple[str, list[Named]]]) -> bool:
     """Whether every parameter of ``member`` is in one of the ``lists``."""
-    return all(
-        any(f"{name}.{key}".startswith(f"{path}.") for path, _ in lists) for key, _ in member.named_parameters()
-    )
+    return all(any(f"{name}.{key}".startswith(f"{path}.") for path, _ in lists) for key, _ in member.named_parameters())

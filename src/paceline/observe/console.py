@@ -78,7 +78,7 @@ class Plain(Observer):
                 self._run = _Run.of(record)
                 self._rows(_headline(record), _header(record))
                 if self._remark:
-                    self._say(f"  {'note':<12}{self._remark}")
+                    self._say(f"  {'note':<11} {self._remark}")
             case StepRecord():
                 self._run.pace.add(record)
                 first, last = self._run.first_step + 1, self._run.pace.total_steps
@@ -98,7 +98,7 @@ class Plain(Observer):
     def _rows(self, title: str, rows: Facts) -> None:
         self._say(title)
         for label, value in rows:
-            self._say(f"  {label:<12}{value}")
+            self._say(f"  {label:<11} {value}")
 
     def _say(self, line: str) -> None:
         self._stream.write(line.rstrip() + "\n")
@@ -112,7 +112,13 @@ class Bar(Observer):
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
         # drawn by hand: no thread of ours runs beside the training, and the rate is bounded here
-        self._live = Live(console=console, auto_refresh=False)
+        # what others print goes above the bar, but not what the shell sends to a file
+        self._live = Live(
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
         self._run = _Run()
         self._drawn_at = -math.inf
 
@@ -304,15 +310,13 @@ def _grid(rows: Facts) -> Table:
 
 
 def _wrapped(parts: list[Text], width: int) -> list[Text]:
-    """``parts`` side by side on as many lines as they need; a part is never broken unless it alone is too wide."""
+    """``parts`` side by side on as many lines as they need; a part is not broken here."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 2 + part.cell_len <= width:
             lines[-1] = lines[-1] + Text("  ") + part
         else:
             lines.append(part)
-    for line in lines:
-        line.truncate(width)
     return lines
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-EXECUTION = {"execution": True}
+EXECUTION: dict[str, Any] = {"execution": True}
 """Marks a field that changes how a run is carried out, not what it learns."""
 
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -94,8 +94,9 @@ class DataPart(Part):
     """Where the labelled samples are and what their columns mean."""
 
     source: str = Field(
+        "memory",
         description="Path of a csv, tsv, jsonl (also .gz) or parquet file or of a folder per class; hub:NAME;"
-        " builtin:docstrings, builtin:digits, builtin:random."
+        " builtin:docstrings, builtin:digits, builtin:random; memory: rows given from Python.",
     )
     validation: str | None = Field(None, description="A file of its own for validation.")
     test: str | None = Field(None, description="A file of its own for the test.")
@@ -172,10 +173,11 @@ class OptimizerPart(Part):
 
     @model_validator(mode="after")
     def _effect(self) -> Self:
-        fields = self.model_fields_set
-        idle = {"sgd": {"betas", "eps"}}.get(self.type, {"momentum", "nesterov"}) & fields
-        if idle:
-            raise ValueError(f"{', '.join(sorted(idle))}: has no effect with type: {self.type}")
+        idle = ("betas", "eps") if self.type == "sgd" else ("momentum", "nesterov")
+        # a default written out, as in a run's own recipe, is not a wish
+        wished = [name for name in idle if getattr(self, name) != type(self).model_fields[name].default]
+        if wished:
+            raise ValueError(f"{', '.join(wished)}: has no effect with type: {self.type}")
         if self.type == "sgd" and self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs momentum above 0")
         return self

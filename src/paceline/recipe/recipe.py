@@ -35,7 +35,7 @@ class Recipe(Part):
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][\w.-]*$", description="Used for the run folder.")
     model: ModelPart
-    data: DataPart
+    data: DataPart = DataPart()
     task: TaskPart = TaskPart()
     optimizer: OptimizerPart = OptimizerPart()
     schedule: SchedulePart = SchedulePart()
@@ -68,12 +68,8 @@ class Recipe(Part):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def resolved(self) -> dict[str, Any]:
-        """Nested plain data with every default written out, but for settings that have no effect here."""
-        whole = self.model_dump(mode="json")
-        idle = ("betas", "eps") if self.optimizer.type == "sgd" else ("momentum", "nesterov")
-        for name in idle:
-            del whole["optimizer"][name]
-        return whole
+        """Nested plain data with every default written out."""
+        return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
         """The resolved recipe as YAML that runs again as it is."""

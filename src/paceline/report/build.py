@@ -18,8 +18,11 @@ from paceline.observe.formats import amount, duration, figure, printable, rate, 
 from paceline.records import Decision, EvaluationRecord
 from paceline.report.curves import curves
 
+PHASES = ("import", "data", "model", "train", "evaluate", "checkpoint", "save", "other")
+"""Each phase has a colour of its own in the style sheet, in this order."""
 LARGEST_MATRIX = 20
 """Classes above which the most frequent confusions are listed instead of the whole matrix."""
+LONGEST_LABEL = 120
 LONGEST_LIST = 200
 """Notices, checkpoints and mix-ups beyond this many are counted, not listed."""
 
@@ -166,8 +169,8 @@ def _decisions(run: Collected) -> tuple[Decision, ...]:
     return run.started.decisions if run.started else ()
 
 
-def _phases(run: Collected) -> list[tuple[str, float, float]]:
-    """Name, seconds and share of each phase, as far as known."""
+def _phases(run: Collected) -> list[tuple[str, float, float, int]]:
+    """Name, seconds, share and number of the colour of each phase, as far as known."""
     if run.summary:
         seconds = {name: spent for name, spent in run.summary.seconds.items() if name != "total"}
     else:
@@ -177,7 +180,8 @@ def _phases(run: Collected) -> list[tuple[str, float, float]]:
             "checkpoint": sum(record.seconds for record in run.checkpoints),
         }
     total = sum(seconds.values())
-    return [(name, spent, spent / total) for name, spent in seconds.items() if spent > 0] if total > 0 else []
+    colours = {name: colour for colour, name in enumerate(PHASES)}
+    return [(name, s, s / total, colours.get(name, len(PHASES) - 1)) for name, s in seconds.items() if s > 0]
 
 
 def _matrix(run: Collected) -> dict[str, Any] | None:
@@ -189,7 +193,7 @@ def _matrix(run: Collected) -> dict[str, Any] | None:
     record = max(counted, key=lambda record: (record.split == "test", record.step == best, record.step))
     counts = record.confusion or ()
     names = run.started.label_names if run.started else ()
-    labels = [names[index] if index < len(names) else str(index) for index in range(len(counts))]
+    labels = [names[index][:LONGEST_LABEL] if index < len(names) else str(index) for index in range(len(counts))]
     is_whole = len(counts) <= LARGEST_MATRIX
     return {
         "split": record.split,

@@ -16,8 +16,8 @@ Point = tuple[float, float]
 
 WIDTH, HEIGHT = 480, 232
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 8, 26
-DRAWN_POINTS = 300
-"""Points kept of a line: more than the chart has room for pixels, apart from their highest and lowest."""
+DRAWN_POINTS = 600
+"""Points kept of a line: a lowest and a highest for every pixel and a half."""
 HOVER_POINTS = 48
 """Places along a line that show their value under the pointer."""
 
@@ -65,7 +65,7 @@ def line_chart(
     parts = [*_axes(place), *(_rule("mark", place.x(x)) for x in marks if x_low < x < x_high)]
     for one in shown:
         parts += _drawn(one, place, write)
-    legend = [_key(one, write) for one in shown if one.look != "faint" or len(shown) == 1]
+    legend = [_key(one, write, title) for one in shown if one.look != "faint" or len(shown) == 1]
     return Markup(
         '<figure class="chart"><figcaption><span class="name">{}</span>{}</figcaption>'
         '<svg viewBox="0 0 {} {}" role="img" aria-label="{} over steps">{}</svg></figure>'
@@ -197,7 +197,9 @@ def _rule(kind: str, x: float) -> Markup:
     return Markup('<path class="{}" d="M{:.1f} {}V{}"/>').format(kind, x, TOP, HEIGHT - BOTTOM)
 
 
-def _key(one: Series, write: Callable[[float], str]) -> Markup:
+def _key(one: Series, write: Callable[[float], str], title: str) -> Markup:
     last = next(y for _, y in reversed(one.points) if math.isfinite(y))
+    if one.name.lower() == title.lower():
+        return Markup('<span class="key"><b>{}</b></span>').format(write(last))
     key = Markup('<span class="key {} c{}"><i></i>{} <b>{}</b></span>')
     return key.format(one.look, one.colour, printable(one.name), write(last))

@@ -7,7 +7,6 @@ usage errors answer at once.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -146,8 +145,8 @@ def predict(
     """Label new rows: the row, its label and the probabilities."""
     from paceline.verbs.predict import predict as predict_rows
 
-    predict_rows(run, data, out)
-    typer.echo(f"wrote {out}")
+    num_rows = predict_rows(run, data, out)
+    typer.echo(f"wrote {out}: {num_rows:,} rows")
 
 
 @app.command()
@@ -204,13 +203,13 @@ def data_set(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Model with .bin or .pth weights.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where the model goes [default: FOLDER].")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Model with .bin, .pt or .pth weights.")],
 ) -> None:
-    """Rewrite .bin or .pth weights as safetensors, running no code."""
-    from paceline.models.convert import convert as convert_model
+    """Write safetensors beside pickled weights, running no code."""
+    from paceline.models.convert import convert as convert_weights
 
-    typer.echo(f"wrote {convert_model(source, out)}")
+    for path in convert_weights(folder):
+        typer.echo(f"wrote {path}")
 
 
 def build_recipe(target: Path | None, model: str | None, data: str | None, settings: Sequence[str]) -> Recipe:
@@ -262,4 +261,4 @@ def _folder_to_resume(target: Path | None, options: dict[str, object]) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -20,6 +20,9 @@ GIB = 2**30
 LITTLE_ROOM_BYTES = 5 * GIB
 """Less free room than a pretrained model, its checkpoints and an encoded data set usually take."""
 
+CARD_PACKAGES = ("bitsandbytes", "torchao")
+"""Extras that serve machines with a card alone."""
+
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 
 
@@ -130,7 +133,8 @@ def packages(facts: Facts) -> list[Finding]:
     for text in importlib.metadata.requires("paceline") or []:
         requirement = Requirement(text)
         extras = re.findall(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
-        if extras == ["dev"] or requirement.name == "paceline":
+        useless = requirement.name in CARD_PACKAGES and not facts.cards
+        if extras == ["dev"] or requirement.name == "paceline" or useless:
             continue
         if not _met(requirement.name, str(requirement.specifier)):
             lacking.setdefault(extras[0] if extras else "", []).append(f"{requirement.name}{requirement.specifier}")
@@ -151,7 +155,10 @@ def torch_works(facts: Facts) -> list[Finding]:
         text = f"torch {torch.__version__} loads, {torch.get_num_threads()} threads"
         if facts.cuda_problem is None:
             ones = torch.ones(16, 16, device="cuda")
-            text += f", CUDA {torch.version.cuda}; {torch.cuda.get_device_name()} computes: {int((ones @ ones).sum())}"
+            right = int((ones @ ones).sum()) == 16**3
+            text += f", CUDA {torch.version.cuda}; {torch.cuda.get_device_name()} computes"
+            if not right:
+                return [Finding("torch", f"{text} wrong numbers", "missing", "nvidia-smi -q, or try another machine")]
     except Exception as error:  # a diagnosis: any way of being broken is the finding
         reason = (str(error).splitlines() or [""])[0]
         return [Finding("torch", f"does not work: {type(error).__name__}: {reason}", "missing", _cuda_fix(facts))]
@@ -185,5 +192,5 @@ def _met(name: str, specifier: str) -> bool:
 def _cuda_fix(facts: Facts) -> str:
     """The command that gives this machine a torch that works with its driver."""
     if facts.torch_cuda is None:
-        return "pip install --force-reinstall torch, from an index that provides builds with CUDA"
+        return "pip install --force-reinstall torch"
     return f"update the driver, or install a torch built for an older CUDA than {facts.torch_cuda}"

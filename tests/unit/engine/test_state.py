@@ -32,7 +32,10 @@ def test_a_primed_optimizer_has_every_state_a_stepped_one_has(kind) -> None:
     settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
     stepped, primed = nn.Linear(2, 2), nn.Linear(2, 2)
     found = []
-    for module, optimizer in ((stepped, kind(stepped.parameters(), lr=0.1, **settings)), (primed, kind(primed.parameters(), lr=0.1, **settings))):
+    for module, optimizer in (
+        (stepped, kind(stepped.parameters(), lr=0.1, **settings)),
+        (primed, kind(primed.parameters(), lr=0.1, **settings)),
+    ):
         if module is stepped:
             module(torch.ones(1, 2)).sum().backward()
             optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -9,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.bad_rows import BadRows
-from paceline.data.columns import SPLITS
+from paceline.data.columns import SPLITS, Roles
 from paceline.data.sources import images
 from paceline.data.sources.lines import bad_encoding, unreadable
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row, Source
 from paceline.errors import DataError
+from paceline.recipe.parts import DataPart
 
 TEXT_SUFFIXES = frozenset({".txt", ".text"})
 UNLABELLED = frozenset({"unsup", "unsupervised", "unlabeled", "unlabelled"})
@@ -43,7 +45,7 @@ def files_of(folder: Path, name: str) -> list[Path]:
     return [sample.path for sample in _find(folder, name).samples]
 
 
-def read_folder(folder: Path, name: str, image_size: int | None, bad: BadRows, *, labelled: bool = True) -> Source:
+def read_folder(folder: Path, name: str, part: DataPart, bad: BadRows, *, labelled: bool = True) -> Source:
     """Rows with the columns ``text`` or ``image``, ``label`` (the folder), ``split`` (where there is one) and ``file``.
 
     Hidden files are passed over; folders named in ``UNLABELLED`` and files of other kinds are, with a notice.
@@ -61,9 +63,15 @@ def read_folder(folder: Path, name: str, image_size: int | None, bad: BadRows, *
         )
     if found.kind == "image":
         images.require_pillow(name)
+    roles = Roles(
+        content=found.kind,
+        is_image=found.kind == "image",
+        label=("label",) if labelled else (),
+        split="split" if labelled and found.has_splits and part.split is not None else None,
+    )
     columns = (found.kind, "label", *(["split"] * found.has_splits), "file")
-    rows = _rows(found, folder, name, image_size, bad)
-    return Source(name=name, rows=rows, columns=columns, notices=found.notices)
+    rows = _rows(found, folder, name, part.image_size, bad)
+    return Source(name=name, rows=rows, columns=columns, roles=roles, notices=found.notices)
 
 
 def _find(folder: Path, name: str) -> _Found:
@@ -82,10 +90,11 @@ def _find(folder: Path, name: str) -> _Found:
                 f" {', '.join(map(repr, sorted(other)))} not",
                 fix=f"use {_LAYOUT}",
             )
+        _note_loose(folder, ignored)
         for split_folder in split_folders:
-            samples += _of_classes(_subfolders(split_folder), named[split_folder.name], ignored)
+            samples += _of_classes(split_folder, named[split_folder.name], ignored)
     elif inner:
-        samples = _of_classes(inner, None, ignored)
+        samples = _of_classes(folder, None, ignored)
     else:
         samples = [_Sample(path, None, None) for path in _files(folder, ignored)]
     kinds = {_kind(sample.path) for sample in samples}
@@ -97,27 +106,37 @@ def _find(folder: Path, name: str) -> _Found:
     return _Found(samples, kinds.pop(), bool(split_folders), notices)
 
 
-def _of_classes(folders: list[Path], split: str | None, ignored: Counter[str]) -> list[_Sample]:
+def _of_classes(parent: Path, split: str | None, ignored: Counter[str]) -> list[_Sample]:
     samples = []
-    for folder in folders:
+    _note_loose(parent, ignored)
+    for folder in _subfolders(parent):
         if folder.name.lower() in UNLABELLED:
             ignored[f"folder(s) {folder.name!r} of unlabelled samples"] += 1
             continue
-        samples += [_Sample(path, folder.name, split) for path in _files(folder, ignored)]
+        files = _files(folder, ignored)
+        if not files:
+            ignored[f"empty folder(s) {folder.name!r}"] += 1
+        samples += [_Sample(path, folder.name, split) for path in files]
         for deeper in _subfolders(folder):
             ignored[f"folder(s) inside class folders (such as {folder.name}/{deeper.name})"] += 1
     return samples
 
 
+def _note_loose(parent: Path, ignored: Counter[str]) -> None:
+    """Count the texts and images that lie beside folders, where nothing names their class."""
+    if loose := _files(parent, Counter()):
+        ignored["file(s) beside the class folders"] += len(loose)
+
+
 def _subfolders(folder: Path) -> list[Path]:
-    with os.scandir(folder) as entries:
+    with _entries(folder) as entries:
         return sorted(Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _files(folder: Path, ignored: Counter[str]) -> list[Path]:
     """Texts and images of a folder, sorted by name as text."""
     found = []
-    with os.scandir(folder) as entries:
+    with _entries(folder) as entries:
         for entry in entries:
             if entry.name.startswith(".") or not entry.is_file():
                 continue
@@ -127,6 +146,15 @@ def _files(folder: Path, ignored: Counter[str]) -> list[Path]:
             else:
                 ignored[f"{path.suffix or 'suffixless'} file(s)"] += 1
     return sorted(found)
+
+
+@contextlib.contextmanager
+def _entries(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield entries
+    except OSError as error:
+        raise unreadable(str(folder), error) from None
 
 
 def _kind(path: Path) -> str:
@@ -147,11 +175,9 @@ def _rows(found: _Found, folder: Path, name: str, image_size: int | None, bad: B
         except DataError as error:
             bad.report(error, str(relative))
             continue
-        yield Row(
-            file,
-            0,
-            {found.kind: content, "label": sample.label, "split": sample.split, "file": str(relative)},
-        )
+        named = {"label": sample.label, "split": sample.split}
+        known = {column: value for column, value in named.items() if value is not None}
+        yield Row(file, 0, {found.kind: content, **known, "file": str(relative)})
 
 
 def _text(path: Path, file: str) -> str:

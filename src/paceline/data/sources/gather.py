@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -33,23 +33,34 @@ class Gathered:
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     lines: array[int] = field(default_factory=lambda: array("q"))
     file_index: array[int] = field(default_factory=lambda: array("i"))
-    files: dict[str, int] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    _file_numbers: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lines)
 
+    def add_place(self, row: Row) -> None:
+        """Note where a row came from."""
+        number = self._file_numbers.setdefault(row.file, len(self.files))
+        if number == len(self.files):
+            self.files.append(row.file)
+        self.file_index.append(number)
+        self.lines.append(row.line)
+
     def place(self, index: int) -> tuple[str, int | None]:
         """File and line of a row; None where the source has no lines."""
-        return list(self.files)[self.file_index[index]], self.lines[index] or None
+        return self.files[self.file_index[index]], self.lines[index] or None
 
-    def drop(self, indices: Iterable[int]) -> None:
+    def drop(self, indices: Collection[int]) -> None:
         """Take rows out again."""
-        gone = set(indices)
-        if not gone:
+        if not indices:
             return
-        for column in (self.contents, self.pairs, self.labels, self.splits, self.rows, self.lines, self.file_index):
-            kept: list[Any] = [value for index, value in enumerate(column) if index not in gone]
-            column[:] = array(column.typecode, kept) if isinstance(column, array) else kept  # type: ignore[index]
+        gone = set(indices)
+        lists: tuple[list[Any], ...] = (self.contents, self.pairs, self.labels, self.splits, self.rows)
+        for column in lists:
+            column[:] = [value for index, value in enumerate(column) if index not in gone]
+        for places in (self.lines, self.file_index):
+            places[:] = array(places.typecode, (at for index, at in enumerate(places) if index not in gone))
 
     def origins(self) -> Origins:
         """Where each row came from."""
@@ -78,8 +89,8 @@ class Gatherer:
     image_size: int | None = None
     keep_rows: bool = False
 
-    def take(self, rows: Iterable[Row], split: str | None, given_splits: Sequence[str] = ()) -> int:
-        """Add rows; returns how many came, bad ones included.
+    def take(self, rows: Iterable[Row], split: str | None, given_splits: Sequence[str] = ()) -> None:
+        """Add rows.
 
         Args:
             split: of all rows; None when the split column says it, or nothing does.
@@ -89,9 +100,7 @@ class Gatherer:
             DataError: the first bad row when these stop the run; images of different sizes.
         """
         roles, into = self.roles, self.into
-        seen = 0
         for row in rows:
-            seen += 1
             try:
                 content = self._image(row) if roles.is_image else text_cell(row, roles.content)
                 pair = text_cell(row, roles.pair) if roles.pair else None
@@ -100,11 +109,10 @@ class Gatherer:
             except DataError as error:
                 self.bad.report(error, row_text(row.values))
                 continue
-            if roles.is_image and into.contents:
+            if isinstance(content, np.ndarray) and into.contents:
                 images.check_size(content.shape, into.contents[0].shape, file=row.file, line=row.line or None)
             into.contents.append(content)
-            into.lines.append(row.line)
-            into.file_index.append(into.files.setdefault(row.file, len(into.files)))
+            into.add_place(row)
             if pair is not None:
                 into.pairs.append(pair)
             if label is not None:
@@ -112,16 +120,12 @@ class Gatherer:
             if named is not None:
                 into.splits.append(named)
             if self.keep_rows:
-                into.rows.append(row.values)
-        return seen
+                # an image is not written out again, and would be held twice
+                left_out = roles.content if roles.is_image else None
+                into.rows.append({column: cell for column, cell in row.values.items() if column != left_out})
 
     def _image(self, row: Row) -> images.Pixels:
         value = _value(row, self.roles.content)
-        if isinstance(value, np.ndarray) and not self.image_size and images.is_image(value):
-            return images.load(value, None, file=row.file, line=row.line or None, column=self.roles.content)
-        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and self.image_size:
-            if value.shape[:2] == (self.image_size, self.image_size):
-                return value
         if not images.is_image(value):
             raise DataError(
                 "no image",
@@ -259,7 +263,7 @@ def _raise_no_text(row: Row, column: str, value: object) -> NoReturn:
         "the text is no text",
         value,
         f"found {type(value).__name__}",
-        f"put it in quotes in the file, or name another column: --set data.{'text'}=COLUMN",
+        "write it as text (in JSON in quotes, in pandas .astype(str)), or name another column: --set data.text=COLUMN",
     )
 
 

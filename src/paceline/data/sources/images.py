@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,17 +53,27 @@ def load(value: object, image_size: int | None, *, file: str, line: int | None, 
     """
     from PIL import Image, ImageOps
 
-    if isinstance(value, np.ndarray) and not image_size:
+    if isinstance(value, np.ndarray) and value.shape[:2] == (
+        image_size or value.shape[0],
+        image_size or value.shape[1],
+    ):
         return value[:, :, 0] if value.ndim == 3 and value.shape[2] == 1 else value
     try:
-        with warnings.catch_warnings(), _opened(value) as image:
-            # Pillow warns of pictures that would fill the memory; here they are refused
+        with warnings.catch_warnings():
+            # Pillow warns of damaged metadata, which the pixels do not depend on (damaged pixels raise), and of
+            # pictures that would fill the memory, which are refused here; both already while a file is opened
+            warnings.simplefilter("ignore", UserWarning)
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            upright = _eight_bit(ImageOps.exif_transpose(image) or image)
+            with _opened(value) as image:
+                upright = _eight_bit(ImageOps.exif_transpose(image) or image)
             if image_size:
                 upright = upright.resize((image_size, image_size), Image.Resampling.BILINEAR)
             return np.array(upright, dtype=np.uint8)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (
+        *(OSError, EOFError, SyntaxError, ValueError, zlib.error),
+        *(struct.error, TypeError, KeyError, IndexError),  # Pillow lets these out for damaged EXIF
+        *(Image.DecompressionBombError, Image.DecompressionBombWarning),
+    ) as error:
         raise DataError(
             "not a whole image",
             file=file,

@@ -130,7 +130,7 @@ def interpret(cells: Sequence[Cell], task: str, column: str) -> Interpreted:
             f"task.type = {task!r} takes one label a row",
             column=column,
             why="most cells hold a list",
-            fix="--set task.type=multi_label",
+            fix="--set task.type=multi_label, or without data.label_separator if it is set",
         )
     names = [_name(cell) for cell in cells]
     distinct = Counter(names)
@@ -223,17 +223,17 @@ def _classes(
 
 
 def _mixed(cells: Sequence[Cell], main: str) -> list[LabelProblem]:
+    usual = excerpt(_name(next(cell for cell in cells if _family(cell) == main)))
     return [
         LabelProblem(
             index,
             "mixed label types",
             _name(cell),
             f"most labels here are {main}, this one is {family}",
-            f"write it as the others ({excerpt(_name(other))}, for example), or quote all of them",
+            f"write it as the others ({usual}, for example), or put all of them in quotes",
         )
         for index, cell in enumerate(cells)
         if (family := _family(cell)) != main
-        for other in [next(known for known in cells if _family(known) == main)]
     ]
 
 

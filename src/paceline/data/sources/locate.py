@@ -9,9 +9,11 @@ from paceline.data.bad_rows import BadRows
 from paceline.data.sources.delimited import read_delimited
 from paceline.data.sources.folders import read_folder
 from paceline.data.sources.json_lines import read_json_lines
+from paceline.data.sources.lines import unreadable
 from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import Source
 from paceline.errors import DataError
+from paceline.recipe.parts import DataPart
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
@@ -38,10 +40,13 @@ def locate(name: str, setting: str) -> Path:
         DataError: nothing is there (names the nearest thing that is), or no reader takes it.
     """
     path = Path(name).expanduser()
-    if not path.exists():
-        raise _missing(path, name, setting)
-    if path.is_dir():
-        return path
+    try:
+        if not path.exists():
+            raise _missing(path, name, setting)
+        if path.is_dir():
+            return path
+    except OSError as error:
+        raise unreadable(name, error) from None
     if file_format(path) not in FORMATS:
         suffix = file_format(path)
         hint = _HINTS.get(suffix, f"convert it to one of {', '.join(FORMATS)}; .gz of the text formats is read too")
@@ -62,10 +67,10 @@ def file_format(path: Path) -> str:
     return "" if inner == ".parquet" else inner
 
 
-def open_source(path: Path, name: str, image_size: int | None, bad: BadRows, *, labelled: bool) -> Source:
+def open_source(path: Path, name: str, part: DataPart, bad: BadRows, *, labelled: bool) -> Source:
     """The rows of a file or folder that ``locate`` found."""
     if path.is_dir():
-        return read_folder(path, name, image_size, bad, labelled=labelled)
+        return read_folder(path, name, part, bad, labelled=labelled)
     suffix = file_format(path)
     if suffix in DELIMITERS:
         return read_delimited(path, name, DELIMITERS[suffix], bad)

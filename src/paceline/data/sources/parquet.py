@@ -25,14 +25,15 @@ def read_parquet(path: Path, name: str) -> Source:
         raise DataError(
             "parquet files need pyarrow", file=name, why="it is not installed", fix='pip install "paceline[parquet]"'
         ) from None
-    errors = (pyarrow.ArrowException, OSError)
+    # a damaged name or text is only found when it is decoded
+    errors = (pyarrow.ArrowException, OSError, UnicodeDecodeError)
     if path.stat().st_size == 0:
         raise DataError("the file is empty", file=name, fix="write it again; a parquet file holds at least its schema")
     try:
         file = pyarrow.parquet.ParquetFile(path)
+        columns = tuple(file.schema_arrow.names)
     except errors as error:
         raise _damaged(name, error) from None
-    columns = tuple(file.schema_arrow.names)
     repeated = next((column for at, column in enumerate(columns) if column in columns[:at]), None)
     if repeated is not None:
         file.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import cast
@@ -65,7 +66,7 @@ def read(
         kind, labels = found.kind, found.labels
         notices += found.notices
     notices += bad.settle(len(gathered))
-    _check_enough(part, gathered, labels, kind)
+    _check_enough(part, gathered, roles, labels, kind)
     return _table(part, rows, gathered, roles, labels, kind, tuple(notices))
 
 
@@ -90,15 +91,15 @@ def _gather(
     given_splits = [split for split in ("validation", "test") if getattr(part, split)]
     for source in _sources(part, rows, bad, labelled=labelled):
         with ExitStack() as stack:
-            if hasattr(source.rows, "close"):
-                stack.enter_context(closing(source.rows))
-            dropped_before = len(bad)
+            if close := getattr(source.rows, "close", None):
+                stack.callback(close)
             sample = list(islice(source.rows, SAMPLE_ROWS))
-            if not sample and len(bad) == dropped_before:
+            if not sample:
+                bad.settle(len(gathered))
                 raise _no_rows(source)
             columns = source.columns or tuple(dict.fromkeys(key for row in sample for key in row.values))
             if roles is None:
-                roles = _roles(part, source, columns, sample, labelled=labelled)
+                roles = source.roles or _roles(part, source, columns, sample, labelled=labelled)
                 notices += roles.notices
             _require_columns(roles, source, columns)
             gatherer = Gatherer(
@@ -120,21 +121,22 @@ def _gather(
 
 def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[Source]:
     """What to read, in order; each opened when its turn comes, but all known to exist before the first."""
-    named = files_named(part)
-    in_memory = rows is not None or part.source.startswith(PREFIX)
-    paths = {setting: locate(name, f"data.{setting}") for setting, name in named[in_memory:]}
+    from_file = rows is None and not part.source.startswith(PREFIX)
+    named = [(setting, name) for setting, name in files_named(part) if from_file or setting != "source"]
+    paths = {setting: locate(name, f"data.{setting}") for setting, name in named}
     if rows is not None:
         yield from read_memory(rows)
-    elif in_memory:
+    elif not from_file:
         yield from read_hub(part.source)
-    for setting, name in named[in_memory:]:
-        source = open_source(paths[setting], name, part.image_size, bad, labelled=labelled)
-        own_split = None if setting == "source" else setting
-        yield Source(name=name, rows=source.rows, columns=source.columns, split=own_split, notices=source.notices)
+    for setting, name in named:
+        source = open_source(paths[setting], name, part, bad, labelled=labelled)
+        yield source if setting == "source" else replace(source, split=setting)
 
 
 def _no_rows(source: Source) -> DataError:
-    header = f"its only line names the columns: {', '.join(source.columns)}" if source.columns else "it holds no rows"
+    header = (
+        f"its only line names the columns: {', '.join(source.columns)}" if source.columns else "it holds no usable row"
+    )
     return DataError(
         "only a header, no rows" if source.columns else "the file is empty",
         file=source.name,
@@ -176,7 +178,7 @@ def _interpret(gathered: Gathered, roles: Roles, task: str, bad: BadRows) -> Int
         )
         problems.append((problem.index, error))
     known = {index for index, _ in problems}
-    problems += [entry for entry in _unseen_classes(gathered, found, column, known)]
+    problems += list(_unseen_classes(gathered, found, column, known))
     for index, error in sorted(problems, key=lambda entry: entry[0]):
         values = {"text": gathered.contents[index], "label": gathered.labels[index]}
         bad.report(error, row_text({} if roles.is_image else values))
@@ -218,7 +220,7 @@ def _unseen_classes(
             )
 
 
-def _check_enough(part: DataPart, gathered: Gathered, labels: Labels | None, kind: str | None) -> None:
+def _check_enough(part: DataPart, gathered: Gathered, roles: Roles, labels: Labels | None, kind: str | None) -> None:
     """Raise when what is left cannot be learned from."""
     file = next(iter(gathered.files), part.source)
     needed = 1 if kind is None else 2
@@ -238,7 +240,7 @@ def _check_enough(part: DataPart, gathered: Gathered, labels: Labels | None, kin
             "all rows are of one class",
             file=file,
             line=gathered.place(0)[1],
-            column=part.label if isinstance(part.label, str) and part.label != "auto" else None,
+            column=roles.columns["label"],
             found=", ".join(first) if isinstance(first, tuple) else str(first),
             why="there is nothing to tell apart",
             fix="add rows of another class; for data that is only there to measure speed,"

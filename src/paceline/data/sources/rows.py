@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from paceline.data.columns import Roles
+
 MAX_CELL_CHARACTERS = 10_000_000
 """A cell above this is taken for a mistake (a file pasted into a cell, a quote that never closes)."""
 
@@ -33,4 +35,6 @@ class Source:
     """None where each row names its own (JSON lines)."""
     split: str | None = None
     """Split of all rows, where the source says so as a whole."""
+    roles: Roles | None = None
+    """Where the source settles them itself (a folder), so that nothing is to be found or guessed."""
     notices: tuple[str, ...] = ()

@@ -1,0 +1,175 @@
+"""Fit the last layer without gradients: extract its input once for every sample, then let scikit-learn solve it.
+
+The solution is written into the model's own linear layer, so that what is saved is a plain transformers model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from paceline.errors import ModelError
+
+_NEVER = -1e4
+"""Logit of a label that no sample has."""
+
+
+def collect(
+    model: nn.Module, linear: nn.Linear, forward: Callable[[nn.Module, Any], object], batches: Iterable[Any]
+) -> NDArray[np.float32]:
+    """What ``linear`` is given for every sample, [n, d], in the order of ``batches``.
+
+    The model is run in evaluation mode and without gradients; each module is in its own mode again afterwards.
+
+    Args:
+        model: the whole model.
+        linear: its ``final_linear``.
+        forward: runs the model on a batch, as in training.
+        batches: batches of any kind that ``forward`` takes, without filling.
+
+    Raises:
+        ModelError: the layer sees something else than one vector a sample, or is not run.
+    """
+    seen: list[torch.Tensor] = []
+    modes = [(module, module.training) for module in model.modules()]
+    hook = linear.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    rows: list[NDArray[np.float32]] = []
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for batch in batches:
+                seen.clear()
+                forward(model, batch)
+                if len(seen) != 1 or seen[0].ndim != 2:
+                    found = f"it was given {list(seen[0].shape)}" if len(seen) == 1 else f"it was run {len(seen)} times"
+                    raise ModelError(
+                        f"model.train = features: {type(model).__name__} does not end in one vector a sample",
+                        found,
+                        "set model.train=head",
+                    )
+                rows.append(seen[0].float().cpu().numpy())
+    finally:
+        hook.remove()
+        for module, mode in modes:
+            module.training = mode
+    return np.concatenate(rows) if rows else np.zeros((0, linear.in_features), np.float32)
+
+
+def fit_final_linear(
+    features: NDArray[np.floating[Any]],
+    labels: NDArray[Any],
+    kind: str,
+    classifier: str,
+    num_labels: int,
+    *,
+    bias: bool = True,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Weight [C, d] and bias [C] of a linear layer, fitted on standardised features and scaled back.
+
+    With ``logistic``, softmax of the logits (sigmoid for ``multi_label``) is scikit-learn's probability. With ``svm``
+    the logits are decision values, one class against the rest. ``regression`` is ridge regression, or LinearSVR for
+    ``svm``. scikit-learn's own defaults apply: C = 1, alpha = 1.
+
+    Args:
+        features: [n, d].
+        labels: int [n], float [n] for regression, or 0/1 [n, C] for ``multi_label``.
+        kind: ``classification``, ``multi_label`` or ``regression``.
+        classifier: ``logistic`` or ``svm``.
+        num_labels: C. A class that no sample has gets a logit that is never the largest.
+        bias: False for a layer without one; the features are then scaled but not centred.
+
+    Raises:
+        ModelError: features that are not finite.
+    """
+    from sklearn.preprocessing import StandardScaler
+
+    if not np.isfinite(features).all():
+        raise ModelError(
+            "model.train = features: the model gives features that are not finite", fix="use another model"
+        )
+    scaler = StandardScaler(with_mean=bias).fit(np.asarray(features, np.float64))
+    scaled = scaler.transform(np.asarray(features, np.float64))
+    if kind == "regression":
+        rows = [_solve_regression(scaled, labels, classifier, bias)]
+    elif kind == "multi_label":
+        rows = [_solve_binary(scaled, labels[:, c], classifier, bias) for c in range(num_labels)]
+    else:
+        rows = _solve_classes(scaled, labels, classifier, num_labels, bias)
+    weight = np.stack([row for row, _ in rows]) / scaler.scale_
+    offset = np.array([start for _, start in rows])
+    return weight, offset - weight @ scaler.mean_ if bias else offset
+
+
+def write_into(linear: nn.Linear, weight: NDArray[np.floating[Any]], bias: NDArray[np.floating[Any]]) -> None:
+    """Copy a fitted layer into ``linear``, in place.
+
+    Raises:
+        ModelError: the layer has another shape, or no bias to hold ``bias``.
+    """
+    if tuple(linear.weight.shape) != weight.shape:
+        raise ModelError(f"the final layer is {list(linear.weight.shape)}, the fitted one {list(weight.shape)}")
+    if linear.bias is None and np.any(bias):
+        raise ModelError("the final layer has no bias", "the fitted one has", "fit it with bias=False")
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight)))
+        if linear.bias is not None:
+            linear.bias.copy_(torch.from_numpy(np.ascontiguousarray(bias)))
+
+
+Row = tuple[NDArray[np.float64], float]
+
+
+def _solve_classes(
+    scaled: NDArray[np.float64], labels: NDArray[Any], classifier: str, num_labels: int, bias: bool
+) -> list[Row]:
+    rows: list[Row] = [(np.zeros(scaled.shape[1]), _NEVER)] * num_labels
+    classes = np.unique(labels)
+    if len(classes) == 1:
+        rows[int(classes[0])] = (np.zeros(scaled.shape[1]), 0.0)
+        return rows
+    solver = _classifier(classifier, bias).fit(scaled, labels)
+    weight, offset = solver.coef_, np.broadcast_to(solver.intercept_, len(solver.coef_))
+    if len(classes) == 2:
+        # one decision value z; logits -z/2 and z/2 have the softmax of sigmoid(z)
+        weight, offset = np.stack([-weight[0], weight[0]]) / 2, np.array([-offset[0], offset[0]]) / 2
+    for row, label in enumerate(classes):
+        rows[int(label)] = (weight[row], float(offset[row]))
+    return rows
+
+
+def _solve_binary(scaled: NDArray[np.float64], labels: NDArray[Any], classifier: str, bias: bool) -> Row:
+    positive = labels > 0.5
+    if positive.all() or not positive.any():
+        return np.zeros(scaled.shape[1]), (-_NEVER if positive.all() else _NEVER) * bias
+    solver = _classifier(classifier, bias).fit(scaled, positive)
+    return solver.coef_[0], float(np.ravel(solver.intercept_)[0]) if bias else 0.0
+
+
+def _solve_regression(scaled: NDArray[np.float64], labels: NDArray[Any], classifier: str, bias: bool) -> Row:
+    from sklearn.linear_model import Ridge
+    from sklearn.svm import LinearSVR
+
+    if classifier == "svm":
+        # the squared loss has a fast primal solver; liblinear shrinks the intercept unless it is scaled up
+        solver = LinearSVR(
+            fit_intercept=bias, intercept_scaling=100.0, random_state=0, max_iter=20_000,
+            loss="squared_epsilon_insensitive", dual=False,
+        )  # fmt: skip
+    else:
+        solver = Ridge(fit_intercept=bias)
+    solver.fit(scaled, np.asarray(labels, np.float64).ravel())
+    return solver.coef_.ravel(), float(np.ravel(solver.intercept_)[0]) if bias else 0.0
+
+
+def _classifier(classifier: str, bias: bool) -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.svm import LinearSVC
+
+    if classifier == "svm":
+        return LinearSVC(fit_intercept=bias, random_state=0, max_iter=20_000)
+    return LogisticRegression(fit_intercept=bias, max_iter=5_000)

@@ -1,0 +1,295 @@
+"""A trained model on disk: what plain transformers loads, beside ``paceline.json`` with what it leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from paceline.errors import DiskFullError, ModelError
+from paceline.files import disk_errors, fsync_file, fsync_folder, require_room
+from paceline.models import factory as factories
+from paceline.models.images import ImageSettings
+from paceline.models.load import check_weights, from_folder, quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FILE = "paceline.json"
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedModel:
+    """What ``paceline.json`` keeps."""
+
+    label_names: tuple[str, ...]
+    kind: str
+    """``classification``, ``multi_label`` or ``regression``."""
+    modality: str
+    """``text`` or ``image``."""
+    max_length: int | None = None
+    """Tokens kept of a sample; None for images."""
+    image: ImageSettings | None = None
+    factory: str | None = None
+    """``package.module:function`` that builds the module; None for a transformers model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A saved model, on the CPU, in fp32 and evaluation mode."""
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerFast | None
+    saved: SavedModel
+
+
+def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerFast | None, folder: Path, saved: SavedModel) -> None:
+    """Write a model so that a crash leaves the old folder or the new one, never a mixture.
+
+    A transformers model is written by ``save_pretrained`` with its tokenizer, or its image processor's settings, and
+    loads in plain transformers; a factory's module as ``model.safetensors``. Names lose what torch.compile, DDP and
+    recomputation put before them.
+
+    The folder is written beside its place and renamed. Replacing an older one takes two renames: should the machine
+    stop between them, ``load_saved`` finds the old folder under its other name and puts it back.
+
+    Raises:
+        DiskFullError: no room; the old folder is intact.
+        RunFolderError: the place cannot be written.
+    """
+    folder = Path(folder)
+    module = unwrapped(model)
+    state = {_plain_name(name): value.detach() for name, value in module.state_dict().items()}
+    needed = sum(value.numel() * value.element_size() for value in state.values())
+    with disk_errors(folder / FILE, needed):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        require_room(folder.parent, needed, f"the model ({folder.name})")
+        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            with _full_disk(partial, needed):
+                _write(module, state, tokenizer, partial, saved)
+            _settle(partial)
+            _replace(folder, partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+def load_saved(folder: Path, *, factory: str | None = None, trust_remote_code: bool = False) -> LoadedModel:
+    """Read back what ``save_model`` wrote.
+
+    Args:
+        folder: as given to ``save_model``.
+        factory: ``model.factory`` of the run's recipe. A file never decides by itself which function is called: for a
+            factory's module this must name it.
+        trust_remote_code: ``model.trust_remote_code`` of the run's recipe.
+
+    Raises:
+        ModelError: no such folder, files that are missing or damaged, or a factory that is not the one saved.
+    """
+    folder = Path(folder)
+    _recover(folder)
+    saved = read_saved(folder)
+    tokenizer = _read_tokenizer(folder) if saved.modality == "text" else None
+    if saved.factory is None:
+        model = _read_transformers(folder, saved, trust_remote_code)
+    else:
+        model = _read_factory(folder, saved, factory)
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer, saved=saved)
+
+
+def read_saved(folder: Path) -> SavedModel:
+    """``paceline.json`` of a saved model.
+
+    Raises:
+        ModelError: it is missing or holds something else.
+    """
+    path = Path(folder) / FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        image = found["image"]
+        return SavedModel(
+            label_names=tuple(str(name) for name in found["label_names"]),
+            kind=str(found["kind"]),
+            modality=str(found["modality"]),
+            max_length=found["max_length"],
+            image=ImageSettings(**{**image, "mean": tuple(image["mean"]), "std": tuple(image["std"])})
+            if image
+            else None,
+            factory=found["factory"],
+        )
+    except FileNotFoundError:
+        raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{path}: cannot be used", f"{type(error).__name__}: {error}", "save the model again"
+        ) from None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside torch.compile and data-parallel wrappers."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        if isinstance(model, wrappers):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _write(
+    module: nn.Module,
+    state: dict[str, torch.Tensor],
+    tokenizer: PreTrainedTokenizerFast | None,
+    folder: Path,
+    saved: SavedModel,
+) -> None:
+    if saved.factory is None:
+        with quiet():
+            module.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+    else:
+        save_file(_unshared(state), folder / "model.safetensors", metadata={"format": "pt"})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    if saved.image is not None:
+        _write_json(folder / "preprocessor_config.json", saved.image.processor())
+    _write_json(
+        folder / FILE,
+        {
+            "label_names": list(saved.label_names),
+            "kind": saved.kind,
+            "modality": saved.modality,
+            "max_length": saved.max_length,
+            "image": saved.image.plain() if saved.image else None,
+            "factory": saved.factory,
+        },
+    )
+
+
+def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool) -> nn.Module:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder}: its config.json cannot be used", str(error).splitlines()[0]) from error
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder}: model.safetensors is missing", fix="train again, or use a copy that has it")
+    model, account = from_folder(folder, config, saved.modality, trust_remote_code=trust_remote_code)
+    absent = sorted({*account["missing_keys"], *(name for name, *_ in account["mismatched_keys"])})
+    if absent:
+        raise ModelError(f"{folder}: not the weights of this model", f"{absent[0]} is missing or of another shape")
+    return model
+
+
+def _read_factory(folder: Path, saved: SavedModel, factory: str | None) -> nn.Module:
+    if factory != saved.factory:
+        raise ModelError(
+            f"{folder}: was built by {saved.factory}",
+            "a saved file does not decide which function is called" if factory is None else f"not by {factory}",
+            f"set model.factory={saved.factory}",
+        )
+    check_weights(folder)
+    model = factories.build(factory or "", len(saved.label_names))
+    try:
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{folder}: model.safetensors is missing", fix="train again, or use a copy that has it"
+        ) from None
+    except RuntimeError as error:
+        why = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise ModelError(
+            f"{folder}: not the weights of what {factory} builds now", why, "restore that function"
+        ) from None
+    return model
+
+
+def _read_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
+    if not (folder / "tokenizer_config.json").is_file():
+        return None  # data of tokens, not of texts
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the reader of tokenizer.json raises a bare Exception
+        raise ModelError(f"{folder}: its tokenizer cannot be loaded", str(error), "use a copy that is whole") from error
+
+
+def _replace(folder: Path, partial: Path) -> None:
+    previous = _previous(folder)
+    shutil.rmtree(previous, ignore_errors=True)
+    if folder.exists():
+        folder.rename(previous)
+    partial.rename(folder)
+    fsync_folder(folder.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _recover(folder: Path) -> None:
+    """Undo the first rename of a replacement that was cut off before its second."""
+    if not folder.exists() and _previous(folder).is_dir():
+        _previous(folder).rename(folder)
+
+
+def _settle(folder: Path) -> None:
+    """Give files the usual permissions, which temporary ones lack, and wait until they are on the disk."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in (*folder.rglob("*"), folder):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+        fsync_file(path)
+
+
+def _previous(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.previous")
+
+
+def _plain_name(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _unshared(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors that own their memory: safetensors refuses two names for one."""
+    seen: set[int] = set()
+    owned = {}
+    for name, value in state.items():
+        pointer = value.untyped_storage().data_ptr()
+        owned[name] = value.clone(memory_format=torch.contiguous_format) if pointer in seen else value.contiguous()
+        seen.add(pointer)
+    return owned
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _full_disk(folder: Path, needed: int) -> Iterator[None]:
+    """safetensors reports a full disk in an error of its own."""
+    try:
+        yield
+    except SafetensorError as error:
+        if "os error 28" not in str(error):
+            raise
+        free = shutil.disk_usage(folder).free
+        raise DiskFullError(
+            f"{folder.parent}: no room for the model",
+            f"{needed:,} bytes needed, {free:,} bytes free",
+            "free some space there, or choose another disk with --out",
+        ) from None

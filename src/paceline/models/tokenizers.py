@@ -1,0 +1,284 @@
+"""The tokenizer of a model: its own, or a WordPiece vocabulary trained on the training texts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import tokenizers
+
+from paceline.errors import ModelError
+from paceline.files import write_atomically
+from paceline.models.config import max_positions
+from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, fetch
+from paceline.recipe.parts import ModelPart
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""Ids 0 to 4 of a trained vocabulary."""
+
+UNLIMITED = int(1e30)
+"""What transformers writes as ``model_max_length`` of a model without a limit."""
+
+_TRAINING_CHARACTERS = 20_000_000
+"""A vocabulary is trained on at most about this many characters, drawn evenly: more changes little and takes longer."""
+
+
+@final
+class TokenizerSource:
+    """Gives the tokenizer of a recipe; built by ``tokenizer_source``.
+
+    Attributes:
+        key: digest of everything but the training texts that decides how a text is encoded.
+    """
+
+    def __init__(self, key: str, pretrained: PreTrainedTokenizerFast | None, trainer: WordPieceTrainer | None) -> None:
+        self.key = key
+        self._pretrained = pretrained
+        self._trainer = trainer
+
+    def settle(self, dataset: str) -> PreTrainedTokenizerFast | None:
+        """The tokenizer that a data set was encoded with, whether it was encoded now or long ago.
+
+        Args:
+            dataset: fingerprint of the encoded data set.
+
+        Returns:
+            None when the data set came out of a cache and the vocabulary trained for it is no longer there.
+        """
+        return self._pretrained if self._trainer is None else self._trainer.settle(dataset)
+
+    def get(self, training_texts: Iterable[str]) -> PreTrainedTokenizerFast:
+        """The tokenizer: trained on ``training_texts``, or the pretrained one, for which they are not looked at.
+
+        Raises:
+            ModelError: a tokenizer is to be trained and the texts hold no words.
+        """
+        if self._trainer is None:
+            return self._pretrained
+        return self._trainer.get(list(training_texts))
+
+
+@final
+class WordPieceTrainer:
+    """Trains a lower-case BERT tokenizer; equal texts and settings give equal vocabularies, on any machine."""
+
+    def __init__(self, vocabulary_size: int, max_length: int, has_token_types: bool, cache: Path | None) -> None:
+        self._vocabulary_size = vocabulary_size
+        self._max_length = max_length
+        self._has_token_types = has_token_types
+        self._cache = cache
+        self._latest: dict[str, int] | None = None
+
+    @property
+    def key(self) -> str:
+        settings = ("wordpiece", self._vocabulary_size, _TRAINING_CHARACTERS, tokenizers.__version__)
+        return _digest(repr(settings).encode())
+
+    def get(self, texts: Sequence[str]) -> PreTrainedTokenizerFast:
+        """A tokenizer from the cache, or trained and put there."""
+        texts = _sample(texts)
+        digest = hashlib.sha256(self.key.encode())
+        for text in texts:
+            encoded = text.encode("utf-8", "surrogatepass")
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        path = self._cache / "tokenizers" / f"{digest.hexdigest()}.json" if self._cache else None
+        vocabulary = _read_vocabulary(path) if path else None
+        if vocabulary is None:
+            vocabulary = train_wordpiece(texts, self._vocabulary_size)
+            if path:
+                _write_vocabulary(path, vocabulary)
+        self._latest = vocabulary
+        return bert_tokenizer(vocabulary, self._max_length, self._has_token_types)
+
+    def settle(self, dataset: str) -> PreTrainedTokenizerFast | None:
+        """See ``TokenizerSource.settle``: texts are not read again for a cached data set, so its name must do."""
+        path = self._cache / "tokenizers" / f"of-{dataset}.json" if self._cache else None
+        vocabulary = self._latest or (_read_vocabulary(path) if path else None)
+        if self._latest and path and not path.exists():
+            _write_vocabulary(path, self._latest)
+        return bert_tokenizer(vocabulary, self._max_length, self._has_token_types) if vocabulary else None
+
+
+def tokenizer_source(part: ModelPart, config: PretrainedConfig | None, cache: Path | None) -> TokenizerSource:
+    """Where the tokenizer of a recipe comes from.
+
+    With ``model.tokenizer: auto`` it is the pretrained model's own; where the weights are random (``model.config``
+    alone, or a factory) one is trained. Otherwise ``model.tokenizer`` names a folder or a Hub model.
+
+    Args:
+        part: the recipe's ``model``.
+        config: what ``read_config`` gave for it.
+        cache: folder that trained vocabularies are kept in; None keeps none.
+
+    Raises:
+        ModelError: the model comes without a tokenizer, or with one that cannot be used; and whatever ``fetch`` raises.
+    """
+    limit = max_positions(config)
+    if part.tokenizer == "auto" and part.source is None:
+        has_token_types = config is None or (getattr(config, "type_vocab_size", 0) or 0) > 1
+        trainer = WordPieceTrainer(part.vocabulary_size, limit or UNLIMITED, has_token_types, cache)
+        return TokenizerSource(trainer.key, None, trainer)
+    own = part.tokenizer == "auto"
+    source = part.source if own else part.tokenizer
+    tokenizer, folder = _pretrained(part, source or "", config if own else None)
+    if limit is not None:
+        tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
+    return TokenizerSource(_files_key(folder, tokenizer.pad_token), tokenizer, None)
+
+
+def train_wordpiece(texts: Sequence[str], vocabulary_size: int) -> dict[str, int]:
+    """A lower-case WordPiece vocabulary, token -> id, the special tokens first.
+
+    The trainer of ``tokenizers`` numbers the pieces of single characters in the order of a hash map, and breaks ties
+    between equally frequent pairs by these numbers: two runs give two vocabularies. So it is run twice: once to learn
+    which pieces of single characters there are, and again with these in sorted order before everything else.
+
+    Raises:
+        ModelError: the texts hold no words.
+    """
+    normalizer, splitter = _normalizer(), tokenizers.pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    characters = {c: n for c, n in counts.items() if not c.isspace() and not unicodedata.category(c).startswith("C")}
+    if not characters:
+        raise ModelError("model.tokenizer = auto: the training texts hold no words", "a vocabulary is trained on them")
+    # a third, so that with the pieces inside words there is room left for whole words
+    alphabet = sorted(characters, key=lambda c: (-characters[c], c))[: max(1, vocabulary_size // 3)]
+
+    def run(pinned: Sequence[str], size: int) -> dict[str, int]:
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+        trainer = tokenizers.trainers.WordPieceTrainer(
+            vocab_size=size,
+            special_tokens=list(pinned),
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+        vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    pieces = sorted(set(run(SPECIAL_TOKENS, 0)) - set(SPECIAL_TOKENS))
+    vocabulary = run([*SPECIAL_TOKENS, *pieces], vocabulary_size)
+    return dict(sorted(vocabulary.items(), key=lambda item: item[1]))
+
+
+def bert_tokenizer(
+    vocabulary: dict[str, int], max_length: int = UNLIMITED, has_token_types: bool = True
+) -> PreTrainedTokenizerFast:
+    """A lower-case BERT tokenizer: [CLS] text [SEP], or [CLS] first [SEP] second [SEP] with token types 0 and 1."""
+    from transformers import PreTrainedTokenizerFast
+
+    pad, unknown, start, end, mask = SPECIAL_TOKENS
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token=unknown))
+    backend.normalizer = _normalizer()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.decoder = tokenizers.decoders.WordPiece()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B:1 {end}:1",
+        special_tokens=[(start, vocabulary[start]), (end, vocabulary[end])],
+    )
+    inputs = ["input_ids", *(["token_type_ids"] if has_token_types else []), "attention_mask"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=pad,
+        unk_token=unknown,
+        cls_token=start,
+        sep_token=end,
+        mask_token=mask,
+        model_max_length=max_length,
+        model_input_names=inputs,
+    )
+
+
+def _pretrained(part: ModelPart, source: str, config: PretrainedConfig | None) -> tuple[PreTrainedTokenizerFast, Path]:
+    from transformers import AutoTokenizer
+
+    own = part.tokenizer == "auto"
+    what = f"model.source = {source}" if own else f"model.tokenizer = {source}"
+    revision = part.revision if own else None
+    setting = "model.source" if own else "model.tokenizer"
+    patterns = CONFIG_FILES + TOKENIZER_FILES
+    folder = fetch(source, patterns, revision=revision, code=part.trust_remote_code, setting=setting)
+    if not _tokenizer_files(folder):
+        raise ModelError(
+            f"{what}: comes without a tokenizer",
+            "no tokenizer.json, vocabulary or sentencepiece model is in it",
+            "set model.tokenizer to a folder or Hub model that has one, such as the model it was trained from",
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, config=config, trust_remote_code=part.trust_remote_code, local_files_only=True
+        )
+    except Exception as error:  # converters raise whatever they meet
+        lines = str(error).strip().splitlines() or [""]
+        raise ModelError(f"{what}: its tokenizer cannot be loaded", f"{type(error).__name__}: {lines[0]}",
+            "set model.tokenizer to a folder or Hub model that has a tokenizer.json") from error  # fmt: skip
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"{what}: only has a tokenizer written in Python",
+            "encoding with it would take longer than training",
+            "set model.tokenizer to a folder or Hub model that has a tokenizer.json",
+        )
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise ModelError(
+                f"{what}: its tokenizer has no padding token", "", "add a pad_token to tokenizer_config.json"
+            )
+        tokenizer.pad_token = tokenizer.eos_token  # decoders are pretrained without filling
+    return tokenizer, folder
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    settings = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    vocabularies = [pattern for pattern in TOKENIZER_FILES if pattern not in settings]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    if not any(fnmatch(path.name, pattern) for path in files for pattern in vocabularies):
+        return []
+    return [path for path in files if any(fnmatch(path.name, pattern) for pattern in TOKENIZER_FILES)]
+
+
+def _files_key(folder: Path, pad_token: Any) -> str:
+    parts = [tokenizers.__version__, str(pad_token)]
+    for path in _tokenizer_files(folder):
+        parts += [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
+    return _digest("\n".join(parts).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _normalizer() -> Any:
+    return tokenizers.normalizers.BertNormalizer(lowercase=True)
+
+
+def _sample(texts: Sequence[str]) -> Sequence[str]:
+    """Every text, or where they are too long in all, every k-th."""
+    total = sum(map(len, texts))
+    return texts[:: max(1, -(-total // _TRAINING_CHARACTERS))]
+
+
+def _write_vocabulary(path: Path, vocabulary: dict[str, int]) -> None:
+    write_atomically(path, json.dumps(vocabulary, ensure_ascii=False).encode())
+
+
+def _read_vocabulary(path: Path) -> dict[str, int] | None:
+    """A vocabulary from the cache; None when it is not there or was damaged, and is trained anew."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return found if isinstance(found, dict) and all(token in found for token in SPECIAL_TOKENS) else None

@@ -1,0 +1,28 @@
+"""``paceline evaluate``: a run's saved model, measured on labelled data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.records import EvaluationRecord
+
+
+def evaluate(
+    folder: str | Path, *, data: str | None = None, rows: object | None = None, split: str = "test"
+) -> EvaluationRecord:
+    """Loss and metrics of a run's saved model.
+
+    Args:
+        folder: the run folder.
+        data: labelled data, as ``data.source`` takes it; None: the run's own, its ``split``.
+        rows: labelled rows in memory in place of ``data``.
+        split: which of the run's own splits; with ``data`` only a name in the result.
+
+    Raises:
+        RunFolderError: no run is there. DataError: the data cannot be used, or have a label unknown to the model.
+    """
+    from paceline.inference import evaluate_saved
+
+    return evaluate_saved(Path(folder), data, rows, split)

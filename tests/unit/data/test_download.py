@@ -1,0 +1,279 @@
+"""Fetching the IMDB archive from a loopback server: cut, changed, hostile or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import socket
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.data import download
+from paceline.data.download import download_imdb, fetch, reviews
+from paceline.errors import DataError, DiskFullError
+from paceline.recipe.parts import SplitsPart
+
+SPLITS = SplitsPart(train=12, validation=4, test=4)
+
+
+class Server:
+    """Serves ``content`` with or without ranges and can cut the first answers short."""
+
+    def __init__(self) -> None:
+        self.content = b""
+        self.cuts: list[int] = []
+        """Bytes sent of each of the next answers."""
+        self.ranges = True
+        self.status = 200
+        self.asked: list[str | None] = []
+        """Range of every request."""
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http.daemon_threads = False
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_port}/data/archive.tar.gz"
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+
+def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            server.asked.append(asked)
+            if server.status != 200:
+                self.send_error(server.status)
+                return
+            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and server.ranges else 0
+            if start and start >= len(server.content):
+                self.send_error(416)
+                return
+            body = server.content[start:]
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    served = Server()
+    yield served
+    served.close()
+
+
+def _file(name: str, content: bytes = b"text") -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    return member, content
+
+
+def _special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member, b""
+
+
+def _archive(members: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as archive:
+        for member, content in members:
+            archive.addfile(member, io.BytesIO(content) if content else None)
+    return written.getvalue()
+
+
+def _honest() -> list[tuple[tarfile.TarInfo, bytes]]:
+    members = [_special("aclImdb", tarfile.DIRTYPE), _file("aclImdb/README", b"About"), _file("aclImdb/imdb.vocab")]
+    for part in ("train", "test"):
+        for label in ("neg", "pos"):
+            for number in range(5):
+                text = f"Review {number} of {part}, {label}: café<br /><br />\u2028\nSecond line."
+                members.append(_file(f"aclImdb/{part}/{label}/{number}_1.txt", text.encode()))
+        members.append(_file(f"aclImdb/{part}/urls_pos.txt"))
+    members.append(_file("aclImdb/train/unsup/0_0.txt", b"No label."))
+    return members
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _get(server: Server, folder: Path, **options: Any) -> dict[str, Path]:
+    options = {"url": server.url, "md5": _md5(server.content), "splits": SPLITS, "pause_seconds": 0} | options
+    return download_imdb(folder, **options)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
+
+
+def test_writes_three_stratified_files(server: Server, tmp_path: Path) -> None:
+    server.content = _archive(_honest())
+    seen: list[tuple[int, int | None]] = []
+    paths = _get(server, tmp_path / "imdb", progress=lambda have, total: seen.append((have, total)))
+    rows = {name: _rows(path) for name, path in paths.items()}
+    assert {name: len(found) for name, found in rows.items()} == {"train": 12, "validation": 4, "test": 4}
+    for found in rows.values():
+        assert sum(row["label"] == "positive" for row in found) == len(found) / 2
+        for row in found:
+            assert f"{row['label'][:3]}: café<br /><br />\u2028\nSecond line." in row["text"]
+    assert len({row["text"] for found in rows.values() for row in found}) == 20
+    assert seen[-1] == (len(server.content), len(server.content))
+    assert sorted(path.name for path in (tmp_path / "imdb").iterdir()) == [
+        "test.jsonl",
+        "train.jsonl",
+        "validation.jsonl",
+    ]
+
+
+def test_files_that_are_there_are_not_fetched_again(server: Server, tmp_path: Path) -> None:
+    server.content = _archive(_honest())
+    first = _get(server, tmp_path)
+    content = {name: path.read_bytes() for name, path in first.items()}
+    assert _get(server, tmp_path) == first
+    assert len(server.asked) == 1
+    first["test"].unlink()
+    _get(server, tmp_path)
+    assert {name: path.read_bytes() for name, path in first.items()} == content, "the deal is seeded"
+
+
+def test_a_cut_connection_is_taken_up_where_it_broke(server: Server, tmp_path: Path) -> None:
+    server.content = _archive(_honest())
+    server.cuts = [100, 50]
+    _get(server, tmp_path)
+    assert server.asked == [None, "bytes=100-", "bytes=150-"]
+
+
+def test_a_later_call_takes_up_the_download(server: Server, tmp_path: Path) -> None:
+    server.content = _archive(_honest())
+    server.cuts = [10] * 5
+    with pytest.raises(DataError, match=r"cannot be downloaded(.|\n)*50 bytes are kept(.|\n)*goes on where it stopped"):
+        _get(server, tmp_path)
+    _get(server, tmp_path)
+    assert server.asked[-1] == "bytes=50-"
+
+
+def test_a_server_without_ranges_sends_everything_again(server: Server, tmp_path: Path) -> None:
+    server.content = _archive(_honest())
+    server.cuts, server.ranges = [100], False
+    assert len(_rows(_get(server, tmp_path)["train"])) == 12
+
+
+def test_a_download_that_was_complete_but_not_renamed(server: Server, tmp_path: Path) -> None:
+    server.content = _archive(_honest())
+    (tmp_path / "aclImdb_v1.tar.gz.part").write_bytes(server.content)
+    assert len(_rows(_get(server, tmp_path)["train"])) == 12
+
+
+def test_a_wrong_checksum_removes_the_file(server: Server, tmp_path: Path) -> None:
+    server.content = _archive(_honest())
+    with pytest.raises(DataError, match=r"wrong checksum(.|\n)*instead of 0123"):
+        _get(server, tmp_path, md5="0123")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(404, 1), (403, 1), (503, 5)])
+def test_refusals(server: Server, tmp_path: Path, status: int, attempts: int) -> None:
+    server.content, server.status = b"x", status
+    with pytest.raises(DataError, match="cannot be downloaded"):
+        _get(server, tmp_path)
+    assert len(server.asked) == attempts, "only a busy server is asked again"
+
+
+def test_no_network(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/archive.tar.gz"
+    with pytest.raises(DataError, match=r"cannot be downloaded\n  why: .*refused\n  fix: check the network"):
+        download_imdb(tmp_path, url=url, pause_seconds=0)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "/etc/passwd"])
+def test_other_addresses_are_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="only http and https"):
+        fetch(url, tmp_path / "x", "")
+
+
+def test_a_disk_without_room(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.content = b"x" * 1000
+    usage = type("Usage", (), {"free": 999})
+    monkeypatch.setattr("paceline.files.shutil.disk_usage", lambda folder: usage)
+    with pytest.raises(DiskFullError, match="1,000 bytes needed, 999 bytes free"):
+        _get(server, tmp_path)
+
+
+def test_an_endless_answer_is_stopped(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.content = b"x" * 1000
+    monkeypatch.setattr(download, "_MOST_BYTES", 500)
+    with pytest.raises(DataError, match="sends more than 500 bytes"):
+        _get(server, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (_file("aclImdb/../../outside.txt"), "leads out of the archive"),
+        (_file("/tmp/absolute.txt"), "leads out of the archive"),
+        (_file("aclImdb\\..\\outside.txt"), "leads out of the archive"),
+        (_special("aclImdb/train/pos/9_9.txt", tarfile.SYMTYPE, "/etc/passwd"), "is a link or a device"),
+        (_special("aclImdb/train/pos/9_9.txt", tarfile.LNKTYPE, "/etc/passwd"), "is a link or a device"),
+        (_special("aclImdb/zero", tarfile.CHRTYPE), "is a link or a device"),
+        (_special("aclImdb/pipe", tarfile.FIFOTYPE), "is a link or a device"),
+        (_file("aclImdb/train/pos/9_9.txt", b"x" * (2**20 + 1)), "1,048,577 bytes, which is no review"),
+        (_file("aclImdb/train/pos/9_9.txt", b"\xff\xfe"), "damaged"),
+    ],
+)
+def test_hostile_members(member: tuple[tarfile.TarInfo, bytes], message: str, server: Server, tmp_path: Path) -> None:
+    server.content = _archive([*_honest(), member])
+    folder = tmp_path / "inner" / "imdb"
+    with pytest.raises(DataError, match=message):
+        _get(server, folder)
+    found = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert found == ["aclImdb_v1.tar.gz"], "nothing of the archive is written"
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "message"),
+    [("_MOST_BYTES", 20_000, "unpacks to more than 20,000 bytes"), ("_MOST_MEMBERS", 10, "more than 10 members")],
+)
+def test_bombs(name: str, limit: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "bomb.tar.gz"
+    archive.write_bytes(_archive([*_honest(), _file("aclImdb/train/labeledBow.feat", bytes(10_000_000))]))
+    monkeypatch.setattr(download, name, limit)
+    with pytest.raises(DataError, match=message):
+        list(reviews(archive))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda content: content[: len(content) // 2], lambda content: b"no gzip", lambda content: content[:300] + b"xx"],
+)
+def test_damaged_archives(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    archive = tmp_path / "archive.tar.gz"
+    archive.write_bytes(damage(_archive(_honest())))
+    with pytest.raises(DataError, match="it is damaged"):
+        list(reviews(archive))
+
+
+def test_an_archive_without_reviews(server: Server, tmp_path: Path) -> None:
+    server.content = _archive([_file("other/file.txt")])
+    with pytest.raises(DataError, match="it holds no reviews"):
+        _get(server, tmp_path)

@@ -1,0 +1,102 @@
+"""Labels become numbers, and labels that cannot are named with their place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.data.dataset import Origins
+from paceline.data.labels import class_names, empty_labels, encode_known_labels, encode_labels
+from paceline.errors import DataError
+
+
+def _origins(num_rows: int) -> Origins:
+    return Origins(("data.csv",), np.zeros(num_rows, dtype=np.int32), np.arange(2, num_rows + 2, dtype=np.int64))
+
+
+def _splits(**rows: list[int]) -> dict[str, np.ndarray]:
+    return {name: np.array(ids, dtype=np.int64) for name, ids in rows.items()}
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["10", "9", "2"], ("2", "9", "10")),
+        (["1.5", "-1", "01", "1"], ("-1", "01", "1", "1.5")),
+        (["10", "9", "b"], ("10", "9", "b")),
+        (["nan", "2", "10"], ("10", "2", "nan")),
+        (["pos", "neg", "pos"], ("neg", "pos")),
+    ],
+)
+def test_class_names_are_sorted(labels: list[str], names: tuple[str, ...]) -> None:
+    assert class_names(labels, "classification") == names
+
+
+def test_classification() -> None:
+    encoded = encode_labels(["b", "a", "b"], "classification", _splits(train=[0, 1], test=[2]), _origins(3))
+    assert encoded.names == ("a", "b")
+    assert encoded.values.dtype == np.int64
+    assert encoded.values.tolist() == [1, 0, 1]
+
+
+def test_multi_label_has_one_column_a_class_and_may_be_empty() -> None:
+    labels = [("b", "a"), (), ("c",)]
+    encoded = encode_labels(labels, "multi_label", _splits(train=[0, 1, 2]), _origins(3))
+    assert encoded.names == ("a", "b", "c")
+    assert encoded.values.dtype == np.float32
+    assert encoded.values.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def test_regression_takes_the_name_of_its_column() -> None:
+    encoded = encode_labels([1.5, -2], "regression", _splits(train=[0, 1]), _origins(2), target="score")
+    assert encoded.names == ("score",)
+    assert encoded.values.dtype == np.float32
+    assert encoded.values.tolist() == [1.5, -2.0]
+
+
+@pytest.mark.parametrize("target", [float("nan"), float("inf"), 1e300])
+def test_targets_that_are_not_finite_in_single_precision(target: float) -> None:
+    with pytest.raises(DataError, match=r"data\.csv:3: target .* not a finite number"):
+        encode_labels([1.0, target], "regression", _splits(train=[0, 1]), _origins(2))
+
+
+def test_a_class_missing_from_train_is_named_with_its_first_place() -> None:
+    with pytest.raises(DataError, match=r"data\.csv:4: test has labels that are missing from train: 'c', 'd'") as found:
+        encode_labels(list("abcd"), "classification", _splits(train=[0, 1], test=[2, 3]), _origins(4))
+    assert (found.value.file, found.value.line) == ("data.csv", 4)
+
+
+def test_a_multi_label_class_missing_from_train() -> None:
+    with pytest.raises(DataError, match=r"data\.csv:3: validation .*'b'"):
+        encode_labels([("a",), ("a", "b")], "multi_label", _splits(train=[0], validation=[1]), _origins(2))
+
+
+def test_a_single_class_is_refused_unless_allowed() -> None:
+    splits = _splits(train=[0, 1])
+    with pytest.raises(DataError, match="every label of train is 'a'"):
+        encode_labels(["a", "a"], "classification", splits, _origins(2))
+    allowed = encode_labels(["a", "a"], "classification", splits, _origins(2), allow_single_class=True)
+    assert allowed.values.tolist() == [0, 0]
+
+
+def test_known_labels_keep_the_models_order() -> None:
+    encoded = encode_known_labels(["pos", "neg"], "classification", ("pos", "neg"), _origins(2))
+    assert encoded.values.tolist() == [0, 1]
+
+
+def test_a_label_unknown_to_the_model_is_named_with_its_place() -> None:
+    with pytest.raises(DataError, match=r"data\.csv:3: label 'postive' is unknown(.|\n)*did you mean 'positive'"):
+        encode_known_labels(["negative", "postive"], "classification", ("negative", "positive"), _origins(2))
+    with pytest.raises(DataError, match=r"data\.csv:2: label 'c'"):
+        encode_known_labels([("a", "c")], "multi_label", ("a", "b"), _origins(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "dtype"),
+    [("classification", (3,), np.int64), ("multi_label", (3, 2), np.float32), ("regression", (3,), np.float32)],
+)
+def test_unlabelled_samples_get_zeros(kind: str, shape: tuple[int, ...], dtype: type) -> None:
+    encoded = empty_labels(3, kind, ("a", "b"))
+    assert encoded.values.shape == shape
+    assert encoded.values.dtype == dtype
+    assert not encoded.values.any()

@@ -1,0 +1,387 @@
+"""From a source to an encoded data set, and back from the cache without reading the source again."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.data import cache as entries
+from paceline.data.dataset import Dataset, Images, Tokens
+from paceline.data.prepare import prepare, prepare_for_inference
+from paceline.errors import DataError
+from paceline.recipe.parts import DataPart, RandomPart, SplitsPart, TaskPart
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{number}" for number in range(50))]
+
+
+@dataclass
+class Words:
+    """A tokenizer of whole words that remembers the texts it was offered for training."""
+
+    key: str = "words"
+    offered: list[list[str]] = field(default_factory=list)
+
+    def get(self, training_texts: Iterable[str]) -> Any:
+        from tokenizers import Tokenizer, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        self.offered.append(list(training_texts))
+        vocabulary = {word: index for index, word in enumerate(VOCABULARY)}
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        backend.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+        return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def _rows(num_rows: int = 40) -> list[dict[str, Any]]:
+    return [
+        {"text": f"w{row} " + "w1 " * (row % 7), "label": ("good", "bad")[row % 2], "id": row}
+        for row in range(num_rows)
+    ]
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _part(path: Path | str, **settings: Any) -> DataPart:
+    settings = {"splits": SplitsPart(validation=4, test=8), "text": "text", "label": "label"} | settings
+    return DataPart(source=str(path), **settings)
+
+
+def _prepare(part: DataPart, cache: Path | None, tokenizer: Words | None = None, **options: Any) -> Dataset:
+    options = {"max_length": 16, "modality": "text", "task": TaskPart()} | options
+    return prepare(part, options.pop("task"), tokenizer=tokenizer or Words(), cache=cache, **options)
+
+
+def _same(one: Dataset, other: Dataset) -> bool:
+    assert isinstance(one.inputs, Tokens)
+    assert isinstance(other.inputs, Tokens)
+    return (
+        np.array_equal(one.inputs.flat, other.inputs.flat)
+        and np.array_equal(one.inputs.offsets, other.inputs.offsets)
+        and np.array_equal(one.labels, other.labels)
+        and one.label_names == other.label_names
+        and all(np.array_equal(one.splits[name], other.splits[name]) for name in ("train", "validation", "test"))
+        and one.origins.files == other.origins.files
+        and np.array_equal(one.origins.lines, other.origins.lines)
+        and one.fingerprint == other.fingerprint
+    )
+
+
+def test_texts_are_dealt_labelled_and_encoded(tmp_path: Path) -> None:
+    tokenizer = Words()
+    dataset = _prepare(_part(_write(tmp_path / "data.jsonl", _rows())), None, tokenizer)
+    assert isinstance(dataset.inputs, Tokens)
+    assert {name: len(ids) for name, ids in dataset.splits.items()} == {"train": 28, "validation": 4, "test": 8}
+    assert dataset.kind == "classification"
+    assert dataset.label_names == ("bad", "good")
+    assert dataset.labels.tolist() == [1, 0] * 20
+    sample = dataset.inputs.flat[dataset.inputs.offsets[2] : dataset.inputs.offsets[3]]
+    assert [VOCABULARY[token] for token in sample] == ["[CLS]", "w2", "w1", "w1", "[SEP]"]
+    assert dataset.origins.of(2).endswith("data.jsonl:3")
+    rows = _rows()
+    offered = [text.split() for text in tokenizer.offered[0]]
+    assert offered == [rows[row]["text"].split() for row in dataset.splits["train"]], "only training texts are offered"
+
+
+def test_max_length_defaults_to_the_recipes(tmp_path: Path) -> None:
+    part = _part(_write(tmp_path / "data.jsonl", _rows()), max_length=5)
+    dataset = _prepare(part, None, max_length=None)
+    assert isinstance(dataset.inputs, Tokens)
+    assert dataset.inputs.lengths.max() == 5
+
+
+def test_the_second_time_nothing_is_parsed_or_tokenised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+    first = _prepare(part, cache)
+    monkeypatch.setattr("paceline.data.sources.read", None)
+    tokenizer = Words()
+    second = _prepare(part, cache, tokenizer)
+    assert tokenizer.offered == []
+    assert _same(first, second)
+    assert first.notices == second.notices
+    assert isinstance(second.inputs, Tokens)
+    assert isinstance(second.inputs.flat.base, np.memmap), "tokens stay on the disk"
+
+
+def test_cached_and_fresh_are_equal(tmp_path: Path) -> None:
+    part = _part(_write(tmp_path / "data.jsonl", _rows()))
+    assert _same(_prepare(part, tmp_path / "cache"), _prepare(part, None))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"part": {"splits": SplitsPart(validation=4, test=8, seed=1)}},
+        {"part": {"label": "id"}},
+        {"max_length": 5},
+        {"tokenizer": Words(key="other words")},
+        {"task": TaskPart(type="classification")},
+    ],
+    ids=["splits", "columns", "max_length", "tokenizer", "task"],
+)
+def test_what_decides_the_result_makes_another_entry(tmp_path: Path, change: dict[str, Any]) -> None:
+    path, cache = _write(tmp_path / "data.jsonl", _rows()), tmp_path / "cache"
+    _prepare(_part(path), cache)
+    _prepare(_part(path, **change.pop("part", {})), cache, **change)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_changed_content_is_read_again(tmp_path: Path) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+    before = _prepare(part, cache)
+    _write(tmp_path / "data.jsonl", _rows(44))
+    after = _prepare(part, cache)
+    assert (len(before), len(after)) == (40, 44)
+    assert before.fingerprint != after.fingerprint
+
+
+def test_fingerprints_follow_content_not_the_path(tmp_path: Path) -> None:
+    one, other = (_prepare(_part(_write(tmp_path / name, _rows())), None) for name in ("a.jsonl", "b.jsonl"))
+    changed = _prepare(_part(_write(tmp_path / "c.jsonl", [*_rows(39), {"text": "w9", "label": "bad", "id": 0}])), None)
+    assert one.fingerprint == other.fingerprint != changed.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        *itertools.product(["flat.npy", "offsets.npy", "labels.npy", "meta.json", "meta.sha256"], ["cut", "gone"]),
+        # the tokens' bytes are not hashed at every start
+        *itertools.product(["offsets.npy", "labels.npy", "split_train.npy", "meta.json"], ["changed"]),
+    ],
+)
+def test_a_damaged_entry_is_made_anew(tmp_path: Path, file: str, damage: str) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+    first = _prepare(part, cache)
+    first_again = _prepare(part, None)
+    [entry] = cache.iterdir()
+    content = (entry / file).read_bytes()
+    (entry / file).unlink()
+    if damage == "cut":
+        (entry / file).write_bytes(content[:-1])
+    elif damage == "changed":
+        (entry / file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    second = _prepare(part, cache)
+    assert _same(first_again, second)
+    assert any("is damaged" in notice for notice in second.notices)
+    assert _prepare(part, cache).notices == first.notices, "the new entry is whole and knows nothing of the damage"
+    assert list(cache.iterdir()) == [entry], "nothing is left over"
+
+
+def test_an_entry_cannot_carry_objects(tmp_path: Path) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+    _prepare(part, cache)
+    [entry] = cache.iterdir()
+    # even an entry whose digests are right
+    np.save(entry / "lines.npy", np.array([print], dtype=object), allow_pickle=True)
+    content = (entry / "lines.npy").read_bytes()
+    meta = json.loads((entry / "meta.json").read_text())
+    meta["arrays"]["lines"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (entry / "meta.json").write_text(json.dumps(meta))
+    (entry / "meta.sha256").write_text(hashlib.sha256((entry / "meta.json").read_bytes()).hexdigest())
+    with pytest.raises(entries.DamagedEntry, match="allow_pickle"):
+        entries.load(entry)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    part = _part(_write(tmp_path / "data.jsonl", _rows()))
+    (tmp_path / "file").write_text("in the way")
+    dataset = _prepare(part, tmp_path / "file" / "cache")
+    assert len(dataset) == 40
+    assert any("cannot be kept" in notice for notice in dataset.notices)
+
+
+def test_a_full_disk_leaves_no_part_of_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(entries, "fsync_file", full)
+    dataset = _prepare(part, cache)
+    assert any("No space left on device" in notice for notice in dataset.notices)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_faster_process_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+    rename = Path.rename
+
+    def rename_after_the_other(self: Path, target: Path) -> Path:
+        if not target.name.startswith("."):  # our entry takes its place
+            monkeypatch.setattr(Path, "rename", rename)
+            _prepare(part, cache)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_after_the_other)
+    dataset = _prepare(part, cache)
+    assert not any("cannot be kept" in notice for notice in dataset.notices)
+    assert len(list(cache.iterdir())) == 1, "nothing is left over"
+    assert _same(dataset, _prepare(part, None))
+
+
+CONTENDER = """
+import sys
+from pathlib import Path
+from paceline.data.prepare import prepare
+from paceline.recipe.parts import DataPart, TaskPart
+
+cache = Path(sys.argv[1])
+for _ in range(30):
+    dataset = prepare(
+        DataPart(source="builtin:random"), TaskPart(), tokenizer=None, max_length=8, modality="text", cache=cache
+    )
+    assert not any("cannot be kept" in notice for notice in dataset.notices), dataset.notices
+    print(dataset.fingerprint, int(dataset.inputs.flat.sum()))
+    for entry in cache.glob("[!.]*/labels.npy"):
+        entry.unlink(missing_ok=True)  # so that everyone always has something to replace
+assert "torch" not in sys.modules
+"""
+
+
+def test_processes_at_once_share_one_entry(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CONTENDER, str(tmp_path / "cache")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    printed = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len({line for text in printed for line in text.splitlines()}) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1, "nothing is left over"
+
+
+def test_entries_are_readable_as_the_umask_says(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    before = os.umask(0o022)
+    try:
+        _prepare(_part(_write(tmp_path / "data.jsonl", _rows())), cache)
+    finally:
+        os.umask(before)
+    [entry] = cache.iterdir()
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o755, "a team can share one cache folder"
+
+
+def test_rows_in_memory_are_not_cached(tmp_path: Path) -> None:
+    dataset = _prepare(_part("rows"), tmp_path / "cache", rows=_rows())
+    assert len(dataset) == 40
+    assert not (tmp_path / "cache").exists()
+
+
+def test_pairs_know_where_the_second_text_begins(tmp_path: Path) -> None:
+    rows = [{**row, "other": "w3 w4"} for row in _rows()]
+    tokenizer = Words()
+    part, cache = _part(_write(tmp_path / "data.jsonl", rows), pair="other"), tmp_path / "cache"
+    for dataset in (_prepare(part, cache, tokenizer), _prepare(part, cache)):
+        assert isinstance(dataset.inputs, Tokens)
+        assert dataset.inputs.second is not None
+        assert dataset.inputs.second[2] == 5
+        assert dataset.inputs.lengths[2] == 8
+    assert len(tokenizer.offered[0]) == 2 * len(dataset.splits["train"]), "both texts train a tokenizer"
+
+
+def test_multi_label(tmp_path: Path) -> None:
+    rows = [{"text": f"w{row}", "label": ["a", "b"] if row % 3 else ["c"]} for row in range(40)]
+    dataset = _prepare(_part(_write(tmp_path / "data.jsonl", rows)), tmp_path / "cache")
+    assert dataset.kind == "multi_label"
+    assert dataset.label_names == ("a", "b", "c")
+    assert dataset.labels[:2].tolist() == [[0, 0, 1], [1, 1, 0]]
+
+
+def test_regression(tmp_path: Path) -> None:
+    rows = [{"text": f"w{row}", "score": row / 4} for row in range(40)]
+    part = _part(_write(tmp_path / "data.jsonl", rows), label="score")
+    dataset = _prepare(part, tmp_path / "cache", task=TaskPart(type="regression"))
+    assert dataset.kind == "regression"
+    assert dataset.label_names == ("score",)
+    assert dataset.labels.dtype == np.float32
+    assert dataset.labels.tolist() == [row / 4 for row in range(40)]
+
+
+def test_builtin_images_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = DataPart(source="builtin:digits")
+    first = prepare(part, TaskPart(), tokenizer=None, max_length=None, modality="image", cache=tmp_path)
+    monkeypatch.setattr("paceline.data.sources.read", None)
+    second = prepare(part, TaskPart(), tokenizer=None, max_length=None, modality="image", cache=tmp_path)
+    assert isinstance(first.inputs, Images)
+    assert isinstance(second.inputs, Images)
+    assert second.inputs.pixels.shape == (1797, 8, 8, 1)
+    assert np.array_equal(first.inputs.pixels, second.inputs.pixels)
+    assert second.label_names == tuple("0123456789")
+
+
+def test_random_tokens_need_no_tokenizer_and_are_cut() -> None:
+    part = DataPart(source="builtin:random", random=RandomPart(samples=20, length=(10, 60)))
+    dataset = prepare(part, TaskPart(), tokenizer=None, max_length=32, modality="text", cache=None)
+    assert isinstance(dataset.inputs, Tokens)
+    assert dataset.inputs.lengths.max() == 32
+
+
+def test_the_model_must_take_what_the_source_holds(tmp_path: Path) -> None:
+    path = _write(tmp_path / "data.jsonl", _rows())
+    with pytest.raises(DataError, match=r"data\.jsonl holds text data, but the model takes image data"):
+        _prepare(_part(path), None, modality="image")
+    with pytest.raises(DataError, match="builtin:digits holds image data, but the model takes text data"):
+        _prepare(DataPart(source="builtin:digits"), None)
+    with pytest.raises(DataError, match="the model comes without a tokenizer"):
+        prepare(_part(path), TaskPart(), tokenizer=None, max_length=16, modality="text", cache=None)
+
+
+def test_a_text_without_tokens_is_named(tmp_path: Path) -> None:
+    class Bare(Words):
+        def get(self, training_texts: Iterable[str]) -> Any:
+            from tokenizers import normalizers, processors
+
+            tokenizer = super().get(training_texts)
+            tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1")
+            tokenizer.backend_tokenizer.normalizer = normalizers.Replace("w3 w1 w1 w1 ", "")
+            return tokenizer
+
+    with pytest.raises(DataError, match=r"data\.jsonl:4: the tokenizer finds no token(.|\n)*w3"):
+        _prepare(_part(_write(tmp_path / "data.jsonl", _rows())), None, Bare())
+
+
+def _infer(path: Path | None, **options: Any) -> Any:
+    options = {"label_names": ("good", "bad"), "kind": "classification", "labelled": True} | options
+    part = _part(path or "rows")
+    return prepare_for_inference(part, tokenizer=Words(), max_length=16, **options)
+
+
+def test_evaluation_takes_the_models_labels(tmp_path: Path) -> None:
+    dataset, table = _infer(_write(tmp_path / "new.jsonl", _rows(6)))
+    assert dataset.labels.tolist() == [0, 1, 0, 1, 0, 1], "in the model's order, not sorted"
+    assert dataset.label_names == ("good", "bad")
+    assert {name: ids.tolist() for name, ids in dataset.splits.items()} == {"all": [0, 1, 2, 3, 4, 5]}
+    assert [row["id"] for row in table.rows] == [0, 1, 2, 3, 4, 5]
+
+
+def test_evaluation_of_one_class_is_possible(tmp_path: Path) -> None:
+    dataset, _ = _infer(_write(tmp_path / "new.jsonl", _rows(6)[::2]))
+    assert dataset.labels.tolist() == [0, 0, 0]
+
+
+def test_evaluation_names_a_label_unknown_to_the_model(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"new\.jsonl:2: label 'bad' is unknown to the model"):
+        _infer(_write(tmp_path / "new.jsonl", _rows(6)), label_names=("good", "evil"))
+
+
+def test_prediction_needs_no_labels() -> None:
+    rows = [{"text": "w1 w2", "extra": 7}]
+    dataset, table = _infer(None, labelled=False, rows=rows)
+    assert dataset.labels.tolist() == [0]
+    assert table.rows[0]["extra"] == 7
+    dataset, _ = _infer(None, labelled=False, rows=rows, kind="multi_label")
+    assert dataset.labels.tolist() == [[0, 0]]

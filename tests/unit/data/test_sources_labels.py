@@ -1,0 +1,81 @@
+"""What a label column holds decides the task; class names stay as they are written."""
+
+import json
+
+import pytest
+
+from paceline.data.sources import read
+from paceline.recipe.parts import DataPart
+
+
+def table_of(tmp_path, labels, task="auto", **settings):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"text": f"t{n}", "label": label}) + "\n" for n, label in enumerate(labels)))
+    return read(DataPart(source=str(file), **settings), task=task)
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "expected"),
+    [
+        (["a", " b ", "a"], "classification", ["a", "b", "a"]),
+        ([1, 0, 1], "classification", ["1", "0", "1"]),
+        ([1.0, 0.0, 1.0], "classification", ["1.0", "0.0", "1.0"]),
+        (["01", "1", "1.0"], "classification", ["01", "1", "1.0"]),
+        ([True, False], "classification", ["true", "false"]),
+        (["NA", "nan", "None"], "classification", ["NA", "nan", "None"]),
+        ([0.5, 1, 2], "regression", [0.5, 1.0, 2.0]),
+        (["0.5", "1", "-2e1"], "regression", [0.5, 1.0, -20.0]),
+        (list(range(21)), "regression", [float(n) for n in range(21)]),
+        (list(range(20)), "classification", [str(n) for n in range(20)]),
+        ([n % 21 for n in range(200)], "classification", [str(n % 21) for n in range(200)]),
+        ([["a", "b"], [], ["b", "b"]], "multi_label", [("a", "b"), (), ("b",)]),
+        ([[1, 2], [2]], "multi_label", [("1", "2"), ("2",)]),
+        (["1_0", "2_0"], "classification", ["1_0", "2_0"]),
+    ],
+)
+def test_task_is_inferred(tmp_path, labels, kind, expected):
+    table = table_of(tmp_path, labels)
+    assert table.kind == kind
+    assert table.labels == expected
+    assert [type(label) for label in table.labels] == [type(label) for label in expected]
+
+
+def test_inference_is_told_with_the_way_out(tmp_path):
+    assert any("task: regression (guessed" in notice for notice in table_of(tmp_path, [0.5, 1]).notices)
+    assert any("task: classification (guessed" in notice for notice in table_of(tmp_path, [1, 2]).notices)
+    assert not any("task:" in notice for notice in table_of(tmp_path, ["a", "b"]).notices)
+    assert not any("task:" in notice for notice in table_of(tmp_path, [1, 2], task="regression").notices)
+
+
+def test_a_task_that_is_given_holds(tmp_path):
+    assert table_of(tmp_path, [1, 2], task="regression").labels == [1.0, 2.0]
+    assert table_of(tmp_path, [0.5, 1.5], task="classification").labels == ["0.5", "1.5"]
+    assert table_of(tmp_path, [1, "2.5"], task="regression").labels == [1.0, 2.5]
+
+
+def test_separator_makes_several_labels(tmp_path):
+    table = table_of(tmp_path, ["a; b", "", "b;b;", "c"], label_separator=";")
+    assert table.kind == "multi_label"
+    assert table.labels == [("a", "b"), (), ("b",), ("c",)]
+
+
+def test_indicator_columns_make_several_labels(tmp_path):
+    (tmp_path / "a.csv").write_text("text,toxic,rude\na,0,1\nb,1,1.0\nc,false,0\n")
+    table = read(DataPart(source=str(tmp_path / "a.csv"), label=("toxic", "rude")))
+    assert (table.kind, table.labels) == ("multi_label", [("rude",), ("toxic", "rude"), ()])
+    assert table.columns["label"] == "toxic,rude"
+
+
+def test_one_number_in_two_spellings_is_pointed_out(tmp_path):
+    assert any("'1' and '1.0' are one number" in notice for notice in table_of(tmp_path, ["1", "1.0", "0"]).notices)
+    assert not any("one number" in notice for notice in table_of(tmp_path, ["1", "0"]).notices)
+
+
+def test_unseen_label_of_a_set_is_found(tmp_path):
+    from paceline.errors import DataError
+
+    file = tmp_path / "a.jsonl"
+    rows = [("train", ["a"]), ("train", ["b"]), ("test", ["a", "c"])]
+    file.write_text("".join(json.dumps({"text": "t", "label": x, "split": split}) + "\n" for split, x in rows))
+    with pytest.raises(DataError, match=r"a.jsonl:3, column 'label': a class that is missing from train \(found 'c'\)"):
+        read(DataPart(source=str(file)))

@@ -1,0 +1,120 @@
+"""Tokenizers: the model's own, another's, or one trained on the training texts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from paceline.errors import ModelError
+from paceline.models.config import read_config
+from paceline.models.tokenizers import SPECIAL_TOKENS, tokenizer_source, train_wordpiece
+from paceline.recipe.parts import ModelPart
+from paceline.testing.tiny import TEXTS, tiny_bert_config, tiny_distilbert_config, write_tiny_model
+
+
+def trained(settings: dict[str, object], cache: Path | None = None, size: int = 200):
+    part = ModelPart(config=settings, vocabulary_size=size)
+    return tokenizer_source(part, read_config(part), cache)
+
+
+def test_a_trained_tokenizer_is_berts() -> None:
+    tokenizer = trained(tiny_bert_config()).get(TEXTS)
+    assert tokenizer.convert_ids_to_tokens(range(5)) == list(SPECIAL_TOKENS)
+    assert 100 < len(tokenizer) <= 200
+    assert tokenizer.model_max_length == 64
+    both = tokenizer("A WONDERFUL evening", "bad jökes")
+    words = tokenizer.convert_ids_to_tokens(both["input_ids"])
+    assert words[0] == "[CLS]"
+    assert [i for i, word in enumerate(words) if word == "[SEP]"] == [words.index("[SEP]"), len(words) - 1]
+    assert both["token_type_ids"] == [0] * (words.index("[SEP]") + 1) + [1] * (len(words) - words.index("[SEP]") - 1)
+    assert tokenizer.decode(both["input_ids"], skip_special_tokens=True) == "a wonderful evening bad jokes"
+    assert "[UNK]" in tokenizer.convert_ids_to_tokens(tokenizer("日本")["input_ids"])
+
+
+def test_token_types_are_for_models_that_have_them() -> None:
+    assert "token_type_ids" in trained(tiny_bert_config()).get(TEXTS)("a", "b")
+    assert "token_type_ids" not in trained(tiny_distilbert_config()).get(TEXTS)("a", "b")
+
+
+def test_equal_texts_give_equal_vocabularies_in_every_process() -> None:
+    script = (
+        "from paceline.models.tokenizers import train_wordpiece; from paceline.testing.tiny import TEXTS;"
+        "import json; print(json.dumps(train_wordpiece([t * 3 for t in TEXTS], 300)))"
+    )
+    runs = {subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout for _ in range(2)}
+    assert len(runs) == 1
+    assert len(json.loads(runs.pop())) > 100
+
+
+def test_the_vocabulary_has_the_size_asked_for_when_the_texts_are_rich_enough() -> None:
+    words = [f"{first}{second}" for first in ("over", "under", "in") for second in ("take", "go", "stand", "put")]
+    vocabulary = train_wordpiece([" ".join(words * 3)], 50)
+    assert sorted(vocabulary.values()) == list(range(50))
+
+
+def test_every_character_of_a_chinese_text_gets_a_token() -> None:
+    vocabulary = train_wordpiece(["今天的电影很好看", "服务太差了"], 200)
+    assert set("今天的电影很好看服务太差了") <= set(vocabulary)
+
+
+def test_texts_without_words_are_an_error() -> None:
+    with pytest.raises(ModelError, match="no words"):
+        train_wordpiece(["", " \n"], 200)
+
+
+def test_a_trained_vocabulary_is_kept_and_a_damaged_one_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = trained(tiny_bert_config(), tmp_path).get(iter(TEXTS)).get_vocab()
+    (kept,) = (tmp_path / "tokenizers").iterdir()
+    kept.write_text("{")
+    assert trained(tiny_bert_config(), tmp_path).get(TEXTS).get_vocab() == first
+    monkeypatch.setattr("paceline.models.tokenizers.train_wordpiece", lambda *_: pytest.fail("trained again"))
+    assert trained(tiny_bert_config(), tmp_path).get(TEXTS).get_vocab() == first
+
+
+def test_a_saved_tokenizer_is_the_same_in_plain_transformers(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    ours = trained(tiny_bert_config()).get(TEXTS)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert theirs(list(TEXTS), list(TEXTS)) == ours(list(TEXTS), list(TEXTS))
+    assert theirs.model_max_length == ours.model_max_length
+    assert theirs.pad_token_id == 0
+
+
+def test_a_pretrained_tokenizer_ignores_the_texts_and_its_key_follows_its_files(tmp_path: Path) -> None:
+    part = ModelPart(source=str(write_tiny_model(tmp_path / "model")))
+    config = read_config(part)
+    source = tokenizer_source(part, config, None)
+    assert source.get(["quite other texts"]).get_vocab() == trained(tiny_bert_config()).get(TEXTS).get_vocab()
+    assert tokenizer_source(part, config, None).key == source.key
+    settings = tmp_path / "model" / "tokenizer.json"
+    settings.write_text(settings.read_text().replace('"lowercase": true', '"lowercase": false'))
+    assert tokenizer_source(part, config, None).key != source.key
+
+
+def test_keys_of_trained_tokenizers_follow_the_settings() -> None:
+    keys = {trained(tiny_bert_config(), size=size).key for size in (200, 200, 300)}
+    assert len(keys) == 2
+
+
+def test_another_models_tokenizer_is_limited_by_this_models_positions(tmp_path: Path) -> None:
+    other = write_tiny_model(tmp_path / "other")
+    part = ModelPart(config=tiny_bert_config(max_position_embeddings=32), tokenizer=str(other))
+    assert tokenizer_source(part, read_config(part), None).get([]).model_max_length == 32
+
+
+def test_a_model_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    part = ModelPart(source=str(folder))
+    with pytest.raises(ModelError, match=r"without a tokenizer\n.*\n.*set model.tokenizer"):
+        tokenizer_source(part, read_config(part), None)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"cannot be loaded\n.*\n.*set model.tokenizer"):
+        tokenizer_source(part, read_config(part), None)

@@ -1,0 +1,183 @@
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from paceline.errors import RunFolderError
+from paceline.observe.metrics_file import MetricsFile, record_to_json
+from paceline.records import Notice, RunRecord
+from paceline.report.build import build_report
+
+EVIL = (
+    "</style></pre></title><script>alert(1)</script><img src=x onerror=alert(1)>\"'>{{ 777 * 777 }}\x1b[31m\u202e\x00"
+)
+
+
+class Page(HTMLParser):
+    """Tags, attributes and visible text of a report."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attributes]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def write(folder, records, recipe="name: reviews\n", manifest=None):
+    file = MetricsFile(folder / "metrics.jsonl")
+    for record in records:
+        file.observe(record)
+        if isinstance(record, RunRecord):
+            (folder / "summary.json").write_bytes(record_to_json(record))
+    file.close()
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8", errors="backslashreplace")
+    (folder / "manifest.json").write_text(json.dumps(manifest or {"versions": {"torch": "2.13.0"}, "seeds": [0, 1]}))
+
+
+def built(folder):
+    path = build_report(folder)
+    assert path == folder / "report.html"
+    return path.read_text(encoding="utf-8")
+
+
+def assert_inert(html):
+    page = Page(html)
+    assert not {"script", "img", "iframe", "link", "object", "embed", "form", "a", "base"} & set(page.tags)
+    assert [a for a in page.attributes if a[1].startswith("on") or a[1] in ("src", "href", "action", "srcset")] == []
+    assert not re.search(r"url\(|@import|https?:", html)
+    policy = next(value for _, name, value in page.attributes if name == "content")
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def test_a_whole_run_is_told(records, tmp_path):
+    write(tmp_path, records.run())
+    html = built(tmp_path)
+    assert_inert(html)
+    text = re.sub(r"\s+", " ", Page(html).text)
+    for fact in (
+        "reviews finished",
+        "20 of 20 steps",
+        "592 k of 67 M parameters trained",
+        "0.9000test accuracy",
+        "train 6.00 s 60.0%",
+        "techniques.precision bf16",
+        "this card computes in [bold]bf16[/bold]",
+        "warning guessed",
+        "step-20",
+        "name: reviews",
+        "versions.torch2.13.0",
+        "seeds0, 1",
+    ):
+        assert fact in text, fact
+    for title in ("Loss", "accuracy", "Learning rate", "Gradient norm", "Samples a second"):
+        assert f'<span class="name">{title}</span>' in html
+    row = re.search(r"<tr><th><bdi title=\"no\">.*?</tr>", html, re.S)[0]
+    assert re.findall(r">([\d,.%]+)", row) == ["9", "1", "10", "90.0%"], "counts, samples and share of the label 'no'"
+
+
+def test_nothing_from_a_user_is_obeyed(records, tmp_path):
+    run = [
+        records.started(name=EVIL, folder=EVIL, device=EVIL, label_names=(EVIL, "b"), group_names=(EVIL, "head")),
+        *(records.step(number) for number in range(1, 4)),
+        records.evaluation(3, split=EVIL, metrics={EVIL: 0.5}, train_metrics={EVIL: 0.5}),
+        records.checkpoint(3),
+        Notice(message=EVIL + "\n" + EVIL, level=EVIL),
+        records.summary(name=EVIL, status=EVIL, final={EVIL: {EVIL: 0.5}}, seconds={EVIL: 1.0, "total": 1.0}),
+    ]
+    write(tmp_path, run, recipe=EVIL, manifest={EVIL: {EVIL: [EVIL]}})
+    html = built(tmp_path)
+    assert_inert(html)
+    assert not re.search(r"[\x00\x1b\u202e]", html)
+    assert "603729" not in html, "text was taken for a template"
+    assert html.count("<style") == html.count("</style>") == 1
+    assert "\\x1b[31m\\u202e\\x00" in html
+
+
+@pytest.mark.parametrize("num_records", [0, 1, 2, 3, 12, 14])
+def test_a_run_that_is_not_finished_has_a_report_of_what_there_is(records, tmp_path, num_records):
+    write(tmp_path, list(records.run())[:num_records])
+    html = built(tmp_path)
+    assert_inert(html)
+    assert "not finished" in html
+    assert ("No step has been recorded yet" in html) == (num_records < 2)
+    assert ("Newest metrics" in html) == (num_records >= 12)
+
+
+def test_a_summary_alone_is_enough(records, tmp_path):
+    (tmp_path / "summary.json").write_bytes(record_to_json(records.summary()))
+    assert "0.9000" in built(tmp_path)
+
+
+def test_values_that_are_not_finite_are_gaps(records, tmp_path):
+    steps = [records.step(n, loss=math.nan, gradient_norm=math.inf, seconds=0.0) for n in range(1, 200)]
+    final = {"test": {"loss": math.nan}}
+    write(tmp_path, [records.started(), *steps, records.summary(steps=199, final=final, samples_per_second=math.nan)])
+    html = built(tmp_path)
+    assert '<span class="name">Loss</span>' not in html
+    assert '<span class="name">Learning rate</span>' in html
+    assert "NaN" in html
+
+
+def test_a_long_run_of_many_classes_stays_small(records, tmp_path):
+    classes = tuple(f"class number {index}" for index in range(100))
+    confusion = tuple(tuple(50 if i == j else 3 for j in range(100)) for i in range(100))
+    metrics = {f"metric {index}": 0.5 for index in range(15)}
+    start = records.started(label_names=classes, total_steps=20_000, steps_per_epoch=100, group_names=tuple("abcdef"))
+
+    def run():
+        yield start
+        for n in range(1, 20_001):
+            yield records.step(
+                n, loss=(n * 7919 % 1000) / 1000, gradient_norm=n * 31 % 77, learning_rates=(n * 1e-9,) * 6
+            )
+            if n % 100 == 0:
+                yield records.evaluation(n, metrics=metrics, confusion=None)
+                yield records.checkpoint(n)
+        yield records.evaluation(20_000, split="test", metrics=metrics, confusion=confusion)
+
+    write(tmp_path, run())
+    html = built(tmp_path)
+    assert len(html) < 500_000
+    assert "and 9,860 more" in html, "the confusions that are not listed"
+
+
+def test_the_confusions_of_the_test_split_come_first(records, tmp_path):
+    test = records.evaluation(5, split="test", confusion=((7, 0), (0, 7)))
+    write(tmp_path, [records.started(), test, records.evaluation(20)])
+    assert "Split test, step 5" in built(tmp_path)
+
+
+def test_the_headline_is_the_metric_that_the_recipe_watches(records, tmp_path):
+    summary = records.summary(final={"test": {"loss": 0.1, "accuracy": 0.2, "f1": 0.3}})
+    write(tmp_path, [records.started(), summary], recipe="loop: {best_metric: f1}\n")
+    assert "test f1" in built(tmp_path)
+    write(tmp_path, [], recipe="loop: {best_metric: auto}\n")
+    assert "test accuracy" in built(tmp_path)
+
+
+def test_rebuilding_replaces_the_report(records, tmp_path):
+    write(tmp_path, list(records.run())[:3])
+    assert "not finished" in built(tmp_path)
+    write(tmp_path, records.run())
+    assert "not finished" not in built(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "manifest.json",
+        "metrics.jsonl",
+        "recipe.yaml",
+        "report.html",
+        "summary.json",
+    ]
+
+
+def test_another_folder_is_refused_and_left_alone(tmp_path):
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        build_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,150 @@
+"""From ``auto`` to explicit settings, the refusals, and the rules of the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.errors import RecipeError
+from paceline.facts import Card, Facts
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
+from paceline.recipe.techniques import CATALOGUE, TechniqueEntry, check_rules
+
+CPU = Facts(python="3.11.7", platform="Linux", cpu_model=None, cpu_count=2, memory_bytes=None)
+
+
+def machine_with(name: str, capability: tuple[int, int] | None, **versions: str) -> Facts:
+    card = Card(name=name, compute_capability=capability, driver="580.95.05")
+    return replace(CPU, cards=(card,), versions={"torch": "2.13.0", **versions}, torch_cuda="13.0")
+
+
+HOPPER = machine_with("NVIDIA H200", (9, 0))
+VOLTA = machine_with("Tesla V100-SXM2-16GB", (7, 0))
+UNKNOWN = machine_with("NVIDIA Mystery", None)
+
+
+def recipe(*settings: str) -> Recipe:
+    plain: dict[str, Any] = {"model": {"source": "some-model"}, "data": {"source": "some.csv"}}
+    return Recipe.parse(plain).with_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("facts", "device", "precision", "reason"),
+    [
+        (CPU, "cpu", "fp32", "the device is a CPU"),
+        (HOPPER, "cuda", "bf16", "NVIDIA H200 computes in bf16"),
+        (VOLTA, "cuda", "fp32", "(compute capability 7.0) does not compute in bf16"),
+        (UNKNOWN, "cuda", "fp32", "the compute capability of NVIDIA Mystery is not known"),
+        (replace(HOPPER, torch_cuda=None), "cpu", "fp32", "the device is a CPU"),
+    ],
+)
+def test_device_and_precision_follow_the_machine(facts: Facts, device: str, precision: str, reason: str) -> None:
+    chosen, decisions = choose(recipe(), facts)
+    assert (chosen.device, chosen.techniques.precision) == (device, precision)
+    why = {decision.setting: decision.reason for decision in decisions}
+    assert reason in why["techniques.precision"]
+    assert why["device"], "every decision gives a reason"
+
+
+def test_batch_sizes_are_filled_in() -> None:
+    chosen, decisions = choose(recipe("loop.batch_size=24"), CPU)
+    assert (chosen.loop.micro_batch_size, chosen.loop.evaluation_batch_size) == (24, 48)
+    assert {"loop.micro_batch_size", "loop.evaluation_batch_size"} <= {decision.setting for decision in decisions}
+    chosen, _ = choose(recipe("loop.batch_size=24", "loop.micro_batch_size=7"), CPU)
+    assert chosen.loop.evaluation_batch_size == 14
+
+
+def test_what_is_set_stays_and_choosing_again_changes_nothing() -> None:
+    given = recipe("device=cpu", "techniques.precision=bf16", "loop.micro_batch_size=4", "loop.evaluation_batch_size=5")
+    assert choose(given, HOPPER) == (given, ())
+    chosen, decisions = choose(recipe(), HOPPER)
+    assert len(decisions) == 4
+    assert choose(chosen, HOPPER) == (chosen, ())
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "what", "why", "fix"),
+    [
+        (CPU, ["device=cuda"], "device = cuda", "no NVIDIA card", "--set device=cpu"),
+        (CPU, ["techniques.precision=fp16"], "techniques.precision = fp16", "for cards", "precision=fp32"),
+        (CPU, ["techniques.precision=tf32"], "techniques.precision = tf32", "no effect on a CPU", "precision=fp32"),
+        (VOLTA, ["techniques.precision=bf16"], "techniques.precision = bf16", "capability 8.0", "precision=fp16"),
+        (VOLTA, ["techniques.precision=tf32"], "techniques.precision = tf32", "has 7.0", "precision=fp16"),
+        (CPU, ["optimizer.type=adamw8bit"], "optimizer.type = adamw8bit", "cards only", "optimizer.type=adamw"),
+        (HOPPER, ["optimizer.type=adamw8bit"], "optimizer.type", "neither is installed", "pip install 'paceline["),
+        (CPU, ["loop.micro_batch_size=64"], "loop.micro_batch_size = 64", "loop.batch_size = 32", "=32"),
+        (
+            CPU,
+            ["techniques.recompute=true", "model.train=head"],
+            "techniques.recompute",
+            "model.train",
+            "=false",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_fix(
+    facts: Facts, settings: list[str], what: str, why: str, fix: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        choose(recipe(*settings), facts)
+    error = caught.value
+    assert what in error.what
+    assert why in error.why
+    assert fix in error.fix
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings"),
+    [
+        (HOPPER, ["techniques.precision=fp16"]),
+        (VOLTA, ["techniques.precision=fp16"]),
+        (UNKNOWN, ["techniques.precision=bf16"]),
+        (CPU, ["techniques.precision=bf16"]),
+        (machine_with("NVIDIA H200", (9, 0), torchao="0.15"), ["optimizer.type=adamw8bit"]),
+        (CPU, ["techniques.recompute=true", "model.train=last:2"]),
+    ],
+)
+def test_what_works_is_not_refused(facts: Facts, settings: list[str]) -> None:
+    choose(recipe(*settings), facts)
+
+
+PRECISION = CATALOGUE[0]
+
+
+@pytest.mark.parametrize(
+    ("rules", "settings", "message"),
+    [
+        ({"needs": ("precision",)}, ["techniques.precision=fp32"], "needs techniques.precision (now"),
+        ({"needs": ("precision",)}, ["techniques.precision=bf16"], None),
+        ({"excludes": ("techniques.precision=fp16|bf16",)}, ["techniques.precision=fp32"], None),
+        ({"excludes": ("techniques.precision=fp16|bf16",)}, ["techniques.precision=bf16"], "= fp16 or bf16 (now"),
+        ({"excludes": ("precision",)}, ["techniques.precision=bf16"], "cannot work with techniques.precision (now"),
+        ({"excludes": ("loop.max_steps=null",)}, [], "cannot work with loop.max_steps = null"),
+        ({"excludes": ("loop.max_steps=null",)}, ["loop.max_steps=3"], None),
+        ({"needs": ("loop.shuffle=false",)}, [], "needs loop.shuffle = false (now loop.shuffle = true)"),
+        ({"packages": ("triton",)}, [], "pip install triton"),
+        ({"capability": (10, 0)}, [], "compute capability 10.0 or above; this one has 9.0"),
+        ({"capability": (9, 0)}, [], None),
+    ],
+)
+def test_rules_follow_from_an_entrys_needs_and_excludes(
+    rules: dict[str, Any], settings: list[str], message: str | None
+) -> None:
+    entry = TechniqueEntry("recompute", "Recompute.", "memory", "bit-exact", **rules)
+    given = recipe("techniques.recompute=true", *settings)
+    if message is None:
+        check_rules(given, HOPPER, [PRECISION, entry])
+    else:
+        with pytest.raises(RecipeError, match=r"techniques\.recompute = true") as caught:
+            check_rules(given, HOPPER, [PRECISION, entry])
+        assert message in str(caught.value)
+    check_rules(given.with_settings(["techniques.recompute=false"]), CPU, [PRECISION, entry])
+
+
+def test_an_entry_is_one_line() -> None:
+    entry = TechniqueEntry("recompute", "Recompute.", "memory", "bit-exact")
+    assert entry.module == "paceline.techniques.recompute"
+    assert entry.card == "docs/techniques/recompute.md"
