@@ -6,6 +6,7 @@ Everything that a resumed run needs is in ``Progress`` and the engine's state; t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from paceline.engine.late import Late
 from paceline.errors import NonFiniteError, Preempted
 from paceline.recipe import Recipe
 from paceline.records import EvaluationRecord, Record, StepRecord
-from paceline.seams import Ids, Size
+from paceline.seams import Batch, Ids, Size
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
 
@@ -67,7 +68,6 @@ class Progress:
     samples: int = 0
     tokens: int = 0
     slots: int = 0
-    train_seconds: float = 0.0
     evaluations: tuple[EvaluationRecord, ...] = ()
 
     def plain(self) -> dict[str, Any]:
@@ -121,6 +121,11 @@ class _StepNote:
 class Loop:
     """Drives a job from a progress to its end.
 
+    Args:
+        job: what is run.
+        progress: where it begins.
+        saved_step: the step whose checkpoint is on the disk already.
+
     Raises (from ``run``):
         Preempted: asked to stop; a checkpoint of the last whole step is on disk.
         NonFiniteError: loss or gradient is not finite; the weights still are.
@@ -129,33 +134,64 @@ class Loop:
 
     job: Job
     progress: Progress
-    stopped_early: bool = False
+    saved_step: int | None = None
     _late: Late[_StepNote] = field(init=False)
     _last_end: float = field(init=False)
-    _saved_step: int = field(init=False, default=-1)
 
     def __post_init__(self) -> None:
         self._late = Late(self.job.assembled.build.device)
         self._last_end = time.perf_counter()
 
+    @property
+    def stopped_early(self) -> bool:
+        """Whether early stopping ends the run here."""
+        patience = self.job.recipe.loop.early_stopping
+        return bool(patience and self.progress.evaluations_without_gain >= patience.patience)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no step is left to do."""
+        return self.progress.step >= self.job.total_steps or self.stopped_early
+
     def run(self) -> Progress:
-        """Train until the steps are done, early stopping ends it, or a signal asks to stop."""
+        """Train until the steps are done, early stopping ends it, or a signal asks to stop.
+
+        What is due at a step bound is found from the progress alone: a run that goes on from any bound, also one
+        whose evaluation was broken off, does the same as one that was never stopped.
+        """
         job, every = self.job, self.job.recipe.loop
-        while self.progress.step < job.total_steps and not self.stopped_early:
-            with job.watch.phase("train"):
-                self._step()
-            at_epoch_end = self.progress.order.step == 0
-            last = self.progress.step == job.total_steps
-            if _due(every.evaluate_every, self.progress.step, at_epoch_end, last=last):
+        while True:
+            if self._due(every.evaluate_every) and not self._evaluated():
                 self._evaluate()
             if job.stop.requested_by:
                 self._preempt(job.stop.requested_by)
-            due = _due(every.checkpoint_every, self.progress.step, at_epoch_end, last=False)
-            if due and not last and self._saved_step != self.progress.step:
-                self._save(is_best=False)
+            if self._due(every.checkpoint_every):
+                self.save()
+            if self.ended:
+                break
+            with job.watch.phase("train"):
+                self._step()
         with job.watch.phase("train"):
             self._account(wait=True)
         return self.progress
+
+    def save(self, *, is_best: bool = False) -> None:
+        """Commit a checkpoint of this step, unless there is one."""
+        if self.saved_step == self.progress.step:
+            return
+        with self.job.watch.phase("train"):
+            self._account(wait=True)
+        with self.job.watch.phase("checkpoint"):
+            tensors, state = self.job.assembled.engine.state()
+            whole = {
+                **self.job.checkpoint_state,
+                "engine": state,
+                "progress": self.progress.plain(),
+                "seconds": self.job.watch.seconds(),
+            }
+            self.job.emit(self.job.store.save(self.progress.step, tensors, whole, is_best=is_best))
+            self.saved_step = self.progress.step
+        self._last_end = time.perf_counter()
 
     def _step(self) -> None:
         job, at = self.job, self.progress.order
@@ -196,7 +232,6 @@ class Loop:
                 samples=self.progress.samples + note.size.samples,
                 tokens=self.progress.tokens + note.size.tokens,
                 slots=self.progress.slots + note.size.slots,
-                train_seconds=self.progress.train_seconds + note.seconds,
             )
             self.job.emit(record)
 
@@ -225,9 +260,9 @@ class Loop:
             self._account(wait=True)
         if "validation" not in job.dataset.splits:
             return
-        with job.watch.phase("evaluate"):
+        with job.watch.phase("evaluate"), contextlib.suppress(_BrokenOff):
             found = evaluate(
-                job.assembled.engine.infer,
+                self._infer,
                 job.assembled.build,
                 "validation",
                 job.dataset.splits["validation"],
@@ -235,14 +270,22 @@ class Loop:
                 step=self.progress.step,
                 epoch=max(0, math.ceil(self.progress.step / job.steps_per_epoch) - 1),
             )
-        found = replace(found, train_metrics=_train_metrics(self.progress.sums, job.dataset.kind))
-        is_best = self._judge(found)
-        job.emit(found)
-        if is_best and job.recipe.loop.save_best:
-            self._save(is_best=True)
-        patience = job.recipe.loop.early_stopping
-        self.stopped_early = bool(patience and self.progress.evaluations_without_gain >= patience.patience)
+            self._take_note(found)
         self._last_end = time.perf_counter()
+
+    def _take_note(self, found: EvaluationRecord) -> None:
+        found = replace(found, train_metrics=_train_metrics(self.progress.sums, self.job.dataset.kind))
+        is_best = self._judge(found)
+        self.saved_step = None  # a checkpoint of this step from before its evaluation is out of date
+        self.job.emit(found)
+        if is_best and self.job.recipe.loop.save_best:
+            self.save(is_best=True)
+
+    def _infer(self, batch: Batch) -> torch.Tensor:
+        """Logits for an evaluation, which a stop breaks off: it may take minutes, and the resumed run does it again."""
+        if self.job.stop.requested_by:
+            raise _BrokenOff
+        return self.job.assembled.engine.infer(batch)
 
     def _judge(self, found: EvaluationRecord) -> bool:
         """Take note of an evaluation; True when it is the best so far."""
@@ -261,61 +304,62 @@ class Loop:
         )
         return is_best
 
-    def _save(self, *, is_best: bool) -> None:
-        with self.job.watch.phase("train"):
-            self._account(wait=True)
-        with self.job.watch.phase("checkpoint"):
-            tensors, state = self.job.assembled.engine.state()
-            whole = {
-                **self.job.checkpoint_state,
-                "engine": state,
-                "progress": self.progress.plain(),
-                "seconds": self.job.watch.seconds(),
-            }
-            self.job.emit(self.job.store.save(self.progress.step, tensors, whole, is_best=is_best))
-            self._saved_step = self.progress.step
-        self._last_end = time.perf_counter()
-
     def _preempt(self, signal_name: str) -> None:
-        if self._saved_step != self.progress.step:
-            self._save(is_best=False)
-        raise Preempted(
-            f"stopped by {signal_name} after step {self.progress.step} of {self.job.total_steps}; a checkpoint is saved"
-        )
+        self.save()
+        at = f"after step {self.progress.step} of {self.job.total_steps}"
+        raise Preempted(f"stopped by {signal_name} {at}; a checkpoint is saved: {self.job.stop.then}")
+
+    def _due(self, cadence: str | int) -> bool:
+        """Whether what happens at a cadence happens at this step bound; at the end it does in any case."""
+        at = self.progress
+        if at.step == 0 or cadence == "never":
+            return False
+        return self.ended or (at.order.step == 0 if cadence == "epoch" else at.step % int(cadence) == 0)
+
+    def _evaluated(self) -> bool:
+        """Whether the evaluation of this step bound is already done."""
+        return bool(self.progress.evaluations) and self.progress.evaluations[-1].step == self.progress.step
 
     def _not_finite(self, note: _StepNote, loss: float, norm: float) -> NonFiniteError:
-        job = self.job
-        bad = [int(i) for i in note.samples if not self._loss_of(i).isfinite()]
-        named = bad or [int(i) for i in note.samples]
-        places = ", ".join(job.dataset.origins.of(i) for i in named[:8]) + (" …" if len(named) > 8 else "")
-        what = "loss" if not math.isfinite(loss) else "gradient norm"
+        samples = [int(i) for i in note.samples]
+        others = [int(i) for i in np.setdiff1d(self.job.dataset.splits["train"], note.samples)[:8]]
+        bad = [i for i in samples if not self._is_fine(i)]
+        # a model that is beyond repair fails on every sample
+        rows_to_blame = bool(bad) and (not others or any(self._is_fine(i) for i in others))
+        named = bad if rows_to_blame else samples
+        places = ", ".join(self.job.dataset.origins.of(i) for i in named[:8]) + (" …" if len(named) > 8 else "")
+        what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+        lr = self.job.recipe.optimizer.lr
         return NonFiniteError(
-            f"step {note.step} (epoch {note.epoch + 1}): the {what} is {loss if what == 'loss' else norm}",
-            f"{len(bad)} of its {len(note.samples)} samples have such a loss on their own: {places}"
-            if bad
-            else f"each of its {len(named)} samples is fine on its own, so training has diverged; they are: {places}",
-            "look at these rows" if bad else f"--set optimizer.lr={job.recipe.optimizer.lr / 10:g}",
+            f"step {note.step} (epoch {note.epoch + 1}): {what}",
+            f"{len(bad)} of its {len(samples)} samples give such a loss or gradient on their own: {places}"
+            if rows_to_blame
+            else f"it is not single samples, so training has diverged; those of the step: {places}",
+            "look at these rows" if rows_to_blame else f"--set optimizer.lr={lr / 10:g}",
             step=note.step,
             epoch=note.epoch,
             sample_ids=named,
         )
 
-    def _loss_of(self, sample: int) -> torch.Tensor:
+    def _is_fine(self, sample: int) -> bool:
+        """Whether a sample alone gives a finite loss and finite gradients."""
         build = self.job.assembled.build
+        build.model.eval()
         batch = build.layout.collate(np.array([sample]))
-        return build.task.loss_sum(self.job.assembled.engine.infer(batch), batch)
+        loss = build.task.loss_sum(build.forward(build.model, batch), batch)
+        parameters = [parameter for group in self.job.assembled.groups for parameter in group.parameters]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return all(bool(found.isfinite().all()) for found in (loss, *gradients) if found is not None)
+
+
+class _BrokenOff(Exception):
+    """A stop was asked for in the middle of an evaluation."""
 
 
 def metric_value(found: EvaluationRecord, name: str) -> float:
     """The value of a metric such as ``accuracy`` or ``-loss``, higher is better."""
     sign, plain = (-1.0, name[1:]) if name.startswith("-") else (1.0, name)
     return sign * (found.loss if plain == "loss" else found.metrics[plain])
-
-
-def _due(cadence: str | int, step: int, at_epoch_end: bool, *, last: bool) -> bool:
-    if cadence == "never":
-        return False
-    return last or (at_epoch_end if cadence == "epoch" else step % int(cadence) == 0)
 
 
 def _train_metrics(sums: TrainSums, kind: str) -> dict[str, float]:

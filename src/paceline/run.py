@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from paceline.run_folder import RunFolder
 from paceline.seams import Build
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
-from paceline.tasks import task_for
+from paceline.tasks import best_metric, task_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,6 @@ class Request:
     """Where a resumed run goes on."""
     named: frozenset[str] = frozenset()
     """Dotted paths that the user changed on purpose when resuming."""
-    previous: Recipe | None = None
-    """The recipe that a resumed run was started with."""
 
 
 @dataclass(frozen=True)
@@ -80,31 +79,65 @@ def run(request: Request) -> RunRecord:
         UserError: anything the user can change; what was written so far stays usable.
         Preempted: a signal asked to stop; the run can be resumed.
     """
-    watch, folder = request.watch, request.folder
+    asked, watch, folder = request.recipe, request.watch, request.folder
     notices: list[str] = []
+    watchers: list[Observer] = []
+
+    def emit(record: Record) -> None:
+        if isinstance(record, Notice):
+            notices.append(record.message)
+        for watcher in watchers:
+            watcher.observe(record)
+
     with contextlib.ExitStack() as stack:
-        stack.enter_context(numerics(request.recipe.techniques.precision, deterministic=request.recipe.deterministic))
-        stop = stack.enter_context(Stop())
+        numeric = numerics(asked.techniques.precision, deterministic=asked.deterministic, device=asked.device)
+        stack.enter_context(numeric)
+        stop = stack.enter_context(Stop(_then(request, saved=request.checkpoint is not None)))
+        # nothing in the folder changes before all that can refuse has agreed
         prepared = _prepare(request)
-        recipe, dataset = prepared.recipe, prepared.dataset
-        _write_start(request, recipe, dataset, _check_resumable(request, recipe, dataset))
-        emit = _observers(stack, request, recipe, notices)
-        for message in dataset.notices:
-            emit(Notice(message=message))
-        for message in request.checkpoint.notices if request.checkpoint else ():
-            emit(Notice(message=message, level="warning"))
+        learned, carried_out = _changes(request, prepared)
         with watch.phase("model"):
             job, progress = _job(request, prepared, emit, stop)
-        emit(_started(request, prepared, job, progress))
-        loop = Loop(job, progress)
-        progress = _fit_features(job, progress, prepared) if recipe.model.train == "features" else loop.run()
-        final = _finish(job, progress, prepared, folder)
-        record = _summary(request, prepared, job, progress, final, loop.stopped_early, notices)
-        folder.write_summary(record)
-        if recipe.observe.report:
-            build_report(folder.path)
-        emit(record)
+        loop = Loop(job, progress, saved_step=None if learned or not request.checkpoint else progress.step)
+        _refuse_finished(request, loop)
+        has_steps = prepared.recipe.model.train != "features"
+        with stop.noted():
+            _write_start(request, prepared, [*learned, *carried_out])
+            watchers += _observers(stack, folder, prepared.recipe)
+            emit(_started(request, prepared, job, progress))
+            for notice in _first_notices(request, prepared):
+                emit(notice)
+            stop.then = _then(request, saved=has_steps)
+            if learned:
+                loop.save()  # what was agreed to now is agreed to for the next resume
+            if has_steps:
+                progress = loop.run()
+        # steps whose end is on the disk can be measured another time; if it is not, they are seen through
+        with stop.noted() if has_steps and loop.saved_step != progress.step else contextlib.nullcontext():
+            if not has_steps:
+                progress = _fit_features(job, progress, prepared)
+            final = _measure(job, progress, prepared)
+        with stop.noted():
+            with watch.phase("save"):
+                save_model(prepared.build.model, prepared.tokenizer, folder.model, prepared.saved)
+            for found in final.values():
+                if found not in progress.evaluations:
+                    emit(found)
+            record = _summary(request, prepared, job, progress, final, loop.stopped_early, notices)
+            folder.write_summary(record)
+            if prepared.recipe.observe.report:
+                build_report(folder.path)
+            emit(record)
     return record
+
+
+def _then(request: Request, *, saved: bool) -> str:
+    """What a person does after a stop."""
+    if not saved:
+        return "no step was made, so nothing is lost: start it again"
+    if request.rows is not None:
+        return f"paceline.verbs.train.resume({str(request.folder.path)!r}, data=rows) goes on"
+    return f"paceline train {shlex.quote(str(request.folder.path))} --resume goes on"
 
 
 def _prepare(request: Request) -> Prepared:
@@ -132,6 +165,8 @@ def _prepare(request: Request) -> Prepared:
             seed=recipe.seed,
         )
         set_trained(model, part.train)
+        if part.train == "features":
+            final_linear(model, task.num_outputs).requires_grad_()  # the one that is fitted
         build = assemble_build(
             recipe,
             model,
@@ -202,52 +237,75 @@ def encoded(recipe: Recipe, rows: object | None = None, quarantine: Path | None 
     return dataset, tokenizer
 
 
-def _check_resumable(request: Request, recipe: Recipe, dataset: Dataset) -> list[str]:
-    """Refuse a resume that would learn something else; returns the changes to be recorded."""
-    if request.checkpoint is None or request.previous is None:
-        return []
-    defining, execution = differences(request.previous.resolved(), recipe.resolved())
-    saved = request.checkpoint.state["fingerprint"]
-    refuse_changes(defining, request.named, old_data=saved, new_data=dataset.fingerprint)
-    return [str(change) for change in (*defining, *execution)]
+def _changes(request: Request, prepared: Prepared) -> tuple[list[str], list[str]]:
+    """What a resumed run does differently, as text: in what it learns, all of it named on purpose; in how it runs.
+
+    Compared is the recipe that the checkpoint was trained with, so that an edited recipe.yaml is noticed too.
+
+    Raises:
+        CheckpointError: it would learn something else, and nobody asked for that.
+    """
+    if request.checkpoint is None:
+        return [], []
+    saved, fingerprint = request.checkpoint.state, prepared.dataset.fingerprint
+    defining, execution = differences(Recipe.parse(saved["recipe"]).resolved(), prepared.recipe.resolved())
+    refuse_changes(defining, request.named, old_data=saved["fingerprint"], new_data=fingerprint)
+    learned = [str(change) for change in defining]
+    if saved["fingerprint"] != fingerprint:
+        learned.append(f"data (its content): {saved['fingerprint'][:16]} -> {fingerprint[:16]}")
+    return learned, [str(change) for change in execution]
 
 
-def _write_start(request: Request, recipe: Recipe, dataset: Dataset, changes: Sequence[str]) -> None:
-    folder, first_step = request.folder, request.checkpoint.step if request.checkpoint else 0
+def _refuse_finished(request: Request, loop: Loop) -> None:
+    """A run that has its summary has nothing to go on with, unless a setting made it longer."""
+    if loop.ended and request.folder.summary.exists():
+        raise CheckpointError(
+            f"{request.folder.path}: the run is at step {loop.progress.step}, its end",
+            "nothing is left to resume",
+            "--set loop.epochs=MORE trains on",
+        )
+
+
+def _write_start(request: Request, prepared: Prepared, changes: Sequence[str]) -> None:
+    folder, recipe = request.folder, prepared.recipe
+    first_step = request.checkpoint.step if request.checkpoint else 0
     folder.write_recipe(recipe)
     folder.write_manifest(
         command=sys.argv,
         hardware=request.facts.plain(),
-        data_fingerprint=dataset.fingerprint,
+        data_fingerprint=prepared.dataset.fingerprint,
         seeds={"seed": recipe.seed, "data.splits.seed": recipe.data.splits.seed},
         first_step=first_step,
         changes=changes,
     )
     folder.truncate_metrics(first_step)
+    folder.summary.unlink(missing_ok=True)  # a summary is of a finished run, and this one goes on
 
 
-def _observers(
-    stack: contextlib.ExitStack, request: Request, recipe: Recipe, notices: list[str]
-) -> Callable[[Record], None]:
+def _observers(stack: contextlib.ExitStack, folder: RunFolder, recipe: Recipe) -> list[Observer]:
     """Open every observer; they are closed with the stack, also when the run fails."""
     watchers: list[Observer] = [
-        MetricsFile(request.folder.metrics),
+        MetricsFile(folder.metrics),
         console_observer(recipe.observe.console, recipe.observe.log_every),
     ]
     if recipe.observe.tensorboard:
         from paceline.observe.tensorboard import TensorBoard
 
-        watchers.append(TensorBoard(request.folder.path / "tensorboard"))
+        watchers.append(TensorBoard(folder.path / "tensorboard"))
     for watcher in watchers:
         stack.callback(watcher.close)
+    return watchers
 
-    def emit(record: Record) -> None:
-        if isinstance(record, Notice):
-            notices.append(record.message)
-        for watcher in watchers:
-            watcher.observe(record)
 
-    return emit
+def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
+    found = [Notice(message=message) for message in prepared.dataset.notices]
+    num_samples, batch_size = len(prepared.dataset.splits["train"]), prepared.recipe.loop.batch_size
+    if num_samples < batch_size:
+        few = f"{num_samples:,} training samples are fewer than loop.batch_size = {batch_size:,}: an epoch is one step"
+        found.append(Notice(message=few))
+    if request.checkpoint:
+        found += [Notice(message=message, level="warning") for message in request.checkpoint.notices]
+    return found
 
 
 def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:
@@ -270,8 +328,7 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
     assembled = assemble(recipe, prepared.build, total_steps)
     progress = Progress(order=OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size))
     if request.checkpoint is not None:
-        progress = _restore(request.checkpoint, assembled, progress, total_steps)
-    task = prepared.build.task
+        progress = _restore(request.checkpoint, assembled, progress)
     job = Job(
         recipe=recipe,
         dataset=dataset,
@@ -284,22 +341,16 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
         emit=emit,
         stop=stop,
         watch=request.watch,
-        checkpoint_state={"fingerprint": dataset.fingerprint},
-        best_metric=task.best_metric if loop.best_metric == "auto" else loop.best_metric,
+        checkpoint_state={"fingerprint": dataset.fingerprint, "recipe": recipe.resolved()},
+        best_metric=best_metric(prepared.build.task, loop.best_metric),
     )
     return job, progress
 
 
-def _restore(checkpoint: Checkpoint, assembled: Assembled, fresh: Progress, total_steps: int) -> Progress:
+def _restore(checkpoint: Checkpoint, assembled: Assembled, fresh: Progress) -> Progress:
     state = checkpoint.state
     assembled.engine.load({stem: checkpoint.tensors(stem) for stem in ("model", "optimizer")}, state["engine"])
     progress = Progress.parse(state["progress"])
-    if progress.step >= total_steps:
-        raise CheckpointError(
-            f"the run is at step {progress.step}, its end",
-            "nothing is left to resume",
-            "--set loop.epochs=MORE trains on",
-        )
     if progress.order.batch_size != fresh.order.batch_size:
         # another global batch, named on purpose: go on at the same sample as nearly as whole steps allow
         done = progress.order.step * progress.order.batch_size // fresh.order.batch_size
@@ -342,25 +393,24 @@ def _fit_features(job: Job, progress: Progress, prepared: Prepared) -> Progress:
             features, labels, dataset.kind, classifier, build.task.num_outputs, bias=linear.bias is not None
         )
         write_into(linear, *fitted)
-    return replace(progress, samples=len(ids), train_seconds=job.watch.seconds()["train"])
+    return replace(progress, samples=len(ids))
 
 
-def _finish(job: Job, progress: Progress, prepared: Prepared, folder: RunFolder) -> dict[str, EvaluationRecord]:
-    """Take the best weights, measure them on the held-out splits, save them."""
+def _measure(job: Job, progress: Progress, prepared: Prepared) -> dict[str, EvaluationRecord]:
+    """Take the best weights and measure them on the held-out splits; what is known of them is not measured again."""
     engine, build = job.assembled.engine, prepared.build
     with job.watch.phase("checkpoint"):
         step = _take_best(job, progress) if job.recipe.loop.save_best else progress.step
-    final = {}
+    known = {found.split: found for found in progress.evaluations if found.step == step}
+    final: dict[str, EvaluationRecord] = {}
     with job.watch.phase("evaluate"):
         for split in ("validation", "test"):
-            if split in prepared.dataset.splits:
+            if split in known:
+                final[split] = known[split]
+            elif split in prepared.dataset.splits:
                 ids = prepared.dataset.splits[split]
                 at = {"step": step, "epoch": max(0, (step - 1) // job.steps_per_epoch)}
                 final[split] = evaluate(engine.infer, build, split, ids, job.evaluation_batch_size, **at)
-    for found in final.values():
-        job.emit(found)
-    with job.watch.phase("save"):
-        save_model(build.model, prepared.tokenizer, folder.model, prepared.saved)
     return final
 
 
@@ -391,7 +441,8 @@ def _summary(
     notices: Sequence[str],
 ) -> RunRecord:
     device = prepared.build.device
-    seconds = max(progress.train_seconds, 1e-9)
+    seconds = job.watch.seconds()
+    train_seconds = max(seconds.get("train", 0.0), 1e-9)
     return RunRecord(
         name=prepared.recipe.name,
         folder=str(request.folder.path),
@@ -399,9 +450,9 @@ def _summary(
         steps=progress.step,
         applied_steps=progress.applied,
         epochs=progress.step / job.steps_per_epoch,
-        seconds=job.watch.seconds(),
-        samples_per_second=progress.samples / seconds,
-        tokens_per_second=progress.tokens / seconds,
+        seconds=seconds,
+        samples_per_second=progress.samples / train_seconds,
+        tokens_per_second=progress.tokens / train_seconds,
         padding_share=1 - progress.tokens / progress.slots if progress.slots else 0.0,
         best_step=progress.best_step,
         evaluations=progress.evaluations,

@@ -51,8 +51,8 @@ class RunFolder:
     run that is under way.
     """
 
-    def __init__(self, path: Path, held: contextlib.ExitStack) -> None:
-        self.path, self._held = path, held
+    def __init__(self, path: Path, held: contextlib.ExitStack, made: Sequence[Path] = ()) -> None:
+        self.path, self._held, self._made = path, held, made
         self.name = path.name
         self.recipe = path / "recipe.yaml"
         self.manifest = path / "manifest.json"
@@ -71,18 +71,21 @@ class RunFolder:
             RunFolderError: a run is or was there, the folder holds something else, or it cannot be written.
         """
         shown, path = path, _resolved(path)
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         with disk_errors(path):
             try:
                 path.mkdir(parents=True, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
                 raise RunFolderError(f"{shown}: not a folder", fix="choose another --out") from None
+            except FileNotFoundError as error:  # a file system that takes none, such as /proc
+                raise RunFolderError(f"{shown}: cannot be made", error.strerror or "", "choose another --out") from None
         if not (path / _LOCK).is_file():
             _require_fresh(path)  # first without the lock, so that a stranger's folder is left as it was
         held = contextlib.ExitStack()
         with held:
             _lock(path, held)
             _require_fresh(path)
-            return cls(path, held.pop_all())
+            return cls(path, held.pop_all(), made)
 
     @classmethod
     def create_named(cls, name: str, parent: str | Path = "runs") -> Self:
@@ -97,12 +100,15 @@ class RunFolder:
             )
         stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         parent = Path(parent).resolve()
+        above = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         for count in range(1, 1000):
             path = parent / (stem if count == 1 else f"{stem}-{count}")
             with disk_errors(path), contextlib.suppress(FileExistsError):
                 parent.mkdir(parents=True, exist_ok=True)
                 path.mkdir()  # whoever makes it owns it: two runs of one second never share a folder
-                return cls.create(path)
+                folder = cls.create(path)
+                folder._made = (path, *above)
+                return folder
         raise RunFolderError(f"{parent}/{stem}: taken, and so are 999 like it", fix="choose a folder with --out")
 
     @classmethod
@@ -137,7 +143,17 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._take_back()
         self.close()
+
+    def _take_back(self) -> None:
+        """Remove the folders that were made for a run which failed before it wrote anything."""
+        if self._made and set(os.listdir(self.path)) <= {_LOCK}:
+            (self.path / _LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                for folder in self._made:
+                    folder.rmdir()
 
     def close(self) -> None:
         """Let the next run have the folder; closing twice does nothing."""

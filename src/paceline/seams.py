@@ -86,6 +86,11 @@ class Task(ABC):
 
     @property
     @abstractmethod
+    def metric_names(self) -> tuple[str, ...]:
+        """What ``meter`` reports, ``loss`` included."""
+
+    @property
+    @abstractmethod
     def best_metric(self) -> str:
         """The metric that tells the best model; a leading '-' means lower is better."""
 

@@ -54,6 +54,7 @@ def _name(part: DataPart) -> str:
         raise DataError(
             f"data.source = {part.source!r}: no such built-in data set",
             why=nearest(part.source, [PREFIX + known for known in _READERS]),
+            fix=f"one of {', '.join(PREFIX + known for known in _READERS)}",
         )
     return name
 

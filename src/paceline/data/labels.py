@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.dataset import Origins
-from paceline.errors import DataError, nearest
+from paceline.errors import DataError, excerpt, nearest
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,26 @@ def encode_labels(
         kind: ``classification``, ``multi_label`` or ``regression``.
         splits: sample ids of each split.
         origins: where each sample came from, for errors.
-        target: name of a regression's target.
+        target: the label's column; the name of a regression's one output.
         allow_single_class: accept one class only.
 
     Raises:
         DataError: a class of another split is missing from train, there is only one class, or a target is too large.
     """
     if kind == "regression":
-        return Labels(_targets(labels, origins), (target,))
+        return Labels(_targets(labels, origins, target), (target,))
     names = class_names([labels[sample] for sample in splits["train"]], kind)
     known = set(names)
     for split, samples in splits.items():
         unknown = set(class_names([labels[sample] for sample in samples], kind)) - known
         if unknown:
-            missing = ", ".join(repr(name) for name in sorted(unknown))
+            missing = ", ".join(excerpt(name) for name in sorted(unknown)[:10])
+            missing += f" and {len(unknown) - 10:,} more" if len(unknown) > 10 else ""
             first = next(sample for sample in samples if unknown & set(_names_of(labels[sample], kind)))
             raise DataError(
                 f"{split} has labels that are missing from train: {missing}",
                 **place(origins, int(first)),
+                column=target,
                 why="a model cannot predict a class it never saw in training",
                 fix="add training rows of that label, or remove it from the other splits",
             )
@@ -79,21 +81,24 @@ def encode_labels(
     return Labels(_indices(labels, kind, names), names)
 
 
-def encode_known_labels(labels: Sequence[Any], kind: str, names: Sequence[str], origins: Origins) -> Labels:
-    """Labels of a set to evaluate a trained model on, whose classes are ``names``.
+def encode_known_labels(
+    labels: Sequence[Any], kind: str, names: Sequence[str], origins: Origins, column: str | None = None
+) -> Labels:
+    """Labels of a set to evaluate a trained model on, whose classes are ``names``; ``column`` is for errors.
 
     Raises:
         DataError: a label that the model does not know, with its place.
     """
     if kind == "regression":
-        return Labels(_targets(labels, origins), tuple(names))
+        return Labels(_targets(labels, origins, column), tuple(names))
     known = set(names)
     for sample, label in enumerate(labels):
         for name in _names_of(label, kind):
             if name not in known:
                 raise DataError(
-                    f"label {name!r} is unknown to the model",
+                    f"label {excerpt(name)} is unknown to the model",
                     **place(origins, sample),
+                    column=column,
                     why=nearest(name, names),
                     fix="correct the label, or train a model that knows it",
                 )
@@ -135,7 +140,7 @@ def _indices(labels: Sequence[Any], kind: str, names: Sequence[str]) -> NDArray[
     return values
 
 
-def _targets(labels: Sequence[Any], origins: Origins) -> NDArray[np.float32]:
+def _targets(labels: Sequence[Any], origins: Origins, column: str | None) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # what overflows is reported below, with its place
         values = np.asarray(labels, dtype=np.float64).astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(values))
@@ -143,6 +148,7 @@ def _targets(labels: Sequence[Any], origins: Origins) -> NDArray[np.float32]:
         raise DataError(
             f"target {labels[wrong[0]]!r} is not a finite number in single precision",
             **place(origins, int(wrong[0])),
+            column=column,
             fix="correct the row, or scale the targets",
         )
     return values

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.data.builtin import PREFIX, builtin_fingerprint
 from paceline.data.cache import FORMAT, DamagedEntry, dataset_fingerprint, load, save
@@ -55,7 +56,7 @@ def prepare(
         task: what is learned.
         tokenizer: needed for texts.
         max_length: tokens kept of a sample; None: ``part.max_length``.
-        modality: ``text`` or ``image``: what the model takes.
+        modality: what the model takes: ``text``, ``image``, or ``any`` where a user's factory builds it.
         cache: folder of encoded data sets; None: not kept.
         rows: data in memory, which replaces ``part.source`` and is not cached.
         quarantine: file that takes the rows which ``part.on_bad_row: skip`` drops.
@@ -88,39 +89,100 @@ def prepare(
     return _remember(dataset, entry, damage)
 
 
-def prepare_for_inference(
-    part: DataPart,
-    *,
-    tokenizer: TokenizerSource | None,
-    max_length: int | None,
-    label_names: tuple[str, ...],
-    kind: str,
-    labelled: bool,
-    rows: Any = None,
-    modality: str = "text",
-) -> tuple[Dataset, Table]:
-    """Data to evaluate a trained model on (``labelled``) or to predict for; the one split is named ``all``.
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a trained model settles about data that it is measured on or labels."""
 
-    Labels are encoded with the model's ``label_names``; without labels they are zeros. The table has ``rows``, the
-    original rows in the order of the samples.
+    tokenizer: Any
+    """Of transformers; None for a model of images or of bare tokens."""
+    max_length: int | None
+    label_names: tuple[str, ...]
+    kind: str
+    modality: str
+    image_shape: tuple[int, int, int] | None = None
+    """Height, width, channels."""
+
+
+def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Dataset:
+    """Labelled data to measure a trained model on; the one split is named ``all``.
+
+    Labels are encoded with the model's own names; a single row, and rows of a single class, will do.
 
     Raises:
         DataError: the data cannot be used, are not what the model takes, or have a label that it does not know.
     """
     from paceline.data.sources import read
 
-    # one class is too few to learn from, but not to be measured on
-    single = part.model_copy(update={"allow_single_class": True})
-    table = read(single, task=kind, rows=rows, labelled=labelled, keep_rows=True)
-    if labelled and table.kind != kind:
-        raise DataError(f"{part.source} is for {table.kind}, but the model was trained for {kind}")
+    single = _resized(part.model_copy(update={"allow_single_class": True}), given)
+    table = read(single, task=given.kind, rows=rows)
+    if table.kind != given.kind or table.labels is None:
+        raise DataError(f"{part.source} is for {table.kind}, but the model was trained for {given.kind}")
+    _require_modality(table, part, given.modality)
+    labels = encode_known_labels(table.labels, given.kind, given.label_names, table.origins, table.columns.get("label"))
+    return _for_inference(table, labels, part, given)
+
+
+def prepare_to_predict(
+    part: DataPart, given: Given, size: int, *, rows: Any = None, tell: Callable[[str], None]
+) -> Iterator[tuple[Dataset, Table]]:
+    """Rows to predict for, at most ``size`` at a time: with labels of zero, and as they were in the source.
+
+    Raises:
+        DataError: from iteration; the rows cannot be used, or are not what the model takes.
+    """
+    from paceline.data.sources import read_unlabelled
+
+    for table in read_unlabelled(_resized(part, given), size, rows=rows, tell=tell):
+        labels = empty_labels(len(table), given.kind, given.label_names)
+        yield _for_inference(table, labels, part, given), table
+
+
+def _resized(part: DataPart, given: Given) -> DataPart:
+    """Images are brought to the model's size, as the image processor beside the saved model does."""
+    if given.image_shape is None or part.image_size is not None or given.image_shape[0] != given.image_shape[1]:
+        return part
+    return part.model_copy(update={"image_size": given.image_shape[0]})
+
+
+def _for_inference(table: Table, labels: Labels, part: DataPart, given: Given) -> Dataset:
     everything = np.arange(len(table), dtype=np.int64)
-    if labelled and table.labels is not None:
-        labels = encode_known_labels(table.labels, kind, label_names, table.origins)
-    else:
-        labels = empty_labels(len(table), kind, label_names)
-    inputs = _inputs(table, part, tokenizer, max_length or part.max_length, modality, everything)
-    return _dataset(inputs, labels, kind, {"all": everything}, table.origins, table.notices), table
+    tokenizer = None if given.tokenizer is None else _Ready(given.tokenizer)
+    inputs = _inputs(table, part, tokenizer, given.max_length or part.max_length, given.modality, everything)
+    if isinstance(inputs, Images) and given.image_shape is not None:
+        inputs = Images(_of_shape(inputs.pixels, given.image_shape, part))
+    return _dataset(inputs, labels, given.kind, {"all": everything}, table.origins, table.notices)
+
+
+def _of_shape(pixels: NDArray[np.uint8], shape: tuple[int, int, int], part: DataPart) -> NDArray[np.uint8]:
+    """Pixels [n, height, width, channels] as the model takes them: grey is a colour, too, but not the reverse."""
+    found, wanted = pixels.shape[1:], tuple(shape)
+    if found[2] == 1 and wanted[2] == 3:
+        pixels = np.broadcast_to(pixels, (*pixels.shape[:3], 3))
+        found = pixels.shape[1:]
+    if found != wanted:
+        colours = {1: "grey", 3: "in colour"}
+        raise DataError(
+            f"{part.source}: the images are {_size(found)} and {colours.get(found[2], found[2])}",
+            why=f"the model was trained on images of {_size(wanted)}, {colours.get(wanted[2], wanted[2])}",
+            fix="convert the images to what it was trained on",
+        )
+    return pixels
+
+
+def _size(shape: Sequence[int]) -> str:
+    return f"{shape[1]} × {shape[0]} pixels"
+
+
+class _Ready:
+    """A tokenizer that exists already, as a source of one."""
+
+    key = ""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def get(self, training_texts: Iterable[str]) -> Any:
+        return self._tokenizer
 
 
 def _encode(table: Table, part: DataPart, tokenizer: TokenizerSource | None, max_length: int, modality: str) -> Dataset:
@@ -143,12 +205,7 @@ def _encode(table: Table, part: DataPart, tokenizer: TokenizerSource | None, max
 def _inputs(
     table: Table, part: DataPart, tokenizer: TokenizerSource | None, max_length: int, modality: str, train: Ids
 ) -> Tokens | Images:
-    holds = "text" if table.images is None else "image"
-    if holds != modality:
-        raise DataError(
-            f"{part.source} holds {holds} data, but the model takes {modality} data",
-            fix=f"choose a model for {holds} data, or other data",
-        )
+    _require_modality(table, part, modality)
     if table.images is not None:
         return Images(table.images)
     if table.tokens is not None:
@@ -169,6 +226,15 @@ def _inputs(
             fix="remove the row",
         )
     return tokens
+
+
+def _require_modality(table: Table, part: DataPart, modality: str) -> None:
+    holds = "text" if table.images is None else "image"
+    if modality not in (holds, "any"):
+        raise DataError(
+            f"{part.source} holds {holds} data, but the model takes {modality} data",
+            fix=f"choose a model for {holds} data, or other data",
+        )
 
 
 def _training_texts(table: Table, train: Ids) -> Iterator[str]:

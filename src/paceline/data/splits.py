@@ -88,7 +88,9 @@ def deal(
         rest = part.model_copy(update={"train": None})
         dealt = _deal_rows(sheet, splits["train"], rest, 0)
         taken = len(dealt.splits.get("validation", ()))
-        notices += (f"no validation split is given: {taken:,} rows are taken out of train", *dealt.notices)
+        if taken:
+            notices += (f"no validation split is given: {taken:,} rows are taken out of train",)
+        notices += dealt.notices
         splits = {name: {**splits, **dealt.splits}[name] for name in SPLITS if name in splits or name in dealt.splits}
     return Deal(splits, notices)
 
@@ -127,6 +129,9 @@ def _deal_rows(sheet: _Sheet, rows: Ids, part: SplitsPart, test: float | int) ->
             continue
         _fill(owner, sizes, strata, split, wanted - int(sizes[owner == split].sum()), random)
         dealt = int(sizes[owner == split].sum())
+        asked = {"test": test, "validation": part.validation}.get(name, 0)
+        if asked and not wanted:
+            notices.append(f"{name} has no rows: data.splits.{name} = {asked:g} of {len(rows):,} rows is less than one")
         if dealt != wanted:
             notices.append(f"{name} has {dealt:,} rows instead of {wanted:,}: copies of a text are kept in one split")
     if unused := int(sizes[owner == -1].sum()):

@@ -14,8 +14,8 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 @contextlib.contextmanager
-def numerics(precision: str, *, deterministic: bool) -> Iterator[None]:
-    """Matrix product precision, determinism, and the caller's random state saved and restored.
+def numerics(precision: str, *, deterministic: bool, device: str = "cpu") -> Iterator[None]:
+    """Matrix product precision and determinism; the caller's random state is put back, and gradients are on inside.
 
     ``deterministic`` follows https://docs.pytorch.org/docs/stable/notes/randomness.html: deterministic algorithms
     only, no cuDNN autotuning, and a cuBLAS workspace that does not depend on the stream.
@@ -26,7 +26,15 @@ def numerics(precision: str, *, deterministic: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark,
         os.environ.get(CUBLAS),
     )
-    with torch.random.fork_rng(), matmul_precision(precision):
+    # asking for a card's random state starts CUDA, which a run on the CPU must not
+    has_cards = device == "cuda" or torch.cuda.is_initialized()
+    devices = range(torch.cuda.device_count()) if has_cards else ()
+    with (
+        torch.random.fork_rng(devices),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        matmul_precision(precision),
+    ):
         try:
             if deterministic:
                 os.environ.setdefault(CUBLAS, ":4096:8")

@@ -71,8 +71,9 @@ class TorchEngine(Engine):
         return tensors, {"applied": self._updates.applied, "loss_scale": self._scale.state()}
 
     def load(self, tensors: Tensors, state: Mapping[str, Any]) -> None:
-        prime(self._updates.optimizer)
-        self._gradients.zero()
+        if tensors["optimizer"]:  # none before the first update, and none of plain SGD
+            prime(self._updates.optimizer)
+            self._gradients.zero()
         copy_into(self.export(), tensors["model"], "model")
         copy_into(optimizer_tensors(self._updates.optimizer, self._names()), tensors["optimizer"], "optimizer")
         self._updates.applied = state["applied"]

@@ -118,8 +118,11 @@ def local_folder(source: str, setting: str = "model.source") -> Path | None:
     if written_as_path:
         parent = path.parent
         beside = [child.name for child in parent.iterdir() if child.is_dir()] if parent.is_dir() else []
-        fix = nearest(path.name, beside) if beside else "give the folder that holds config.json, or a Hub name"
-        raise ModelError(f"{setting} = {source}: no such folder", fix=fix)
+        close = nearest(path.name, beside) if beside else ""
+        why = close if close.startswith("did you") else f"{parent} is no folder" if not parent.is_dir() else ""
+        raise ModelError(
+            f"{setting} = {source}: no such folder", why, "give the folder that holds config.json, or a Hub name"
+        )
     return None
 
 

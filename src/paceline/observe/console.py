@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, TextIO, cast, final
 
 from rich.console import Console, RenderableType
@@ -137,7 +139,8 @@ class Bar(Observer):
                     self._live.update(_BarLines(self._run, record), refresh=True)
             case EvaluationRecord():
                 parts = [_styled([fact]) for fact in _evaluation(self._run, record)]
-                self._console.print(*_wrapped(parts, self._console.width), sep="\n")
+                lines = _wrapped(parts, self._console.width, indent=len(parts[0]) + 2)
+                self._console.print(*lines, sep="\n")
             case Notice():
                 style = "yellow" if record.level == "warning" else "dim"
                 self._console.print(Text("\n".join(_notice(record)), style))
@@ -200,7 +203,7 @@ class _BarLines:
 
 def _headline(record: RunStarted) -> str:
     resumed = f", resumed after step {record.first_step:,}" if record.first_step else ""
-    return f"{printable(record.name)} in {printable(record.folder)}{resumed}"
+    return f"{printable(record.name)} in {_near(record.folder)}{resumed}"
 
 
 def _header(record: RunStarted) -> Facts:
@@ -208,9 +211,10 @@ def _header(record: RunStarted) -> Facts:
     of = f"{amount(trained)} of {amount(parameters)}" if trained != parameters else amount(parameters)
     samples = ", ".join(f"{count:,} {printable(split)}" for split, count in record.samples.items())
     classes = f", {len(record.label_names)} labels" if len(record.label_names) > 1 else ""
+    model, data = _origins(record)
     rows = [
-        ("model", f"{of} parameters trained"),
-        ("samples", f"{samples}{classes}"),
+        ("model", f"{model}{of} parameters trained"),
+        ("data", f"{data}{samples}{classes}"),
         ("steps", f"{record.total_steps:,}, {record.steps_per_epoch:,} an epoch"),
         ("device", printable(record.device)),
     ]
@@ -218,6 +222,22 @@ def _header(record: RunStarted) -> Facts:
         chosen = f"{printable(decision.setting)} = {printable(decision.value)}: {printable(decision.reason)}"
         rows.append(("chosen" if index == 0 else "", chosen))
     return rows
+
+
+def _origins(record: RunStarted) -> tuple[str, str]:
+    """Where model and data come from, each followed by a colon; empty where the recipe does not say."""
+    model, data = record.recipe.get("model", {}), record.recipe.get("data", {})
+    name = model.get("source") or model.get("factory")
+    if not name and model.get("config"):
+        name = f"{model['config'].get('model_type')} with random weights"
+    source = "rows in memory" if data.get("source") == "memory" else data.get("source")
+    return (f"{printable(str(name))}: " if name else ""), (f"{printable(str(source))}: " if source else "")
+
+
+def _near(folder: str) -> str:
+    """A folder as a person standing here would name it."""
+    path, here = Path(folder), Path.cwd()
+    return printable(str(path.relative_to(here)) if path.is_relative_to(here) and path != here else folder)
 
 
 def _position(run: _Run, record: StepRecord) -> Facts:
@@ -250,7 +270,8 @@ def _evaluation(run: _Run, record: EvaluationRecord) -> Facts:
     facts = [(f"{printable(record.split):<10}", f"step {record.step:>{len(total)},}"), ("loss", _aligned(record.loss))]
     facts += [(printable(name), _aligned(value)) for name, value in record.metrics.items() if name != "loss"]
     facts += [(f"train {printable(name)}", _aligned(value)) for name, value in record.train_metrics.items()]
-    return [*facts, ("in", duration(record.seconds))]
+    # a pass that took no time to speak of need not be spoken of
+    return [*facts, ("in", duration(record.seconds))] if record.seconds >= 1 else facts
 
 
 def _notice(record: Notice) -> list[str]:
@@ -280,11 +301,11 @@ def _summary(run: _Run, record: RunRecord) -> Facts:
     spent = ", ".join(f"{share(part / total)} {printable(name)}" for name, part in sorted(phases, key=lambda f: -f[1]))
     rows += [
         ("time", f"{duration(total)}: {spent}" if spent else duration(total)),
-        ("folder", printable(record.folder)),
+        ("folder", _near(record.folder)),
     ]
     if run.has_report:
-        rows.append(("report", f"{printable(record.folder)}/report.html"))
-    return rows
+        rows.append(("report", f"{_near(record.folder)}/report.html"))
+    return [*rows, ("next", f"paceline predict {shlex.quote(_near(record.folder))} INPUT -o labelled.csv")]
 
 
 def _aligned(value: float) -> str:
@@ -309,14 +330,15 @@ def _grid(rows: Facts) -> Table:
     return grid
 
 
-def _wrapped(parts: list[Text], width: int) -> list[Text]:
-    """``parts`` side by side on as many lines as they need; a part is not broken here."""
+def _wrapped(parts: list[Text], width: int, indent: int = 0) -> list[Text]:
+    """``parts`` side by side on as many lines as they need, the later ones indented; a part is not broken here."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 2 + part.cell_len <= width:
             lines[-1] = lines[-1] + Text("  ") + part
         else:
-            lines.append(part)
+            fits = lines and indent + part.cell_len <= width
+            lines.append(Text(" " * indent) + part if fits else part)
     return lines
 
 

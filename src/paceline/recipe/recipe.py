@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from paceline.errors import RecipeError, excerpt, nearest
 from paceline.recipe.parts import (
@@ -33,7 +34,11 @@ class Recipe(Part):
         RecipeError: from ``parse``, ``load`` and ``with_settings``, when a key is unknown or a value impossible.
     """
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][\w.-]*$", description="Used for the run folder.")
+    name: str = Field(
+        "run",
+        pattern=r"^[A-Za-z0-9][\w.-]*$",
+        description="what the run folder is named after: letters, digits, _ . -",
+    )
     model: ModelPart
     data: DataPart = DataPart()
     task: TaskPart = TaskPart()
@@ -82,20 +87,50 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     Raises:
         RecipeError: the file is missing, is not YAML, or holds no mapping.
     """
-    path = Path(path)
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RecipeError(f"{path}: no such recipe", fix="paceline train RECIPE.yaml, or --model and --data") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read", why=str(error)) from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str) -> dict[str, Any]:
+    """The mapping in YAML text; ``name`` is for the message.
+
+    Raises:
+        RecipeError: it is not YAML, or holds no mapping.
+    """
+    try:
+        found = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise RecipeError(f"{path}{place}: not YAML", why=getattr(error, "problem", None) or str(error)) from None
+        raise _not_plain_yaml(f"{name}{place}", getattr(error, "problem", None) or str(error)) from None
+    if found is None:
+        raise RecipeError(f"{name}: the recipe is empty", "it names neither model nor data", _EXAMPLE)
+    try:
+        _copy(found if isinstance(found, dict) else {})
+    except RecursionError:
+        raise RecipeError(f"{name}: an alias stands for what it is in", "that has no end", "write it out") from None
     if not isinstance(found, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping", why=f"found {type(found).__name__}")
+        raise RecipeError(f"{name}: a recipe is a mapping", f"found {excerpt(str(found))}", _EXAMPLE)
     return found
+
+
+_EXAMPLE = "write model: {source: NAME} and data: {source: FILE}; or paceline train --model NAME --data FILE"
+
+
+def _not_plain_yaml(place: str, problem: str) -> RecipeError:
+    tag = re.search(r"for the tag '(.*)'", problem)
+    if tag:
+        what = tag[1].replace("tag:yaml.org,2002:", "!!")
+        return RecipeError(
+            f"{place}: the tag {what} is not read", "a recipe is plain data; nothing in it is run", "remove the tag"
+        )
+    fix = "indent with blanks" if "\\t" in problem else "write `key: value`, brackets and quotes in pairs"
+    return RecipeError(f"{place}: not YAML", problem, fix)
 
 
 def merge(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
@@ -150,6 +185,8 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is no key", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} given twice", key_node.start_mark)
             seen.add(key)
@@ -169,7 +206,9 @@ def _copy(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _teach(model: type[BaseModel], error: ValidationError) -> RecipeError:
     """The first problem of a pydantic error in our three parts."""
-    problem = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    # a misspelt key also makes the right one missing: it is the cause, whatever comes first
+    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
     # pydantic names the member of a union in the location; only what the user wrote is of use
     keys = [str(part) for part in problem["loc"]]
     path, known = _written_path(model, keys)
@@ -180,10 +219,36 @@ def _teach(model: type[BaseModel], error: ValidationError) -> RecipeError:
         return RecipeError(f"{dotted} = {problem['input']!r}: unknown key", nearest(path[-1], known), fix)
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
-        return RecipeError(f"{dotted}: missing", fix=f"set {dotted}, for example with --set {dotted}=VALUE")
+        named = "model.source" if dotted == "model" else dotted
+        return RecipeError(f"{dotted}: missing", fix=f"set {named}, for example with --set {named}=VALUE")
     if problem["type"] == "value_error":
         return RecipeError(f"{dotted}: {message}" if dotted else message)
-    return RecipeError(f"{dotted} = {excerpt(str(problem['input']))}", message[0].lower() + message[1:])
+    what = f"{dotted} = {excerpt(str(problem['input']))}"
+    part, field = _field_at(model, path)
+    if problem["type"] in ("model_type", "model_attributes_type") and part is not None:
+        keys = list(part.model_fields)
+        example = f"{dotted}.{'source' if 'source' in keys else keys[0]}={problem['input']}"
+        return RecipeError(what, f"it is a group of settings: {', '.join(keys)}", f"--set {example}, for example")
+    if problem["type"] == "tuple_type":
+        return RecipeError(what, "it is a list", f"--set {dotted}=[{problem['input']}]")
+    if problem["type"] == "string_type":
+        return RecipeError(what, "it is a text", f'put it in quotes: "{problem["input"]}"')
+    if problem["type"] == "string_pattern_mismatch" and field is not None and field.description:
+        return RecipeError(what, f"it is {field.description}")
+    default = field.default if field is not None else None
+    fix = f"{dotted}={default}, for example" if isinstance(default, int | float | str) else ""
+    return RecipeError(what, message[0].lower() + message[1:], fix)
+
+
+def _field_at(model: type[BaseModel], path: Iterable[str]) -> tuple[type[BaseModel] | None, FieldInfo | None]:
+    """The part and the field at a path; list indices in it are passed over."""
+    part: type[BaseModel] | None = model
+    field: FieldInfo | None = None
+    for key in path:
+        if part is not None and key in part.model_fields:
+            field = part.model_fields[key]
+            part = _part_of(field.annotation)
+    return part, field
 
 
 def _written_path(model: type[BaseModel], keys: list[str]) -> tuple[list[str], Iterable[str]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.seams import Batch, Meter, Task
 from paceline.tasks.losses import LossFunction
-from paceline.tasks.metrics import TorchMeter, check_names, classification_metrics
+from paceline.tasks.metrics import TorchMeter, check_names, classification_metrics, reported
 
 CONFUSION_CLASSES = 100
 """Above this, a confusion matrix is no longer something to look at."""
@@ -60,6 +60,10 @@ class Classification(Task):
             scores=self.probabilities,
             confusion=len(self.label_names) <= CONFUSION_CLASSES,
         )
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return reported(self._metrics)
 
     @property
     def best_metric(self) -> str:

@@ -63,14 +63,26 @@ def regression_metrics() -> Named:
 
 
 def check_names(names: tuple[str, ...], known: Mapping[str, Any]) -> None:
-    """Refuse a metric that the task does not have.
+    """Refuse a metric that the task does not have, or two that would be reported under one name.
 
     Raises:
         RecipeError: names the nearest metric.
     """
     for name in names:
         if ":" not in name and name not in known:
-            raise RecipeError(f"task.metrics = {name}: unknown for this task", nearest(name, known))
+            raise RecipeError(
+                f"task.metrics = {name}: unknown for this task",
+                nearest(name, known),
+                f"one of {', '.join(known)}, or module:function",
+            )
+    shown = reported(names)
+    if twice := next((name for name in shown if shown.count(name) > 1), None):
+        raise RecipeError(f"task.metrics: two are called {twice}", "only one could be reported", "rename the function")
+
+
+def reported(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names in the results: ``loss``, and of ``module:function`` the function's."""
+    return ("loss", *(name.rpartition(":")[2] for name in names))
 
 
 class TorchMeter(Meter):
@@ -130,7 +142,7 @@ class TorchMeter(Meter):
             results |= {name: float(metric.compute()) for name, metric in self._metrics.items()}
         if self._custom:
             scores, labels = (torch.cat(part) for part in zip(*self._kept, strict=True))
-            results |= {name.partition(":")[2]: float(f(scores, labels)) for name, f in self._custom.items()}
+            results |= {name.rpartition(":")[2]: float(f(scores, labels)) for name, f in self._custom.items()}
         return {name: value if math.isfinite(value) else math.nan for name, value in results.items()}
 
     def confusion(self) -> tuple[tuple[int, ...], ...] | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.seams import Batch, Meter, Task
 from paceline.tasks.losses import LossFunction
-from paceline.tasks.metrics import TorchMeter, check_names, multi_label_metrics
+from paceline.tasks.metrics import TorchMeter, check_names, multi_label_metrics, reported
 
 
 @final
@@ -57,6 +57,10 @@ class MultiLabel(Task):
             scores=self.probabilities,
             confusion=False,
         )
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return reported(self._metrics)
 
     @property
     def best_metric(self) -> str:

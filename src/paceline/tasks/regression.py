@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.seams import Batch, Meter, Task
 from paceline.tasks.losses import LossFunction
-from paceline.tasks.metrics import TorchMeter, check_names, regression_metrics
+from paceline.tasks.metrics import TorchMeter, check_names, regression_metrics, reported
 
 
 @final
@@ -56,6 +56,10 @@ class Regression(Task):
             scores=lambda logits: logits.squeeze(-1),
             confusion=False,
         )
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return reported(self._metrics)
 
     @property
     def best_metric(self) -> str:

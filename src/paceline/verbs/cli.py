@@ -225,10 +225,14 @@ def build_recipe(target: Path | None, model: str | None, data: str | None, setti
 
     if target is None and not (model and data):
         missing = " and ".join(name for name, value in (("--model", model), ("--data", data)) if not value)
-        raise RecipeError(f"{missing}: missing", "there is no recipe to take it from", "paceline train RECIPE.yaml")
+        fix = "paceline train --model distilbert-base-uncased --data FILE, or paceline train RECIPE.yaml"
+        raise RecipeError(f"{missing}: missing", "there is no recipe to take it from", fix)
     if target is not None and target.is_dir():
         fix = f"paceline train {target} --resume, or name a recipe file"
         raise RecipeError(f"{target}: is a folder", "a recipe is a YAML file", fix)
+    if target is not None and target.suffix in _DATA_SUFFIXES:
+        fix = f"paceline train --model {model or 'NAME'} --data {target}"
+        raise RecipeError(f"{target}: is no recipe", "a recipe is a YAML file; this seems to be data", fix)
     plain = read_yaml(target) if target else {}
     if model:
         plain["model"] = {**_without(plain.get("model"), "config", "factory", "revision"), "source": model}
@@ -236,6 +240,9 @@ def build_recipe(target: Path | None, model: str | None, data: str | None, setti
         plain["data"] = {**_without(plain.get("data"), "validation", "test"), "source": data}
     plain.setdefault("name", _run_name(target.stem if target else str(data)))
     return Recipe.parse(merge(plain, settings))
+
+
+_DATA_SUFFIXES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".txt"})
 
 
 def _without(part: object, *keys: str) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.verbs.notices import tell
+
 if TYPE_CHECKING:
     from paceline.records import EvaluationRecord
 
@@ -13,6 +15,8 @@ def evaluate(
     folder: str | Path, *, data: str | None = None, rows: object | None = None, split: str = "test"
 ) -> EvaluationRecord:
     """Loss and metrics of a run's saved model.
+
+    Guesses and warnings about ``data`` go to standard error.
 
     Args:
         folder: the run folder.
@@ -25,4 +29,4 @@ def evaluate(
     """
     from paceline.inference import evaluate_saved
 
-    return evaluate_saved(Path(folder), data, rows, split)
+    return evaluate_saved(Path(folder), data, rows, split, tell)

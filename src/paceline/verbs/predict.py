@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.errors import UserError
+from paceline.verbs.notices import tell
 
-def predict(folder: str | Path, data: str, out: str | Path, *, rows: object | None = None) -> int:
+
+def predict(folder: str | Path, data: str | None, out: str | Path, *, rows: object | None = None) -> int:
     """Write every row of ``data`` with its predicted label and probabilities, in bounded memory.
+
+    Every row is written as it was, in its order, followed by ``prediction`` and ``probability of LABEL`` (with ``_``
+    after a name that a column has already). Guesses and warnings go to standard error.
 
     Args:
         folder: the run folder.
-        data: rows to label, as ``data.source`` takes them; a label column is not needed.
-        out: file to write: .csv, .tsv or .jsonl.
+        data: rows to label, as ``data.source`` takes them; a label column is not needed. None with ``rows``.
+        out: file to write, whole or not at all: .csv, .tsv or .jsonl.
         rows: rows in memory in place of ``data``.
 
     Returns:
         The number of rows written.
 
     Raises:
-        DataError: the rows cannot be used. RunFolderError: no trained model is there, or ``out`` cannot be written.
+        DataError: the rows cannot be used. RunFolderError: no run is there. ModelError: it has no trained model yet.
+        UserError: ``out`` cannot be written, or is of an unknown kind.
     """
+    if (data is None) == (rows is None):
+        raise UserError("predict: give data or rows", "they are two sources of the same", "predict(folder, data, out)")
     from paceline.inference import predict_rows
 
-    return predict_rows(Path(folder), data, Path(out), rows)
+    return predict_rows(Path(folder), data, Path(out), rows, tell)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.errors import RecipeError
+from paceline.errors import CheckpointError, RecipeError
 from paceline.facts import this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
@@ -65,9 +65,12 @@ def resume(folder: str | Path, settings: Sequence[str] = (), data: object | None
     """
     watch = Stopwatch()
     with RunFolder.open(folder) as held:
-        previous = held.read_recipe()
+        if not settings and held.summary.exists():
+            raise CheckpointError(
+                f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
+            )
         facts = this_machine()
-        recipe, decisions = choose(previous.with_settings(settings), facts)
+        recipe, decisions = choose(held.read_recipe().with_settings(settings), facts)
         with watch.phase("import"):
             from paceline.checkpoint.store import CheckpointStore
             from paceline.run import Request, run
@@ -85,6 +88,5 @@ def resume(folder: str | Path, settings: Sequence[str] = (), data: object | None
                 watch=watch,
                 checkpoint=checkpoint,
                 named=named,
-                previous=previous,
             )
         )

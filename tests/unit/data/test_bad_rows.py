@@ -65,8 +65,8 @@ def test_read_drops_every_kind_of_bad_row(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_bytes("\n".join(["text,label,split", *good, ""]).encode() + b"\n".join(bad) + b"\nlast,pos,test\n")
     part = DataPart(source=str(file), on_bad_row="skip", bad_rows_allowed=0.4)
-    table = read(part, quarantine=tmp_path / "q.jsonl", keep_rows=True)
-    assert len(table) == len(table.texts) == len(table.labels) == len(table.splits) == len(table.rows) == 21
+    table = read(part, quarantine=tmp_path / "q.jsonl")
+    assert len(table) == len(table.texts) == len(table.labels) == len(table.splits) == 21
     assert table.texts[-1] == "last"
     assert table.origins.of(20) == f"{file}:30", "line numbers went astray behind dropped rows"
     records = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]

@@ -56,18 +56,18 @@ def test_regression_takes_the_name_of_its_column() -> None:
 
 @pytest.mark.parametrize("target", [float("nan"), float("inf"), 1e300])
 def test_targets_that_are_not_finite_in_single_precision(target: float) -> None:
-    with pytest.raises(DataError, match=r"data\.csv:3: target .* not a finite number"):
+    with pytest.raises(DataError, match=r"data\.csv:3, column 'target': target .* not a finite number"):
         encode_labels([1.0, target], "regression", _splits(train=[0, 1]), _origins(2))
 
 
 def test_a_class_missing_from_train_is_named_with_its_first_place() -> None:
-    with pytest.raises(DataError, match=r"data\.csv:4: test has labels that are missing from train: 'c', 'd'") as found:
+    with pytest.raises(DataError, match=r"data\.csv:4, column 'target': test has labels that are missing from train: 'c', 'd'") as found:
         encode_labels(list("abcd"), "classification", _splits(train=[0, 1], test=[2, 3]), _origins(4))
     assert (found.value.file, found.value.line) == ("data.csv", 4)
 
 
 def test_a_multi_label_class_missing_from_train() -> None:
-    with pytest.raises(DataError, match=r"data\.csv:3: validation .*'b'"):
+    with pytest.raises(DataError, match=r"data\.csv:3, column 'target': validation .*'b'"):
         encode_labels([("a",), ("a", "b")], "multi_label", _splits(train=[0], validation=[1]), _origins(2))
 
 

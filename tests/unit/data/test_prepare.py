@@ -19,7 +19,8 @@ import pytest
 
 from paceline.data import cache as entries
 from paceline.data.dataset import Dataset, Images, Tokens
-from paceline.data.prepare import prepare, prepare_for_inference
+from paceline.data.prepare import Given, prepare, prepare_to_evaluate, prepare_to_predict
+from paceline.data.table import Table
 from paceline.errors import DataError
 from paceline.recipe.parts import DataPart, RandomPart, SplitsPart, TaskPart
 
@@ -354,34 +355,55 @@ def test_a_text_without_tokens_is_named(tmp_path: Path) -> None:
         _prepare(_part(_write(tmp_path / "data.jsonl", _rows())), None, Bare())
 
 
-def _infer(path: Path | None, **options: Any) -> Any:
-    options = {"label_names": ("good", "bad"), "kind": "classification", "labelled": True} | options
-    part = _part(path or "rows")
-    return prepare_for_inference(part, tokenizer=Words(), max_length=16, **options)
+def _given(**changes: Any) -> Given:
+    settled = {"label_names": ("good", "bad"), "kind": "classification", "modality": "text", "max_length": 16}
+    return Given(tokenizer=Words().get([]), **settled | changes)
 
 
 def test_evaluation_takes_the_models_labels(tmp_path: Path) -> None:
-    dataset, table = _infer(_write(tmp_path / "new.jsonl", _rows(6)))
+    dataset = prepare_to_evaluate(_part(_write(tmp_path / "new.jsonl", _rows(6))), _given())
     assert dataset.labels.tolist() == [0, 1, 0, 1, 0, 1], "in the model's order, not sorted"
     assert dataset.label_names == ("good", "bad")
     assert {name: ids.tolist() for name, ids in dataset.splits.items()} == {"all": [0, 1, 2, 3, 4, 5]}
-    assert [row["id"] for row in table.rows] == [0, 1, 2, 3, 4, 5]
 
 
-def test_evaluation_of_one_class_is_possible(tmp_path: Path) -> None:
-    dataset, _ = _infer(_write(tmp_path / "new.jsonl", _rows(6)[::2]))
+def test_evaluation_of_one_class_and_of_one_row_is_possible(tmp_path: Path) -> None:
+    dataset = prepare_to_evaluate(_part(_write(tmp_path / "new.jsonl", _rows(6)[::2])), _given())
     assert dataset.labels.tolist() == [0, 0, 0]
+    dataset = prepare_to_evaluate(_part(_write(tmp_path / "one.jsonl", _rows(1))), _given())
+    assert dataset.labels.tolist() == [0]
 
 
 def test_evaluation_names_a_label_unknown_to_the_model(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"new\.jsonl:2: label 'bad' is unknown to the model"):
-        _infer(_write(tmp_path / "new.jsonl", _rows(6)), label_names=("good", "evil"))
+    with pytest.raises(DataError, match=r"new\.jsonl:2, column 'label': label 'bad' is unknown to the model"):
+        prepare_to_evaluate(_part(_write(tmp_path / "new.jsonl", _rows(6))), _given(label_names=("good", "evil")))
+
+
+def _predict(rows: Any, size: int = 10, **changes: Any) -> list[tuple[Dataset, Table]]:
+    return list(prepare_to_predict(_part("rows"), _given(**changes), size, rows=rows, tell=lambda notice: None))
 
 
 def test_prediction_needs_no_labels() -> None:
     rows = [{"text": "w1 w2", "extra": 7}]
-    dataset, table = _infer(None, labelled=False, rows=rows)
+    ((dataset, table),) = _predict(rows)
     assert dataset.labels.tolist() == [0]
+    assert table.rows is not None
     assert table.rows[0]["extra"] == 7
-    dataset, _ = _infer(None, labelled=False, rows=rows, kind="multi_label")
+    ((dataset, _),) = _predict(rows, kind="multi_label")
     assert dataset.labels.tolist() == [[0, 0]]
+
+
+def test_prediction_is_prepared_a_piece_at_a_time() -> None:
+    pieces = _predict([{"text": f"w{n} w2"} for n in range(25)])
+    assert [len(dataset) for dataset, _ in pieces] == [10, 10, 5]
+
+
+def test_images_are_brought_to_what_the_model_takes() -> None:
+    grey = [{"text": np.full((20, 20), 7, np.uint8)}]
+    ((dataset, _),) = _predict(grey, modality="image", image_shape=(8, 8, 3))
+    assert dataset.inputs.pixels.shape == (1, 8, 8, 3)  # type: ignore[union-attr]
+    colour = [{"text": np.full((8, 8, 3), 7, np.uint8)}]
+    with pytest.raises(DataError, match=r"in colour(.|\n)*8 × 8 pixels, grey"):
+        _predict(colour, modality="image", image_shape=(8, 8, 1))
+    with pytest.raises(DataError, match=r"8 × 8 pixels(.|\n)*9 × 8 pixels"):
+        _predict(colour, modality="image", image_shape=(8, 9, 3))

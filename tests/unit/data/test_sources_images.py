@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.data.sources import read, source_fingerprint
+from paceline.data.sources import read, read_unlabelled, source_fingerprint
 from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
@@ -116,9 +116,10 @@ def test_images_in_splits(tmp_path):
 
 def test_images_in_memory():
     rows = [{"image": Image.fromarray(colour(n)), "label": "odd" if n % 2 else "even"} for n in range(4)]
-    table = read(DataPart(source="unused.csv"), rows=rows, keep_rows=True)
+    table = read(DataPart(source="unused.csv"), rows=rows)
     assert table.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
-    assert table.rows[0] == {"label": "even"}
+    (unlabelled,) = read_unlabelled(DataPart(source="unused.csv"), 9, rows=rows, tell=print)
+    assert unlabelled.rows[0] == {"label": "even"}, "an image is not held twice"
     assert any("image column: 'image' (guessed" in notice for notice in table.notices)
     rows = [{"img": grey(n), "label": n % 2} for n in range(4)]
     assert read(DataPart(source="unused.csv"), rows=rows).images.shape == (4, 8, 8, 1)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paceline.data.sources import read, source_fingerprint
+from paceline.data.sources import read, read_unlabelled, source_fingerprint
 from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
@@ -236,11 +236,32 @@ def test_no_splits_named_is_none(tmp_path):
 
 def test_unlabelled_rows_are_kept_for_writing(tmp_path):
     file = write(tmp_path / "a.csv", "id,text,split\n7,a,x\n8,b,y\n")
-    table = read(DataPart(source=file), labelled=False, keep_rows=True)
+    (table,) = unlabelled(DataPart(source=file))
     assert (table.labels, table.kind, table.splits) == (None, None, None)
     assert table.rows == [{"id": "7", "text": "a", "split": "x"}, {"id": "8", "text": "b", "split": "y"}]
-    single = read(DataPart(source=write(tmp_path / "b.csv", "text\nalone\n")), labelled=False)
+    (single,) = unlabelled(DataPart(source=write(tmp_path / "b.csv", "text\nalone\n")))
     assert single.texts == ["alone"]
+
+
+def unlabelled(part, size=100):
+    return list(read_unlabelled(part, size, tell=lambda notice: None))
+
+
+def test_unlabelled_rows_come_a_table_at_a_time(tmp_path):
+    file = write(tmp_path / "a.csv", "text\n" + "".join(f"t{n}\n" for n in range(250)))
+    tables = unlabelled(DataPart(source=file), size=120)
+    assert [len(table) for table in tables] == [120, 120, 10]
+    assert [text for table in tables for text in table.texts] == [f"t{n}" for n in range(250)]
+    assert tables[2].origins.of(9) == f"{file}:251", "line numbers go on"
+
+
+def test_unlabelled_rows_tell_what_was_guessed_and_dropped(tmp_path):
+    file = write(tmp_path / "a.csv", "text\n" + "fine\n" * 99 + "a,b\n")
+    told = []
+    part = DataPart(source=file, on_bad_row="skip")
+    (table,) = read_unlabelled(part, 1000, tell=told.append)
+    assert len(table) == 99
+    assert ["guessed" in told[0], "dropped 1 of 100 rows" in told[1]] == [True, True], told
 
 
 def test_one_class_where_it_is_allowed(tmp_path):
@@ -285,7 +306,7 @@ def test_folder_with_splits_as_the_imdb_archive(tmp_path):
 
 def test_folder_of_unlabelled_texts(tmp_path):
     root = tree(tmp_path / "new", {"1.txt": "one", "2.txt": "two"})
-    table = read(DataPart(source=root), labelled=False, keep_rows=True)
+    (table,) = unlabelled(DataPart(source=root))
     assert table.texts == ["one", "two"]
     assert table.rows == [{"text": "one", "file": "1.txt"}, {"text": "two", "file": "2.txt"}]
     with pytest.raises(DataError, match="no folder per class"):

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from paceline.data.sources.fingerprint import source_fingerprint
-from paceline.data.sources.reader import read
+from paceline.data.sources.reader import read, read_unlabelled
 
-__all__ = ["read", "source_fingerprint"]
+__all__ = ["read", "read_unlabelled", "source_fingerprint"]

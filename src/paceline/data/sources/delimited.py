@@ -83,7 +83,7 @@ def _rows(reader: Iterator[list[str]], lines: Lines, columns: tuple[str, ...], b
             return
         except csv.Error as error:
             raise _bad_quotes(error, lines, line) from None
-        if problem := lines.take_problem():
+        if problem := lines.take_problem(columns, cells):
             bad.report(problem, lines.first)
         elif len(cells) == width:
             yield Row(name, line, dict(zip(columns, cells, strict=True)))

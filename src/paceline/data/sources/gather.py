@@ -15,7 +15,7 @@ from paceline.data.dataset import Origins
 from paceline.data.sources import images
 from paceline.data.sources.labels import Cell, indicator_cell, label_cell
 from paceline.data.sources.lines import holds_nul
-from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row
+from paceline.data.sources.rows import MAX_CELL_CHARACTERS, MAX_LABEL_CHARACTERS, Row
 from paceline.errors import DataError, nearest
 
 _ABSENT = object()
@@ -162,6 +162,16 @@ class Gatherer:
                 "every row needs a label",
                 "fill it in, or remove the row (--set data.on_bad_row=skip drops and counts such rows)",
             )
+        names = cell if isinstance(cell, tuple) else (cell,)
+        if too_long := next((n for n in names if isinstance(n, str) and len(n) > MAX_LABEL_CHARACTERS), None):
+            raise _at(
+                row,
+                columns[0],
+                f"a label of over {MAX_LABEL_CHARACTERS:,} characters",
+                too_long,
+                f"a label names a class; is {columns[0]!r} the column of the text?",
+                "--set data.label=COLUMN, or shorten the label",
+            )
         return cell
 
 
@@ -193,7 +203,7 @@ def text_cell(row: Row, column: str) -> str:
             "cut the text, or remove the row",
         )
     if "\0" in value:
-        raise holds_nul(row.file, row.line or None, column=column)
+        raise holds_nul(row.file, row.line or None, value.encode(errors="replace"), column=column)
     try:
         value.encode()
     except UnicodeEncodeError as error:

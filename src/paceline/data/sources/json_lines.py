@@ -80,7 +80,7 @@ def _no_json(error: ValueError | RecursionError, lines: Lines, line: str) -> Dat
     why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
     fix = "write one whole JSON object a line"
     if isinstance(error, json.JSONDecodeError):
-        why = f"{error.msg} at character {error.colno:,}"
+        why = f"{error.msg.removesuffix(' at')} at character {error.colno:,}"
         if error.pos >= len(line.rstrip()) or error.msg.startswith("Unterminated string"):
             why += "; the line is cut off"
             if not line.endswith("\n"):

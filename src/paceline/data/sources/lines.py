@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -34,7 +35,7 @@ class Lines:
         """Lines handed out so far."""
         self.first = ""
         """First line handed out since ``mark``."""
-        self._problem: DataError | None = None
+        self._problem: Callable[..., DataError] | None = None
         self._marked = True
 
     def mark(self) -> int:
@@ -43,10 +44,21 @@ class Lines:
         self._problem = None
         return self.number + 1
 
-    def take_problem(self) -> DataError | None:
-        """The first problem in the lines handed out since ``mark``, once."""
+    def take_problem(self, columns: Sequence[str] = (), cells: Sequence[str] = ()) -> DataError | None:
+        """The first problem in the lines handed out since ``mark``, once.
+
+        Args:
+            columns: names of the cells, where the lines make a row.
+            cells: what was made of the lines.
+        """
         problem, self._problem = self._problem, None
-        return problem
+        if problem is None:
+            return None
+        marks = ("\0", "\ufffd")  # a NUL, and what stands for bytes that are no UTF-8
+        if len(cells) != len(columns):
+            return problem()
+        where = [column for column, cell in zip(columns, cells, strict=True) if any(mark in cell for mark in marks)]
+        return problem(column=where[0] if where else None)
 
     def __iter__(self) -> Iterator[str]:
         with self._open() as file:
@@ -109,22 +121,24 @@ class Lines:
                 file=self.name,
                 line=1,
                 why="texts are read as UTF-8",
-                fix=f"iconv -f utf-16 -t utf-8 {self.name} > converted{''.join(self.path.suffixes)}",
+                fix=_filtered(self.name, "iconv -f utf-16 -t utf-8"),
             )
         return raw.removeprefix(_BYTE_ORDER_MARK)
 
     def _decode(self, raw: bytes, offset: int) -> str:
         if b"\0" in raw and self._problem is None:
-            self._problem = holds_nul(self.name, self.number, offset + raw.index(b"\0"))
+            self._problem = partial(holds_nul, self.name, self.number, raw, offset)
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
             if self._problem is None:
-                self._problem = bad_encoding(error, self.name, self.number, offset)
+                self._problem = partial(bad_encoding, error, self.name, self.number, offset)
             return raw.decode(errors="replace")
 
 
-def bad_encoding(error: UnicodeDecodeError, file: str, line: int, offset: int = 0) -> DataError:
+def bad_encoding(
+    error: UnicodeDecodeError, file: str, line: int, offset: int = 0, column: str | None = None
+) -> DataError:
     """The error for bytes that are no UTF-8; ``offset`` is where the decoded bytes begin in the file."""
     raw = error.object
     # bytes 0x80 to 0x9f are control characters in Latin-1 and quotes and dashes in Windows-1252
@@ -134,23 +148,39 @@ def bad_encoding(error: UnicodeDecodeError, file: str, line: int, offset: int = 
         "not UTF-8",
         file=file,
         line=line,
+        column=column,
         found=around,
         why=f"byte 0x{raw[error.start]:02x} at byte offset {offset + error.start:,} begins no UTF-8 character",
-        fix=f"convert the file, for example from {likely}: iconv -f {likely} -t utf-8 {file} > converted",
+        fix=f"convert the file, for example from {likely}: {_filtered(file, f'iconv -f {likely} -t utf-8')}",
     )
 
 
-def holds_nul(file: str, line: int | None, offset: int | None = None, column: str | None = None) -> DataError:
-    """The error for a NUL, which no text holds and tokenizers and databases trip over."""
-    at = f" at byte offset {offset:,}" if offset is not None else ""
+def holds_nul(
+    file: str, line: int | None, raw: bytes, offset: int | None = None, column: str | None = None
+) -> DataError:
+    """The error for a NUL in ``raw``, which no text holds and tokenizers and databases trip over."""
+    at = raw.index(b"\0")
+    place = f" (byte offset {offset + at:,})" if offset is not None else ""
     return DataError(
         "a NUL character",
         file=file,
         line=line,
         column=column,
-        why=f"text holds no NUL{at}; the file was damaged, or is not a text file",
-        fix=f"export it again, or remove them: tr -d '\\000' < {file} > cleaned",
+        found=raw[max(0, at - 20) : at + 20].decode(errors="replace"),
+        why=f"text holds no NUL{place}; the file was damaged, or is not a text file",
+        fix=f"export it again, or remove them: {_filtered(file, _NO_NULS)}",
     )
+
+
+_NO_NULS = r"tr -d '\000'"
+
+
+def _filtered(file: str, command: str) -> str:
+    """The shell command that sends ``file`` through ``command``, into a file that paceline reads."""
+    path = Path(file)
+    if path.suffix.lower() == ".gz":
+        return f"gzip -dc {file} | {command} > fixed{Path(path.stem).suffix}"
+    return f"{command} < {file} > fixed{path.suffix}"
 
 
 def unreadable(name: str, error: OSError) -> DataError:

@@ -84,7 +84,10 @@ def _missing(path: Path, name: str, setting: str) -> DataError:
             f"{setting} = {name!r}: no such file", why=f"there is no folder {str(folder)!r}", fix="correct the path"
         )
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    # what was meant is of the same kind; among much else, a random neighbour is no help
+    alike = [other for other in names if file_format(Path(other)) == file_format(path)]
+    close = difflib.get_close_matches(path.name, alike, n=1, cutoff=0.6)
     why = f"the folder {str(folder)!r} holds {', '.join(names[:5]) or 'nothing'}{', ...' * (len(names) > 5)}"
-    fix = f"{setting} = {str(folder / close[0])!r}" if close else "correct the path"
+    option = "--data " if setting == "data.source" else f"--set {setting}="
+    fix = f"did you mean {option}{folder / close[0]} ?" if close else "correct the path"
     return DataError(f"{setting} = {name!r}: no such file", why=why, fix=fix)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import cast
@@ -31,8 +31,6 @@ def read(
     *,
     task: str = "auto",
     rows: object | None = None,
-    labelled: bool = True,
-    keep_rows: bool = False,
     quarantine: Path | None = None,
 ) -> Table:
     """All rows of a recipe's data, checked.
@@ -47,8 +45,6 @@ def read(
             fractions, or many different numbers, ``regression``; all else ``classification``.
         rows: a pandas DataFrame, a datasets.Dataset or DatasetDict, or an iterable of dicts, in place of
             ``part.source``.
-        labelled: False reads neither labels nor splits (to predict).
-        keep_rows: keep the original rows in ``Table.rows``.
         quarantine: file for the rows dropped under ``part.on_bad_row = 'skip'``.
 
     Raises:
@@ -58,16 +54,51 @@ def read(
         return _read_builtin(part)
     bad = BadRows(part.on_bad_row, part.bad_rows_allowed, quarantine)
     gathered = Gathered()
-    roles, notices = _gather(part, rows, gathered, bad, labelled=labelled, keep_rows=keep_rows)
-    labels: Labels | None = None
-    kind = None
-    if labelled and len(gathered):
+    roles, notices = _gather(part, rows, gathered, bad)
+    found = Interpreted(kind="", labels=[])
+    if len(gathered):
         found = _interpret(gathered, roles, task, bad)
-        kind, labels = found.kind, found.labels
-        notices += found.notices
-    notices += bad.settle(len(gathered))
-    _check_enough(part, gathered, roles, labels, kind)
-    return _table(part, rows, gathered, roles, labels, kind, tuple(notices))
+    notices += (*found.notices, *bad.settle(len(gathered)))
+    _check_enough(part, gathered, roles, found)
+    fingerprint = None if rows is not None else source_fingerprint(part)
+    return _table(gathered, roles, found, tuple(notices), fingerprint)
+
+
+def read_unlabelled(
+    part: DataPart, size: int, *, rows: object | None = None, tell: Callable[[str], None]
+) -> Iterator[Table]:
+    """Rows to predict for, checked, in tables of at most ``size`` that keep the original rows.
+
+    No more than one table is held at a time (but for builtins). Labels and splits that happen to be there are not
+    read.
+
+    Args:
+        part: the recipe's data part.
+        size: most rows of a table.
+        rows: as in ``read``.
+        tell: receives each guess and warning.
+
+    Raises:
+        DataError: from iteration; the data cannot be used.
+    """
+    if rows is None and part.source.startswith(BUILTIN):
+        yield _read_builtin(part)
+        return
+    bad = BadRows(part.on_bad_row, part.bad_rows_allowed)
+    total = 0
+    for opened in _opened(part, rows, bad, labelled=False):
+        for notice in opened.notices:
+            tell(notice)
+        while piece := list(islice(opened.rows, size)):
+            gathered = Gathered()
+            _gatherer(part, opened.roles, gathered, bad, keep_rows=True).take(piece, None)
+            total += len(gathered)
+            if len(gathered):
+                yield _table(gathered, opened.roles, None, (), fingerprint="")
+    for notice in bad.settle(total):
+        tell(notice)
+    if not total:
+        raise DataError("0 rows of data", file=part.source, why="at least 1 is needed", fix="add rows")
 
 
 def _read_builtin(part: DataPart) -> Table:
@@ -82,41 +113,61 @@ def _read_builtin(part: DataPart) -> Table:
     return read_builtin(part)
 
 
-def _gather(
-    part: DataPart, rows: object | None, gathered: Gathered, bad: BadRows, *, labelled: bool, keep_rows: bool
-) -> tuple[Roles, list[str]]:
+@dataclass(frozen=True)
+class _Opened:
+    """A source with its columns found; ``rows`` can be read once."""
+
+    name: str
+    rows: Iterator[Row]
+    split: str | None
+    roles: Roles
+    notices: tuple[str, ...]
+
+
+def _gather(part: DataPart, rows: object | None, gathered: Gathered, bad: BadRows) -> tuple[Roles, list[str]]:
     """Fill ``gathered`` from all sources; the first source settles the roles of the columns."""
     roles: Roles | None = None
     notices: list[str] = []
     given_splits = [split for split in ("validation", "test") if getattr(part, split)]
+    for opened in _opened(part, rows, bad, labelled=True):
+        roles, split = opened.roles, opened.split
+        if split is None and given_splits and roles.split is None:
+            split = "train"
+        _gatherer(part, roles, gathered, bad).take(opened.rows, split, given_splits)
+        notices += opened.notices
+    assert roles is not None, "there is always one source"
+    return roles, notices
+
+
+def _gatherer(part: DataPart, roles: Roles, into: Gathered, bad: BadRows, *, keep_rows: bool = False) -> Gatherer:
+    return Gatherer(
+        roles=roles,
+        into=into,
+        bad=bad,
+        label_separator=part.label_separator,
+        image_size=part.image_size,
+        keep_rows=keep_rows,
+    )
+
+
+def _opened(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[_Opened]:
+    """Each source with the roles of its columns, which the first one settles; closed when the next is asked for."""
+    roles: Roles | None = None
     for source in _sources(part, rows, bad, labelled=labelled):
         with ExitStack() as stack:
             if close := getattr(source.rows, "close", None):
                 stack.callback(close)
             sample = list(islice(source.rows, SAMPLE_ROWS))
             if not sample:
-                bad.settle(len(gathered))
+                bad.settle(0)
                 raise _no_rows(source)
             columns = source.columns or tuple(dict.fromkeys(key for row in sample for key in row.values))
+            notices = source.notices
             if roles is None:
                 roles = source.roles or _roles(part, source, columns, sample, labelled=labelled)
-                notices += roles.notices
+                notices = (*roles.notices, *notices)
             _require_columns(roles, source, columns)
-            gatherer = Gatherer(
-                roles=roles,
-                into=gathered,
-                bad=bad,
-                label_separator=part.label_separator,
-                image_size=part.image_size,
-                keep_rows=keep_rows,
-            )
-            split = source.split if labelled else None
-            if labelled and split is None and given_splits and roles.split is None:
-                split = "train"
-            gatherer.take(chain(sample, source.rows), split, given_splits)
-        notices += source.notices
-    assert roles is not None, "there is always one source"
-    return roles, notices
+            yield _Opened(source.name, chain(sample, source.rows), source.split if labelled else None, roles, notices)
 
 
 def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[Source]:
@@ -220,20 +271,30 @@ def _unseen_classes(
             )
 
 
-def _check_enough(part: DataPart, gathered: Gathered, roles: Roles, labels: Labels | None, kind: str | None) -> None:
+def _check_enough(part: DataPart, gathered: Gathered, roles: Roles, found: Interpreted) -> None:
     """Raise when what is left cannot be learned from."""
     file = next(iter(gathered.files), part.source)
-    needed = 1 if kind is None else 2
+    # to measure a model on, one row is enough
+    needed = 1 if part.allow_single_class else 2
     if len(gathered) < needed:
         raise DataError(
             f"{len(gathered)} row{'s' * (len(gathered) != 1)} of data",
             file=file,
             line=gathered.place(0)[1] if len(gathered) else None,
-            why=f"at least {needed} are needed",
+            why=f"at least {needed} {'is' if needed == 1 else 'are'} needed",
             fix="add rows",
         )
-    if labels is None or kind == "regression" or part.allow_single_class:
+    if gathered.splits and "train" not in gathered.splits:
+        raise DataError(
+            "no row belongs to train",
+            file=file,
+            column=roles.split,
+            why=f"the rows are of {' and '.join(sorted(set(gathered.splits)))}",
+            fix="name the rows to learn from train, or --set data.split=null ignores the column",
+        )
+    if found.kind == "regression" or part.allow_single_class:
         return
+    labels = found.labels
     first = labels[0]
     if all(label == first for label in labels):
         raise DataError(
@@ -249,18 +310,12 @@ def _check_enough(part: DataPart, gathered: Gathered, roles: Roles, labels: Labe
 
 
 def _table(
-    part: DataPart,
-    rows: object | None,
-    gathered: Gathered,
-    roles: Roles,
-    labels: Labels | None,
-    kind: str | None,
-    notices: tuple[str, ...],
+    gathered: Gathered, roles: Roles, found: Interpreted | None, notices: tuple[str, ...], fingerprint: str | None
 ) -> Table:
     pixels = images.stack(gathered.contents) if roles.is_image else None
     texts = None if roles.is_image else gathered.contents
     splits = gathered.splits or None
-    fingerprint = None if rows is not None else source_fingerprint(part)
+    labels = found.labels if found else None
     if fingerprint is None:
         fingerprint = content_fingerprint([texts, gathered.pairs, pixels, labels, splits])
     return Table(
@@ -268,7 +323,7 @@ def _table(
         pairs=gathered.pairs if roles.pair else None,
         images=pixels,
         labels=labels,
-        kind=kind,
+        kind=found.kind if found else None,
         splits=splits,
         origins=gathered.origins(),
         rows=gathered.rows or None,

@@ -11,6 +11,9 @@ from paceline.data.columns import Roles
 MAX_CELL_CHARACTERS = 10_000_000
 """A cell above this is taken for a mistake (a file pasted into a cell, a quote that never closes)."""
 
+MAX_LABEL_CHARACTERS = 1000
+"""A label above this is no name of a class; most likely it is the text."""
+
 SAMPLE_ROWS = 100
 """Rows looked at to learn the columns of a source that has no header, and which of them hold words."""
 

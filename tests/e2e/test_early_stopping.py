@@ -1,0 +1,40 @@
+"""The run that ends by itself, and the model that it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.verbs.evaluate import evaluate
+from paceline.verbs.train import train
+from tests.e2e.whole_runs import recipe
+
+
+def test_the_saved_model_is_the_best_one(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
+    """Validation loss, which gets worse when the model has learned sixty texts by heart."""
+    chosen = recipe(
+        pretrained,
+        reviews,
+        optimizer={"lr": 0.02},
+        schedule={"type": "constant", "warmup": 0},
+        loop={
+            "epochs": 40,
+            "max_steps": None,
+            "evaluate_every": 3,
+            "best_metric": "-loss",
+            "early_stopping": {"patience": 4},
+        },
+    )
+    record = train(chosen, out=tmp_path / "run")
+    losses = {found.step: found.loss for found in record.evaluations}
+    assert record.status == "stopped early"
+    assert record.steps < 200, "it went on to its end"
+    assert record.best_step == min(losses, key=lambda step: losses[step])
+    assert record.steps == record.best_step + 4 * 3, "patience is counted from the best evaluation"
+    assert record.final["validation"]["loss"] == losses[record.best_step]
+    last = max(losses)
+    assert losses[last] != losses[record.best_step], "last and best are the same: this test saw nothing"
+    for split in ("validation", "test"):
+        found = evaluate(tmp_path / "run", split=split)
+        assert {"loss": found.loss, **found.metrics} == pytest.approx(dict(record.final[split]), rel=1e-6)

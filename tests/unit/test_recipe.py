@@ -1,0 +1,119 @@
+"""Recipes: in and out of YAML, changed by dotted settings, refused with a lesson."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.errors import RecipeError
+from paceline.recipe import Recipe, flatten, is_execution, read_yaml
+
+BASE: dict[str, Any] = {"model": {"source": "some-model"}, "data": {"source": "rows.csv"}}
+
+
+def recipe(**parts: Any) -> Recipe:
+    return Recipe.parse({**BASE, **parts})
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"optimizer": {"type": "sgd", "momentum": 0.0, "nesterov": False}},
+        {"optimizer": {"groups": [{"match": "*head*", "lr": 0.1, "schedule": {"type": "constant", "warmup": 0}}]}},
+        {"data": {"source": "builtin:random", "random": {"length": [4, 9], "image": [8, 8, 3]}}},
+        {"loop": {"evaluate_every": 50, "early_stopping": {"patience": 2}}},
+    ],
+)
+def test_a_resolved_recipe_runs_again_as_it_is(parts: dict[str, Any]) -> None:
+    written = recipe(**parts).to_yaml()
+    again = Recipe.parse(yaml.safe_load(written))
+    assert again.resolved() == recipe(**parts).resolved()
+    assert again.to_yaml() == written
+
+
+def test_plain_holds_only_what_was_set() -> None:
+    assert recipe(seed=3).plain() == {**BASE, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ("optimizer.lr=3e-5", "optimizer.lr", 3e-5),
+        ("optimizer.betas=[0.8, 0.99]", "optimizer.betas", [0.8, 0.99]),
+        ("loop.max_steps=20", "loop.max_steps", 20),
+        ("loop.evaluate_every=never", "loop.evaluate_every", "never"),
+        ("data.label=[toxic, rude]", "data.label", ["toxic", "rude"]),
+        ("data.pair=null", "data.pair", None),
+        ("techniques.recompute=true", "techniques.recompute", True),
+        ("data.source=a=b.csv", "data.source", "a=b.csv"),
+    ],
+)
+def test_settings_are_read_as_yaml(setting: str, path: str, value: Any) -> None:
+    assert dict(flatten(recipe().with_settings([setting]).resolved()))[path] == value
+
+
+def test_the_last_setting_wins_and_the_recipe_itself_is_left_alone() -> None:
+    base = recipe()
+    assert base.with_settings(["seed=1", "seed=2"]).seed == 2
+    assert base.seed == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("optimizer.lrr=1", r"optimizer\.lrr = 1: unknown key\n.*did you mean 'lr'"),
+        ("optimiser.lr=1", r"optimiser = .*unknown key\n.*did you mean 'optimizer'"),
+        ("optimizer.lr=-1", r"optimizer\.lr = '-1'\n.*greater than 0"),
+        ("optimizer.lr=quick", r"optimizer\.lr = 'quick'\n.*valid number"),
+        ("loop.epochs=0", r"loop\.epochs = '0'\n"),
+        ("loop.evaluate_every=0", r"loop\.evaluate_every = '0'"),
+        ("optimizer.groups=[{mach: x}]", r"optimizer\.groups\.0\.ma(t)?ch"),
+        ("optimizer.momentum=0.5", r"momentum: has no effect with type: adamw"),
+        ("data.splits.validation=0.95", r"data\.splits: shares add up to 1.05"),
+        ("model.source=null", r"no model: set model\.source"),
+        ("model.factory=a.b:c", r"factory builds the whole model"),
+        ("model.train=last:0", r"model\.train = 'last:0'"),
+        ("name=../../x", r"name = '../../x'"),
+        ("seed", r"--set 'seed'\n.*written key=value"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_a_lesson(setting: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        recipe().with_settings([setting])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: [1", r"r\.yaml:2:1: not YAML"),
+        ("- 1\n- 2\n", "a recipe is a mapping"),
+        ("", "empty"),
+        ("seed: 1\nseed: 2\n", "given twice"),
+        ("model: !!python/object:os.system {}\n", "tag !!python/object:os.system is not read"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "r.yaml").write_text(content + "\n")
+    with pytest.raises(RecipeError, match=message):
+        Recipe.load(tmp_path / "r.yaml")
+
+
+def test_a_missing_recipe_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no such recipe\n.*--model and --data"):
+        read_yaml(tmp_path / "r.yaml")
+
+
+def test_fields_that_only_change_how_a_run_is_carried_out() -> None:
+    for path in ("loop.micro_batch_size", "device", "techniques.recompute", "observe.console", "loop.keep_last"):
+        assert is_execution(path), path
+    for path in ("optimizer.lr", "loop.batch_size", "seed", "techniques.precision", "data.source", "no.such.field"):
+        assert not is_execution(path), path
+
+
+def test_a_recipe_cannot_be_changed_in_place() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        recipe().seed = 1  # type: ignore[misc]
