@@ -77,7 +77,7 @@ def write_workload(folder: Path, chosen: Recipe) -> None:
         "epochs": loop.epochs,
         "batch_size": loop.batch_size,
         "lr": chosen.optimizer.lr,
-        "weight_decay": chosen.optimizer.weight_decay,
+        "weight_decay": chosen.optimizer.decay,
         "clip_norm": chosen.optimizer.clip_norm,
         "warmup_steps": round(chosen.schedule.warmup * steps),
         "precision": chosen.techniques.precision,

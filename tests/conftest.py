@@ -24,14 +24,25 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-LIBRARY_VARIABLES = {"PYTEST_CURRENT_TEST", "CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+LIBRARY_VARIABLES = {
+    "PYTEST_CURRENT_TEST",
+    "CUDA_MODULE_LOADING",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "TRITON_PTXAS_PATH",
+}
 """Set by pytest for each test, and by torch and OpenMP (KMP_...) when they are loaded or first used."""
 
-LIBRARY_THREADS = ("pytest_timeout", "tqdm")
+LIBRARY_THREADS = ("pytest_timeout", "tqdm", "InductorSubproc")
 """Beginnings of the names (or types) of threads that libraries keep for the life of the process."""
 
-KEPT_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "paceline.testing")
-"""Found in the command lines of processes that serve more than one test: Python's own, and pools of ranks."""
+KEPT_PROCESSES = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "torch/_inductor/compile_worker",
+    "paceline.testing",
+)
+"""In the command lines of processes that serve more than one test: Python's own, torch's compilers, pools of ranks."""
 
 CACHES = {".coverage", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__"}
 """Names that tools, not tests, may add to the repository's root."""

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline import __version__
+
 PACKAGES = (
     "paceline",
     "torch",
@@ -144,7 +146,7 @@ def peak_rates(card_name: str) -> PeakRates | None:
 
 def this_machine() -> Facts:
     """The facts of the machine and the environment that this process runs in; takes about as long as nvidia-smi."""
-    versions = {name: _version(name) for name in PACKAGES}
+    versions = {name: version_of(name) for name in PACKAGES}
     return Facts(
         python=platform.python_version(),
         platform=platform.platform(),
@@ -221,7 +223,10 @@ def parse_cards(answer: str) -> tuple[Card, ...]:
     return tuple(cards)
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """The installed version; None where there is none. paceline's own also where it runs from its source."""
+    if distribution == "paceline":
+        return __version__
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

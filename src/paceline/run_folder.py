@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
-import importlib.metadata
 import json
 import math
 import os
@@ -33,6 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.errors import RunFolderError
+from paceline.facts import version_of
 from paceline.files import disk_errors, write_atomically
 from paceline.recipe import Recipe
 from paceline.records import RunRecord
@@ -315,13 +315,7 @@ def _refuse_links(path: Path) -> None:
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that decide a run's numbers; None where one is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+    return {"python": platform.python_version(), **{package: version_of(package) for package in _PACKAGES}}
 
 
 def git_state(folder: Path, timeout_seconds: float = 5.0) -> dict[str, Any] | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +40,17 @@ def made(mode: str, **settings: object) -> tuple[Assembled, nn.Module, Recipe]:
     return assemble(chosen, precision.apply(build, mode), 50), model, chosen
 
 
+@contextlib.contextmanager
+def waits_are_errors() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def step(run: Assembled, index: int) -> torch.Tensor:
     ids = (np.arange(8) + 8 * index) % 64
     halves = (run.build.layout.collate(part) for part in (ids[:5], ids[5:]))
@@ -50,23 +65,17 @@ def test_no_step_waits_for_the_device(mode: str, kind: str) -> None:
     run, _, _ = made(mode, type=kind)
     late: Late[int] = Late(CUDA)
     step(run, 0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    seen = []
+    with waits_are_errors():
         for index in range(1, 6):
             late.push(index, [step(run, index)])
-            list(late.ready())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert [note for note, _ in late.flush()][-1] == 5
+            seen += [note for note, _ in late.ready()]
+    assert [*seen, *(note for note, _ in late.flush())] == [1, 2, 3, 4, 5]
 
 
 def test_the_wait_would_have_been_seen() -> None:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with pytest.raises(RuntimeError, match="synchron"):
-            torch.ones((), device=CUDA).item()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waits_are_errors(), pytest.raises(RuntimeError, match="synchron"):
+        torch.ones((), device=CUDA).item()
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])

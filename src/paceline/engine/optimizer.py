@@ -51,7 +51,7 @@ def parameter_groups(
             )
         taken |= {name for name, _ in members}
         lr = group.lr if group and group.lr is not None else part.lr
-        decay = group.weight_decay if group and group.weight_decay is not None else part.weight_decay
+        decay = group.weight_decay if group and group.weight_decay is not None else part.decay
         own = group.schedule if group and group.schedule is not None else schedule
         label = group.match if group else "rest" if part.groups else "all"
         for name, chosen, weight_decay in _by_decay(label, members, decay, part.decay_all):

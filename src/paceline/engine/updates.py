@@ -50,7 +50,10 @@ class HostGated(Updates):
         gradients.scale(factor)
         if self._rates is not None:
             for group, rate in zip(self.optimizer.param_groups, self._rates[self._applied], strict=True):
-                group["lr"] = float(rate)
+                if isinstance(group["lr"], Tensor):  # torchao's compiled update reads it from there
+                    group["lr"].fill_(float(rate))
+                else:
+                    group["lr"] = float(rate)
         self.optimizer.step()
         self._applied += 1
 

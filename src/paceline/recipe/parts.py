@@ -59,6 +59,8 @@ class ModelPart(Part):
             raise ValueError("factory builds the whole model: leave out source and config")
         if not (self.source or self.config or self.factory):
             raise ValueError("no model: set model.source (a Hub name or a folder), model.config or model.factory")
+        if self.classifier != "logistic" and self.train != "features":
+            raise ValueError(f"classifier: {self.classifier} has no effect without train: features")
         if self.config is not None and not self.source and "model_type" not in self.config:
             raise ValueError("model.config without model.source is a whole configuration and needs model_type")
         return self
@@ -68,8 +70,8 @@ class SplitsPart(Part):
     """How rows without a given split are dealt: a share below 1, a number of rows from 1, or the rest (null)."""
 
     train: float | int | None = Field(None, description="Null: everything that the others leave.")
-    validation: float | int = Field(0.1, ge=0)
-    test: float | int = Field(0.1, ge=0)
+    validation: float | int = Field(0.1, ge=0, description="Share or number of rows; 0 for none.")
+    test: float | int = Field(0.1, ge=0, description="Share or number of rows; 0 for none.")
     seed: int = Field(0, ge=0, description="Of the deal alone, so that runs with other seeds share their splits.")
 
     @model_validator(mode="after")
@@ -83,10 +85,10 @@ class SplitsPart(Part):
 class RandomPart(Part):
     """Shapes of ``builtin:random``, for memory and speed runs."""
 
-    samples: int = Field(512, ge=2)
-    classes: int = Field(2, ge=1)
+    samples: int = Field(512, ge=2, description="Number of samples.")
+    classes: int = Field(2, ge=1, description="Number of labels.")
     length: int | tuple[int, int] = Field(512, description="Tokens a sequence, or the range they are drawn from.")
-    vocabulary: int = Field(30000, ge=200)
+    vocabulary: int = Field(30000, ge=200, description="Number of token ids; drawn from 100 up to it.")
     image: tuple[int, int, int] | None = Field(None, description="Height, width, channels: images, not tokens.")
 
 
@@ -122,7 +124,9 @@ class DataPart(Part):
 class TaskPart(Part):
     """What is learned."""
 
-    type: Literal["auto", "classification", "multi_label", "regression"] = "auto"
+    type: Literal["auto", "classification", "multi_label", "regression"] = Field(
+        "auto", description="auto reads it off the labels."
+    )
     loss: Reference | None = Field(
         None, description="module:function(logits, labels) returning one loss a sample (shape [S] or [S, C])."
     )
@@ -152,24 +156,39 @@ class GroupPart(Part):
     """Settings of the parameters whose names match; the first group that matches a name takes it."""
 
     match: str = Field(description="Glob on parameter names, for example '*classifier*'.")
-    lr: float | None = Field(None, gt=0)
-    weight_decay: float | None = Field(None, ge=0)
-    schedule: SchedulePart | None = None
+    lr: float | None = Field(None, gt=0, description="Null: that of the optimizer.")
+    weight_decay: float | None = Field(None, ge=0, description="Null: that of the optimizer.")
+    schedule: SchedulePart | None = Field(None, description="As `schedule` below; null: that one.")
 
 
 class OptimizerPart(Part):
     """The update rule and its parameter groups."""
 
-    type: Literal["adamw", "adam", "sgd", "adamw8bit"] = "adamw"
-    lr: float = Field(5e-5, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
+    type: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
+        "adamw", description="adamw8bit keeps its states in 8 bits; needs a card and bitsandbytes or torchao."
+    )
+    lr: float = Field(5e-5, gt=0, description="Largest learning rate.")
+    weight_decay: float | None = Field(
+        None,
+        ge=0,
+        description="Null: 0.01 with adamw and adamw8bit, which decay the weights apart from the gradient; else 0.",
+    )
     decay_all: bool = Field(False, description="Decay biases and normalisation weights too.")
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Of adam and adamw.")
+    eps: float = Field(1e-8, gt=0, description="Of adam and adamw.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd.")
     nesterov: bool = Field(True, description="Of sgd.")
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global gradient norm; null: no clipping.")
-    groups: tuple[GroupPart, ...] = ()
+    groups: tuple[GroupPart, ...] = Field(
+        (), description="Settings for parameters by name; empty: one setting for all."
+    )
+
+    @property
+    def decay(self) -> float:
+        """Weight decay of groups that name none."""
+        if self.weight_decay is not None:
+            return self.weight_decay
+        return 0.01 if self.type in ("adamw", "adamw8bit") else 0.0
 
     @model_validator(mode="after")
     def _effect(self) -> Self:
@@ -186,30 +205,51 @@ class OptimizerPart(Part):
 class EarlyStoppingPart(Part):
     """Stop when the best metric has not improved for ``patience`` evaluations."""
 
-    patience: int = Field(3, ge=1)
-    min_delta: float = Field(0.0, ge=0)
+    patience: int = Field(3, ge=1, description="Evaluations without improvement.")
+    min_delta: float = Field(0.0, ge=0, description="Smallest change that counts as one.")
 
 
 class LoopPart(Part):
     """How long the run is and when it evaluates and saves."""
 
-    epochs: int = Field(3, ge=1)
+    epochs: int = Field(3, ge=1, description="Passes over the training split.")
     max_steps: int | None = Field(None, ge=1, description="Ends the run after this many updates.")
     batch_size: int = Field(32, ge=1, description="Samples an update: the global batch.")
     micro_batch_size: int | None = Field(
         None, ge=1, json_schema_extra=EXECUTION, description="Samples a forward pass; null: the whole batch."
     )
-    evaluation_batch_size: int | None = Field(None, ge=1, json_schema_extra=EXECUTION)
-    drop_last: bool = Field(False, description="Leave out the last, smaller batch of an epoch.")
-    shuffle: bool = True
-    evaluate_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = "epoch"
-    checkpoint_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
-        "epoch", json_schema_extra=EXECUTION
+    evaluation_batch_size: int | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description="Samples a forward pass of an evaluation; null: twice the micro-batch.",
     )
-    keep_last: int = Field(1, ge=1, json_schema_extra=EXECUTION)
-    best_metric: str = Field("auto", description="auto: accuracy, or -loss; a leading '-' means lower is better.")
+    drop_last: bool = Field(False, description="Leave out the last, smaller batch of an epoch.")
+    shuffle: bool = Field(True, description="A new order of the samples each epoch, drawn from the seed.")
+    evaluate_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
+        "epoch", description="An epoch, a number of steps, or never."
+    )
+    checkpoint_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
+        "epoch", json_schema_extra=EXECUTION, description="An epoch, a number of steps, or never."
+    )
+    keep_last: int = Field(
+        1,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description="Number of newest checkpoints kept, each with the best of its time.",
+    )
+    best_metric: str = Field(
+        "auto",
+        description="auto: accuracy; f1 for multi-label; -loss for regression. A leading '-' means lower is better.",
+    )
     save_best: bool = Field(True, description="The saved model is the best evaluated one, not the last.")
-    early_stopping: EarlyStoppingPart | None = None
+    early_stopping: EarlyStoppingPart | None = Field(None, description="Null: the run goes to its end.")
+
+    @model_validator(mode="after")
+    def _effect(self) -> Self:
+        if self.early_stopping and self.evaluate_every == "never":
+            raise ValueError("early_stopping has no effect with evaluate_every: never")
+        return self
 
 
 class TechniquesPart(Part):
@@ -228,7 +268,13 @@ class TechniquesPart(Part):
 class ObservePart(Part):
     """Who watches the run."""
 
-    console: Literal["auto", "bar", "plain", "off"] = Field("auto", json_schema_extra=EXECUTION)
+    console: Literal["auto", "bar", "plain", "off"] = Field(
+        "auto", json_schema_extra=EXECUTION, description="auto: a bar on a terminal, plain lines elsewhere."
+    )
     log_every: int = Field(10, ge=1, json_schema_extra=EXECUTION, description="Steps between plain console lines.")
-    tensorboard: bool = Field(False, json_schema_extra=EXECUTION)
-    report: bool = Field(True, json_schema_extra=EXECUTION)
+    tensorboard: bool = Field(
+        False,
+        json_schema_extra=EXECUTION,
+        description="Write TensorBoard's files into the run folder; needs the extra tensorboard.",
+    )
+    report: bool = Field(True, json_schema_extra=EXECUTION, description="Write report.html at the end.")

@@ -47,9 +47,11 @@ class Recipe(Part):
     techniques: TechniquesPart = TechniquesPart()
     loop: LoopPart = LoopPart()
     observe: ObservePart = ObservePart()
-    seed: int = Field(0, ge=0, lt=2**32)
+    seed: int = Field(0, ge=0, lt=2**32, description="Of new weights, order and dropout.")
     deterministic: bool = Field(False, description="Two runs on one machine give the same bits; may be slower.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", json_schema_extra=EXECUTION)
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", json_schema_extra=EXECUTION, description="auto: a card if one can be used."
+    )
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
@@ -179,7 +181,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 3e-5 as a number, as YAML 1.2 does, and refuses a key given twice."""
+    """SafeLoader that reads 3e-5, off and no as YAML 1.2 does, and refuses a key given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -193,6 +195,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# YAML 1.1 also reads on, off, yes and no as booleans: `console: off` and `label: no` would not be what they say
+_BOOLEAN = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOLEAN, re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"),

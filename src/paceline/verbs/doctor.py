@@ -129,8 +129,13 @@ def packages(facts: Facts) -> list[Finding]:
 
     have = ", ".join(f"{name} {facts.versions[name]}" for name in ("torch", "transformers") if facts.versions.get(name))
     found = [Finding("packages", have or "neither torch nor transformers is installed")]
+    try:
+        requirements = importlib.metadata.requires("paceline") or []
+    except importlib.metadata.PackageNotFoundError:
+        unknown = "paceline runs from its source without being installed, so what it needs was not compared"
+        return [*found, Finding("packages", unknown, "note")]
     lacking: dict[str, list[str]] = {}
-    for text in importlib.metadata.requires("paceline") or []:
+    for text in requirements:
         requirement = Requirement(text)
         extras = re.findall(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
         useless = requirement.name in CARD_PACKAGES and not facts.cards

@@ -1,0 +1,46 @@
+"""AdamW with 8-bit states, from whichever package is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from tests.gpu.test_step import made, step
+
+pytestmark = [
+    pytest.mark.skipif(
+        not any(importlib.util.find_spec(name) for name in ("bitsandbytes", "torchao")),
+        reason="neither bitsandbytes nor torchao is installed",
+    ),
+    # both packages, and the compiler that torchao's update goes through, warn about themselves
+    pytest.mark.filterwarnings("default"),
+]
+
+
+def test_it_trains_and_its_state_goes_on_where_it_was() -> None:
+    one, _, _ = made("bf16", type="adamw8bit")
+    losses = [step(one, index).item() for index in range(6)]
+    assert losses[-1] < losses[0] + 0.1
+    tensors, scalars = one.engine.state()
+    assert scalars["applied"] == 6
+    saved = {stem: {name: t.clone().cpu() for name, t in named.items()} for stem, named in tensors.items()}
+    expected = [step(one, index).item() for index in range(6, 9)]
+    other, _, _ = made("bf16", type="adamw8bit")
+    other.engine.load(saved, scalars)
+    assert [step(other, index).item() for index in range(6, 9)] == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_overflowing_step_changes_nothing() -> None:
+    run, model, _ = made("fp16", type="adamw8bit")
+    for index in range(3):
+        step(run, index)
+    before = {name: tensor.clone() for name, tensor in run.engine.state()[0]["optimizer"].items()}
+    weights = {name: tensor.clone() for name, tensor in run.engine.export().items()}
+    hook = model[4].bias.register_hook(lambda gradient: gradient * float("inf"))
+    step(run, 3)
+    hook.remove()
+    after = run.engine.state()[0]["optimizer"]
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert [name for name in weights if not torch.equal(weights[name], run.engine.export()[name])] == []

@@ -1,0 +1,90 @@
+"""Every recipe of recipes/ loads, and trains two steps once its model and its data are made small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.recipe import Recipe
+from paceline.testing.tiny import TEXTS, write_tiny_model
+from paceline.verbs.train import train
+
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
+NAMES = [path.stem for path in RECIPES]
+
+LENGTH = 16
+
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": LENGTH,
+}
+"""Sizes put in place of those that a recipe's configuration gives."""
+
+
+def small_settings(recipe: Recipe, pretrained: Path) -> list[str]:
+    """``--set`` changes with which a recipe trains two steps in a moment; what they leave is the recipe's own."""
+    changes = ["device=cpu", "observe.console='off'", "observe.report=false", f"data.max_length={LENGTH}"]
+    changes += ["loop.max_steps=2", "loop.batch_size=4", "loop.micro_batch_size=3", "loop.evaluation_batch_size=8"]
+    if recipe.model.source:
+        changes.append(f"model.source={pretrained}")
+    given: dict[str, Any] = recipe.model.config or {}
+    changes += [f"model.config.{key}={value}" for key, value in SMALL.items() if key in given]
+    if recipe.model.config and "vocab_size" not in given:
+        changes.append("model.vocabulary_size=200")
+    if reads_rows(recipe):
+        changes += ["data.source=memory", "data.validation=null", "data.test=null"]
+    elif recipe.data.source == "builtin:random":
+        changes += ["data.random.samples=16", f"data.random.length={LENGTH}", "data.random.vocabulary=200"]
+    return changes
+
+
+def reads_rows(recipe: Recipe) -> bool:
+    """Whether its texts are too many, or not on this machine, so that a few rows stand in for them."""
+    return recipe.data.source not in ("builtin:digits", "builtin:random")
+
+
+def rows() -> list[dict[str, str]]:
+    return [{"text": f"{TEXTS[at % 4]} number {at}", "label": ("fine", "dull")[at % 2]} for at in range(40)]
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def test_there_are_recipes() -> None:
+    assert {"imdb_distilbert", "imdb_minilm", "digits", "random_tokens", "features", "head_only"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_a_recipe_loads_and_is_named_like_its_file(path: Path) -> None:
+    recipe = Recipe.load(path)
+    assert recipe.name == path.stem, "the run folder would be named after something else"
+    assert Recipe.parse(recipe.resolved()) == recipe
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_a_recipe_trains_two_steps(path: Path, pretrained: Path, tmp_path: Path) -> None:
+    recipe = Recipe.load(path)
+    small = Recipe.load(path, small_settings(recipe, pretrained))
+    record = train(small, data=rows() if reads_rows(recipe) else None, out=tmp_path / "run")
+    assert record.status == "finished"
+    assert record.steps == (0 if recipe.model.train == "features" else 2)
+    held_out = recipe.data.splits.test or recipe.data.test
+    assert ("test" in record.final) == bool(held_out), "it measures what it says it holds out"
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_the_tutorials_settings_are_those_of_the_tutorial() -> None:
+    """Adam, 5e-5, batches of 12, three epochs, constant rate, no clipping, smaller batches dropped, last weights."""
+    recipe = Recipe.load(RECIPES[NAMES.index("imdb_distilbert")])
+    optimizer, loop = recipe.optimizer, recipe.loop
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay, optimizer.clip_norm) == ("adam", 5e-5, 0, None)
+    assert (recipe.schedule.type, recipe.schedule.warmup) == ("constant", 0)
+    assert (loop.epochs, loop.batch_size, loop.drop_last, loop.save_best) == (3, 12, True, False)
+    assert (recipe.model.source, recipe.model.train) == ("distilbert-base-uncased", "all")
