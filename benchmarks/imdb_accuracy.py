@@ -24,8 +24,8 @@ import numpy as np
 
 from paceline.data.dataset import Tokens
 from paceline.facts import this_machine
+from paceline.preparation import encoded
 from paceline.recipe import Recipe
-from paceline.run import encoded
 
 HERE = Path(__file__).parent
 MARGIN = 0.003

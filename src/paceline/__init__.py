@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from paceline.verbs.doctor import doctor
     from paceline.verbs.evaluate import evaluate
     from paceline.verbs.predict import predict
-    from paceline.verbs.train import train
+    from paceline.verbs.train import resume, train
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "RunRecord", "adopt", "doctor", "evaluate", "predict", "train"]
+__all__ = ["Recipe", "RunRecord", "adopt", "doctor", "evaluate", "predict", "resume", "train"]
 
 _HOMES = {
     "Recipe": "paceline.recipe",
@@ -27,6 +27,7 @@ _HOMES = {
     "doctor": "paceline.verbs.doctor",
     "evaluate": "paceline.verbs.evaluate",
     "predict": "paceline.verbs.predict",
+    "resume": "paceline.verbs.train",
     "train": "paceline.verbs.train",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
 from paceline.engine.assemble import assemble_build
 from paceline.engine.evaluate import Infer, evaluate, inference
 from paceline.engine.numerics import numerics
-from paceline.errors import DataError, RunFolderError, UserError, nearest
+from paceline.errors import DataError, RecipeError, RunFolderError, UserError, nearest
 from paceline.facts import this_machine
 from paceline.models.saved import LoadedModel, load_saved
 from paceline.predictions import PredictionFile
@@ -30,13 +30,21 @@ from paceline.tasks import task_for
 WINDOW = 4096
 """Rows that are held at a time when labelling: enough to sort by length, few enough for any memory."""
 
+_READING = tuple(
+    f"data.{name}" for name in ("text", "pair", "label", "label_separator", "on_bad_row", "bad_rows_allowed")
+)
+_CARRIED_OUT = ("device", "loop.evaluation_batch_size", "techniques.precision")
+"""Settings that can change when a trained model is used."""
+
 Tell = Callable[[str], None]
 """Receives guesses and warnings that a person should read."""
 
 
-def evaluate_saved(folder: Path, data: str | None, rows: object | None, split: str, tell: Tell) -> EvaluationRecord:
+def evaluate_saved(
+    folder: Path, data: str | None, rows: object | None, split: str, settings: Sequence[str], tell: Tell
+) -> EvaluationRecord:
     """See ``paceline.evaluate``."""
-    run, recipe, loaded = _open(folder)
+    run, recipe, loaded = _open(folder, settings, own_data=data is None and rows is None)
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic):
         if data is None and rows is None:
             dataset, ids = _own_split(recipe, run, split)
@@ -49,20 +57,30 @@ def evaluate_saved(folder: Path, data: str | None, rows: object | None, split: s
         return evaluate(inference(build), build, split, ids, _batch_size(recipe), step=0, epoch=0)
 
 
-def predict_rows(folder: Path, data: str | None, out: Path, rows: object | None, tell: Tell) -> int:
-    """See ``paceline.predict``."""
+def predict_rows(
+    folder: Path,
+    data: str | None,
+    out: Path,
+    rows: object | None,
+    settings: Sequence[str],
+    tell: Tell,
+    advance: Callable[[int], None],
+) -> int:
+    """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
     file = PredictionFile(out, source=data)
-    _, recipe, loaded = _open(folder)
+    _, recipe, loaded = _open(folder, settings, own_data=False)
     part, size = _data_part(recipe, data), _batch_size(recipe)
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
             build = _build(recipe, loaded, dataset)
             originals = table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))]
-            file.add(originals, probabilities(inference(build), build, dataset.splits["all"], size))
+            file.add(originals, probabilities(inference(build), build, dataset.splits["all"], size, advance))
         return file.finish(loaded.saved.kind, loaded.saved.label_names)
 
 
-def probabilities(infer: Infer, build: Build, ids: Ids, batch_size: int) -> NDArray[np.float32]:
+def probabilities(
+    infer: Infer, build: Build, ids: Ids, batch_size: int, advance: Callable[[int], None]
+) -> NDArray[np.float32]:
     """Probabilities [n, C] of samples, in the order of ``ids``; computed in one that wastes little."""
     found: dict[int, Any] = {}
     ordered = build.layout.sorted(ids)
@@ -70,12 +88,14 @@ def probabilities(infer: Infer, build: Build, ids: Ids, batch_size: int) -> NDAr
         chosen = ordered[first : first + batch_size]
         scores = build.task.probabilities(infer(build.layout.collate(chosen))).cpu().numpy()
         found |= dict(zip(chosen.tolist(), scores, strict=True))
+        advance(len(chosen))
     return np.stack([found[i] for i in ids.tolist()])
 
 
-def _open(folder: Path) -> tuple[RunFolder, Recipe, LoadedModel]:
+def _open(folder: Path, settings: Sequence[str], *, own_data: bool) -> tuple[RunFolder, Recipe, LoadedModel]:
     run = RunFolder.view(folder)
-    recipe, _ = choose(run.read_recipe().with_settings(["device=auto"]), this_machine())
+    _refuse_idle(settings, own_data)
+    recipe, _ = choose(run.read_recipe().with_settings(["device=auto", *settings]), this_machine())
     part = recipe.model
     if not run.model.exists() and not run.summary.exists():
         raise RunFolderError(
@@ -85,6 +105,18 @@ def _open(folder: Path) -> tuple[RunFolder, Recipe, LoadedModel]:
         )
     loaded = load_saved(run.model, factory=part.factory, trust_remote_code=part.trust_remote_code)
     return run, recipe, loaded
+
+
+def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
+    """A setting without effect is an error, and so is one that would deal other splits than the run's own."""
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        if key not in (*_READING, *_CARRIED_OUT) and not key.startswith("data.random."):
+            known = ", ".join((*_READING, *_CARRIED_OUT))
+            raise RecipeError(f"--set {setting}: has no effect", "the model is trained", f"what counts is {known}")
+        if own_data and key.startswith("data."):
+            fix = "--data FILE reads other data, with this setting"
+            raise RecipeError(f"--set {setting}: cannot work", "the run's own splits are read as they were", fix)
 
 
 def _batch_size(recipe: Recipe) -> int:
@@ -105,12 +137,13 @@ def _given(loaded: LoadedModel) -> Given:
         label_names=saved.label_names,
         kind=saved.kind,
         modality=saved.modality,
+        pairs=saved.pairs,
         image_shape=(image.height, image.width, image.channels) if image else None,
     )
 
 
 def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids]:
-    from paceline.run import encoded
+    from paceline.preparation import encoded
 
     if recipe.data.source == "memory":
         raise DataError(f"{run.path}: was trained on rows in memory", fix="give --data FILE, or rows= from Python")

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from paceline.errors import RecipeError, nearest
+from paceline.errors import PacelineError, RecipeError, nearest
 
 
-def resolve(reference: str, setting: str) -> Callable[..., Any]:
+def resolve(reference: str, setting: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
     """The function that ``reference`` names; modules in the current folder are found too.
 
     Args:
         reference: ``package.module:function``.
         setting: dotted path of the recipe field, for the message.
+        arguments: names of what it will be called with, by position; none: its form is not looked at.
 
     Raises:
-        RecipeError: there is no such module or function, or importing it failed.
+        RecipeError: there is no such module or function, importing it failed, or it takes other arguments.
     """
     module_name, _, name = reference.partition(":")
     what = f"{setting} = {reference}"
@@ -46,7 +48,37 @@ def resolve(reference: str, setting: str) -> Callable[..., Any]:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         why = "it is not a function" if function is not None else nearest(name, known)
         raise RecipeError(f"{what}: {module_name} has no function {name}", why)
+    if arguments and not _takes(function, len(arguments)):
+        form = f"{name}({', '.join(arguments)})"
+        raise RecipeError(f"{what}: takes other arguments", f"it is called as {form}", f"define it as: def {form}: ...")
     return function  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def users_code(what: str) -> Iterator[None]:
+    """Inside, a function of the user's runs: what it raises is shown as its error, not as a bug of ours.
+
+    ``what`` names the setting and its value. Our own errors, and a card without memory, pass through.
+    """
+    try:
+        yield
+    except (PacelineError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which this floor does not import
+            raise
+        raise RecipeError(f"{what}: failed", described(error), "correct the function") from error
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether ``count`` positional arguments can be given; True where the function does not tell."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 @contextlib.contextmanager

@@ -7,40 +7,31 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from paceline.checkpoint.compare import differences, refuse_changes
 from paceline.checkpoint.store import Checkpoint, CheckpointStore
-from paceline.data.dataset import Dataset, Images, Tokens
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.data.prepare import prepare
-from paceline.engine.assemble import Assembled, assemble, assemble_build
+from paceline.engine.assemble import Assembled, assemble
 from paceline.engine.evaluate import evaluate
 from paceline.engine.numerics import numerics
 from paceline.errors import CheckpointError, RecipeError
 from paceline.facts import Facts
-from paceline.files import cache_folder
 from paceline.loop import Job, Loop, Progress
-from paceline.models.config import max_positions, modality, read_config
 from paceline.models.features import collect, fit_final_linear, write_into
-from paceline.models.images import image_settings, preferred_size
-from paceline.models.load import load_model
-from paceline.models.saved import SavedModel, save_model
-from paceline.models.structure import blocks, final_linear, set_trained
-from paceline.models.tokenizers import tokenizer_source
+from paceline.models.saved import save_model
+from paceline.models.structure import final_linear
 from paceline.observe.console import console_observer
 from paceline.observe.metrics_file import MetricsFile
+from paceline.preparation import Prepared, prepare_run
 from paceline.recipe import Recipe
 from paceline.records import Decision, EvaluationRecord, Notice, Observer, Record, RunRecord, RunStarted
 from paceline.report.build import build_report
 from paceline.run_folder import RunFolder
-from paceline.seams import Build
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
-from paceline.tasks import best_metric, task_for
+from paceline.tasks import best_metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +49,6 @@ class Request:
     """Where a resumed run goes on."""
     named: frozenset[str] = frozenset()
     """Dotted paths that the user changed on purpose when resuming."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Data and model, ready to be assembled."""
-
-    recipe: Recipe
-    decisions: tuple[Decision, ...]
-    dataset: Dataset
-    tokenizer: Any
-    build: Build
-    saved: SavedModel
 
 
 def run(request: Request) -> RunRecord:
@@ -94,7 +73,7 @@ def run(request: Request) -> RunRecord:
         stack.enter_context(numeric)
         stop = stack.enter_context(Stop(_then(request, saved=request.checkpoint is not None)))
         # nothing in the folder changes before all that can refuse has agreed
-        prepared = _prepare(request)
+        prepared = prepare_run(asked, request.decisions, watch=watch, rows=request.rows, quarantine=folder.quarantine)
         learned, carried_out = _changes(request, prepared)
         with watch.phase("model"):
             job, progress = _job(request, prepared, emit, stop)
@@ -136,105 +115,8 @@ def _then(request: Request, *, saved: bool) -> str:
     if not saved:
         return "no step was made, so nothing is lost: start it again"
     if request.rows is not None:
-        return f"paceline.verbs.train.resume({str(request.folder.path)!r}, data=rows) goes on"
+        return f"paceline.resume({str(request.folder.path)!r}, data=rows) goes on"
     return f"paceline train {shlex.quote(str(request.folder.path))} --resume goes on"
-
-
-def _prepare(request: Request) -> Prepared:
-    recipe, watch, part = request.recipe, request.watch, request.recipe.model
-    with watch.phase("model"):
-        config = read_config(part)
-        shapes = _shape_decisions(recipe, max_positions(config), preferred_size(part, config) if part.source else None)
-        recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
-    with watch.phase("data"):
-        dataset, tokenizer = encoded(recipe, request.rows, request.folder.quarantine)
-    with watch.phase("model"):
-        task = task_for(dataset.kind, dataset.label_names, recipe.task)
-        shape = dataset.inputs.pixels.shape[1:] if isinstance(dataset.inputs, Images) else None
-        images = image_settings(part, shape) if shape else None
-        random = recipe.data.random.vocabulary
-        model = load_model(
-            part,
-            config,
-            num_labels=task.num_outputs,
-            label_names=dataset.label_names,
-            kind=dataset.kind,
-            vocabulary_size=None if shape else len(tokenizer) if tokenizer else random,
-            pad_id=dataset.inputs.pad_id if isinstance(dataset.inputs, Tokens) else None,
-            image_shape=shape,
-            seed=recipe.seed,
-        )
-        set_trained(model, part.train)
-        if part.train == "features":
-            final_linear(model, task.num_outputs).requires_grad_()  # the one that is fitted
-        build = assemble_build(
-            recipe,
-            model,
-            dataset,
-            task,
-            torch.device(recipe.device),
-            blocks=[block for _, block in blocks(model)],
-            normalisation=(images.mean, images.std) if images else ((), ()),
-        )
-    saved = SavedModel(
-        label_names=dataset.label_names,
-        kind=dataset.kind,
-        modality="image" if images else "text",
-        max_length=None if images else recipe.data.max_length,
-        image=images,
-        factory=part.factory,
-    )
-    return Prepared(recipe, (*request.decisions, *shapes), dataset, tokenizer, build, saved)
-
-
-def _shape_decisions(recipe: Recipe, positions: int | None, image_size: int | None) -> list[Decision]:
-    """Sizes of samples that the model decides where the recipe leaves them open."""
-    data = recipe.data
-    if positions is not None and data.max_length > positions:
-        if "max_length" in data.model_fields_set:
-            raise RecipeError(
-                f"data.max_length = {data.max_length}",
-                f"the model has positions for {positions} tokens",
-                f"--set data.max_length={positions}",
-            )
-        reason = "the model has no more positions"
-        return [Decision(setting="data.max_length", value=str(positions), reason=reason)]
-    if image_size is not None and data.image_size is None:
-        reason = "the size that the model was trained on"
-        return [Decision(setting="data.image_size", value=str(image_size), reason=reason)]
-    return []
-
-
-def encoded(recipe: Recipe, rows: object | None = None, quarantine: Path | None = None) -> tuple[Dataset, Any]:
-    """The data set of a recipe whose sizes are settled, and the tokenizer it was encoded with (None without one)."""
-    part = recipe.model
-    config = read_config(part)
-    reads = modality(part, config)
-    cache = cache_folder()
-    has_tokens = reads == "image" or recipe.data.source == "builtin:random"
-    source = None if has_tokens else tokenizer_source(part, config, cache)
-
-    def encode(cache: Path | None) -> Dataset:
-        return prepare(
-            recipe.data,
-            recipe.task,
-            tokenizer=source,
-            max_length=recipe.data.max_length,
-            modality=reads,
-            cache=cache,
-            rows=rows,
-            quarantine=quarantine,
-        )
-
-    dataset = encode(cache)
-    if source is None or isinstance(dataset.inputs, Images):
-        return dataset, None
-    tokenizer = source.settle(dataset.fingerprint)
-    if tokenizer is None:
-        # the encoded data were cached, but the vocabulary trained on them is gone: train it again
-        dataset = encode(None)
-        tokenizer = source.settle(dataset.fingerprint)
-    return dataset, tokenizer
 
 
 def _changes(request: Request, prepared: Prepared) -> tuple[list[str], list[str]]:
@@ -324,6 +206,8 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
             f"with drop_last, {len(dataset.splits['train'])} training samples make no whole batch",
             f"--set loop.batch_size={len(dataset.splits['train'])} or loop.drop_last=false",
         )
+    if loop.early_stopping and "validation" not in dataset.splits:
+        raise RecipeError("loop.early_stopping: has no effect", "there is no validation split", "leave it out")
     total_steps = min(loop.max_steps or sys.maxsize, steps_per_epoch * loop.epochs)
     assembled = assemble(recipe, prepared.build, total_steps)
     progress = Progress(order=OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size))

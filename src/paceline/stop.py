@@ -34,7 +34,6 @@ class Stop:
         self.requested_by: str | None = None
         self.then = then
         self._only_noted = False
-        self._forced = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -52,7 +51,7 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
-        if isinstance(error, KeyboardInterrupt) and self.requested_by and not self._forced:
+        if isinstance(error, _Interruption):
             raise Preempted(f"stopped by {self.requested_by}; {self.then}") from None
 
     @contextlib.contextmanager
@@ -65,9 +64,17 @@ class Stop:
             self._only_noted = outer
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        first = self.requested_by is None
-        self._forced = self._forced or (not first and number == signal.SIGINT)
-        self.requested_by = self.requested_by or signal.Signals(number).name
-        if self._forced or (first and not self._only_noted):
-            # no Exception: code on the way up may take those for failures of its own
+        if self.requested_by is None:
+            self.requested_by = signal.Signals(number).name
+            if not self._only_noted:
+                raise _Interruption
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
+
+
+class _Interruption(BaseException):
+    """What a signal raises where it is found.
+
+    No Exception: code on the way up takes those for failures of its own. No KeyboardInterrupt: Python itself exits
+    with 130 after one that came up through ``exec``, as while a dataclass is made, even when it was caught.
+    """

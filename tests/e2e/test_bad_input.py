@@ -142,6 +142,16 @@ ROWS: dict[str, tuple[str, Content, tuple[str, ...]]] = {
         "text,score\n" + "".join(f"t {n},{n / 7 if n != 5 else 1e300}\n" for n in range(24)),
         ("a.csv:7, column 'score'", "1e+300", "scale"),
     ),
+    "columns swapped": (
+        "a.csv",
+        "label,text\n" + "".join(f"{row['text']},{row['label']}\n" for row in reviews(24)),
+        ("a.csv, column 'label': 24 different labels in 24 rows (found 'a dull film", "data.label=COLUMN"),
+    ),
+    "one label for several": (
+        "a.csv",
+        lines(),
+        ("a.csv, column 'label': task.type = 'multi_label' needs several labels a row", "label_separator"),
+    ),
     "unknown split": (
         "a.csv",
         "text,label,split\n" + "".join(f"t {n},{n % 2},{'train' if n != 5 else 'tran'}\n" for n in range(24)),
@@ -166,7 +176,8 @@ def test_bad_rows_are_named_by_their_place(train: Callable[..., Done], tmp_path:
     file, content, parts = ROWS[name]
     (tmp_path / file).write_bytes(content.encode() if isinstance(content, str) else content)
     started = time.perf_counter()
-    teaches(train(file), *parts)
+    asked = ("--set", "task.type=multi_label") if name == "one label for several" else ()
+    teaches(train(file, *asked), *parts)
     assert time.perf_counter() - started < 20
     assert sorted(os.listdir(tmp_path)) == [file], "a run that never was leaves nothing behind"
 
@@ -209,6 +220,14 @@ def test_an_out_folder_can_be_used_again(train: Callable[..., Done], tmp_path: P
         (["data.source=builtin:digits"], "image data"),
         (["data.source=builtin:digit"], "did you mean 'builtin:digits'?"),
         (["data.test=tests.csv"], "data.test = 'tests.csv': no such file"),
+        (["data.image_size=32"], "data.image_size = 32: no effect on texts"),
+        (["data.source=builtin:random", "data.random.vocabulary=999"], "--set data.random.vocabulary="),
+        (["task.loss=json:loads"], "task.loss = json:loads: takes other arguments"),
+        (["task.metrics=['json:loads']"], "def loads(scores, labels): ..."),
+        (["schedule.type=json:loads"], "def loads(step, total_steps): ..."),
+        (["schedule.type=os.path:commonpath"], "takes other arguments"),
+        (["schedule.type=operator:concat"], "schedule.type = operator:concat: failed"),
+        (["loop.early_stopping={patience: 1}", "data.splits.validation=0"], "there is no validation split"),
     ],
 )
 def test_a_setting_that_the_data_or_the_model_refuse(
@@ -224,7 +243,7 @@ def test_a_setting_that_the_data_or_the_model_refuse(
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("review.csv", ("no such file", "did you mean --data reviews.csv ?")),
+        ("review.csv", ("no such file", "did you mean 'reviews.csv'?")),
         ("nowhere/a.csv", ("no such file", "no folder 'nowhere'")),
         ("table.xlsx", ("no reader for .xlsx", "export the sheet as CSV")),
         ("data.json", ("no reader for .json", "jq -c")),
@@ -327,6 +346,11 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "no way to train": ("model: {source: x, train: lats:1}", ("model.train = 'lats:1'", "last:K")),
     "shares above one": ("data: {splits: {test: 0.6, validation: 0.6}}", ("data.splits", "1.2")),
     "no effect": ("optimizer: {momentum: 0.5}", ("momentum", "no effect with type: adamw")),
+    "early stopping never": (
+        "loop: {early_stopping: {patience: 2}, evaluate_every: never}",
+        ("early_stopping has no effect",),
+    ),
+    "classifier of no use": ("model: {source: x, classifier: svm}", ("no effect without train: features",)),
     "number for a name": ("model: {source: 3}", ("model.source = '3'", 'in quotes: "3"')),
     "a name that leads elsewhere": ("name: ../x", ("name = '../x'", "letters, digits")),
     "fp16 on a CPU": ("techniques: {precision: fp16}\ndevice: cpu", ("precision = fp16", "precision=fp32")),
@@ -425,6 +449,17 @@ def test_commands_that_cannot_be_meant(
 def test_an_out_folder_where_nothing_can_be_written(train: Callable[..., Done], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(lines())
     teaches(train("a.csv", "--out", "/proc/paceline/run"), "/proc/paceline/run", "--out")
+
+
+def test_words_that_yaml_once_took_for_booleans(paceline: Paceline, tmp_path: Path, model: Path) -> None:
+    rows = [{"on": row["text"], "no": ("yes", "off")[at % 2]} for at, row in enumerate(reviews())]
+    write_csv(tmp_path / "a.csv", rows)
+    (tmp_path / "r.yaml").write_text(f"model: {{source: {model}}}\ndata: {{source: a.csv, text: on, label: no}}\n")
+    done = paceline("train", "r.yaml", "--out", "run", *SHORT, "--set", "observe.console=off")
+    assert (done.code, done.out) == (0, ""), done
+    assert json.loads((tmp_path / "run/model/config.json").read_text())["label2id"] == {"off": 0, "yes": 1}
+    assert paceline("train", "run/recipe.yaml", "--out", "again").code == 0, "what we write, we read as we wrote it"
+    assert json.loads((tmp_path / "again/model/config.json").read_text())["label2id"] == {"off": 0, "yes": 1}
 
 
 # ---- models

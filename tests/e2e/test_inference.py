@@ -81,11 +81,54 @@ def test_evaluate_on_a_file_says_what_it_guessed(trained: Path, paceline: Paceli
     write_csv(tmp_path / "labelled.csv", rows)
     done = paceline("evaluate", trained, "--data", "labelled.csv")
     assert done.code == 0, done.err
-    assert done.out.startswith("test: 60 samples")
+    assert done.out.startswith("labelled.csv: 60 samples")
     assert "info: text column: 'review' (guessed" in done.err
     one = write_csv(tmp_path / "one.csv", rows[:1])
     assert library.evaluate(trained, data=str(one)).samples == 1, "one row can be measured on"
     assert library.evaluate(trained, rows=rows).loss == library.evaluate(trained, data="labelled.csv").loss
+
+
+def test_columns_can_be_named_and_other_settings_have_no_effect(
+    trained: Path, paceline: Paceline, tmp_path: Path
+) -> None:
+    rows = [{"one": r["text"], "two": "x y", "truth": r["label"]} for r in reviews(12)]
+    write_csv(tmp_path / "new.csv", rows)
+    done = paceline("predict", trained, "new.csv", "-o", "out.csv")
+    assert done.code == 2
+    assert "--set data.text=one" in done.err, "what the message says works"
+    text, label = ("--set", "data.text=one"), ("--set", "data.label=truth")
+    done = paceline("predict", trained, "new.csv", "-o", "out.csv", *text)
+    assert (done.code, done.err) == (0, "")
+    assert paceline("evaluate", trained, "--data", "new.csv", *text).code == 2
+    done = paceline("evaluate", trained, "--data", "new.csv", *text, *label)
+    assert (done.code, done.err) == (0, "")
+    done = paceline("evaluate", trained, "--set", "optimizer.lr=1")
+    assert (done.code, done.first) == (2, "paceline: --set optimizer.lr=1: has no effect")
+    for setting in ("data.splits.seed=1", "data.text=text", "data.max_length=9"):
+        done = paceline("evaluate", trained, "--set", setting)
+        assert done.code == 2, "another deal, or other texts, would be measured on what was trained on"
+    assert paceline("evaluate", trained, "--set", "loop.evaluation_batch_size=3", "--set", "device=cpu").code == 0
+
+
+def test_a_model_of_pairs_asks_for_both_texts(paceline: Paceline, tmp_path: Path) -> None:
+    rows = [{"premise": r["text"], "hypothesis": "it was", "label": r["label"]} for r in reviews(40)]
+    run = train_run(tmp_path, write_csv(tmp_path / "pairs.csv", rows))
+    write_csv(tmp_path / "single.csv", reviews(4))
+    for command in (("predict", run, "single.csv", "-o", "out.csv"), ("evaluate", run, "--data", "single.csv")):
+        done = paceline(*command)
+        assert done.code == 2, done
+        assert "trained on pairs" in done.err
+    write_csv(tmp_path / "other.csv", [{"question": "why", "answer": "so"}])
+    assert paceline("predict", run, "other.csv", "-o", "out.csv").code == 0
+
+
+def test_a_model_of_single_texts_takes_no_second_one(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
+    write_csv(tmp_path / "pairs.csv", [{"sentence1": "a dull film", "sentence2": "it was"}])
+    done = paceline("predict", trained, "pairs.csv", "-o", "out.csv")
+    assert done.code == 2, "it would silently read both"
+    assert "which column is the text?" in done.err
+    done = paceline("predict", trained, "pairs.csv", "-o", "out.csv", "--set", "data.text=sentence1")
+    assert done.code == 0, done.err
 
 
 def test_evaluate_names_a_label_the_model_does_not_know(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
@@ -110,6 +153,10 @@ def test_evaluate_refuses_data_of_another_kind(trained: Path, paceline: Paceline
     done = paceline("evaluate", trained, "--data", "builtin:digits")
     assert done.code == 2, done
     assert "image data" in done.err
+    for command in (("evaluate", trained, "--data"), ("predict", trained, "-o", "out.csv")):
+        done = paceline(*command, "builtin:random")
+        assert done.code == 2, done
+        assert "bare tokens" in done.err
 
 
 def test_a_folder_without_a_model_is_refused(trained: Path, paceline: Paceline, tmp_path: Path) -> None:

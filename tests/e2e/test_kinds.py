@@ -67,7 +67,10 @@ def check_folder(folder: Path, done: Done) -> None:
     found = summary(folder)
     for name in ("recipe.yaml", "manifest.json", "metrics.jsonl", "report.html", "model/model.safetensors"):
         assert (folder / name).stat().st_size, f"{name} is missing or empty"
-    kinds = [record["kind"] for record in read_json_lines(folder / "metrics.jsonl")]
+    records = read_json_lines(folder / "metrics.jsonl")
+    measured = [(record["split"], record["step"]) for record in records if record["kind"] == "evaluation"]
+    assert len(set(measured)) == len(measured), "the same weights are measured twice"
+    kinds = [record["kind"] for record in records]
     assert kinds.count("step") == found["steps"], "a step is missing from metrics.jsonl"
     assert found["status"] in done.out
     for value in found["final"].get("test", {}).values():

@@ -212,7 +212,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def loss_sum(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def loss_sum(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
 
     engine = paceline.adopt(model, optimizer, loss_sum)

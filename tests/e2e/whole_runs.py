@@ -35,6 +35,7 @@ def recipe(model: Path, data: Path, /, **changes: Any) -> Recipe:
         "optimizer": {"lr": 1e-2},
         "schedule": {"warmup": 3},
         "loop": {"epochs": 3, "max_steps": STEPS, "batch_size": 9, "micro_batch_size": 4},
+        "device": "cpu",
         "observe": {"console": "off", "report": False},
     }
     for key, value in changes.items():

@@ -180,10 +180,10 @@ def test_evaluate_prints_a_table(run: Run, stand_in: Any) -> None:
         split="test", step=9, epoch=1, loss=0.25, metrics={"accuracy": 0.9, "f1": 0.8}, samples=1200, seconds=1.5
     )
     calls = stand_in("paceline.verbs.evaluate", "evaluate", result=record)
-    code, out, _ = run("evaluate", "runs/x", "--data", "t.csv")
+    code, out, _ = run("evaluate", "runs/x", "--data", "t.csv", "--set", "data.text=review")
     assert code == 0
-    assert calls == [((Path("runs/x"),), {"data": "t.csv", "split": "test"})]
-    assert out == "test: 1,200 samples in 1.5 s\n  loss      0.2500\n  accuracy  0.9000\n  f1        0.8000\n"
+    assert calls == [((Path("runs/x"),), {"data": "t.csv", "split": "test", "settings": ["data.text=review"]})]
+    assert out == "t.csv: 1,200 samples in 1.5 s\n  loss      0.2500\n  accuracy  0.9000\n  f1        0.8000\n"
 
 
 def test_the_other_commands_hand_over_their_arguments(run: Run, stand_in: Any) -> None:
@@ -198,7 +198,7 @@ def test_the_other_commands_hand_over_their_arguments(run: Run, stand_in: Any) -
     assert run("report", "runs/x") == (0, "wrote runs/x/report.html\n", "")
     assert run("data", "imdb", "d") == (0, "wrote d/train.jsonl\nwrote d/test.jsonl\n", "")
     assert run("demo")[0] == 0
-    assert predict == [((Path("runs/x"), "new.csv", Path("out.csv")), {})]
+    assert predict == [((Path("runs/x"), "new.csv", Path("out.csv")), {"settings": ()})]
     assert convert == [((Path("old"),), {})]
     assert fetch == [(("imdb", Path("d")), {})]
     assert report == [((Path("runs/x"),), {})]

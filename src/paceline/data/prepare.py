@@ -99,6 +99,8 @@ class Given:
     label_names: tuple[str, ...]
     kind: str
     modality: str
+    pairs: bool = False
+    """Whether a sample is two texts."""
     image_shape: tuple[int, int, int] | None = None
     """Height, width, channels."""
 
@@ -113,11 +115,11 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
     """
     from paceline.data.sources import read
 
-    single = _resized(part.model_copy(update={"allow_single_class": True}), given)
-    table = read(single, task=given.kind, rows=rows)
+    part = _as_trained(part.model_copy(update={"allow_single_class": True}), given)
+    table = read(part, task=given.kind, rows=rows)
     if table.kind != given.kind or table.labels is None:
         raise DataError(f"{part.source} is for {table.kind}, but the model was trained for {given.kind}")
-    _require_modality(table, part, given.modality)
+    _require_kin(table, part, given)
     labels = encode_known_labels(table.labels, given.kind, given.label_names, table.origins, table.columns.get("label"))
     return _for_inference(table, labels, part, given)
 
@@ -132,16 +134,48 @@ def prepare_to_predict(
     """
     from paceline.data.sources import read_unlabelled
 
-    for table in read_unlabelled(_resized(part, given), size, rows=rows, tell=tell):
+    part = _as_trained(part, given)
+    for table in read_unlabelled(part, size, rows=rows, tell=tell):
+        _require_kin(table, part, given)
         labels = empty_labels(len(table), given.kind, given.label_names)
         yield _for_inference(table, labels, part, given), table
 
 
-def _resized(part: DataPart, given: Given) -> DataPart:
-    """Images are brought to the model's size, as the image processor beside the saved model does."""
-    if given.image_shape is None or part.image_size is not None or given.image_shape[0] != given.image_shape[1]:
-        return part
-    return part.model_copy(update={"image_size": given.image_shape[0]})
+def _as_trained(part: DataPart, given: Given) -> DataPart:
+    """A data part that asks for samples as the model knows them.
+
+    Images are brought to its size, as the image processor beside the saved model does; a second text is only looked
+    for by a model of pairs.
+    """
+    changed: dict[str, Any] = {} if given.pairs else {"pair": None}
+    shape = given.image_shape
+    if shape is not None and part.image_size is None and shape[0] == shape[1]:
+        changed["image_size"] = shape[0]
+    return part.model_copy(update=changed)
+
+
+def _require_kin(table: Table, part: DataPart, given: Given) -> None:
+    """Refuse samples of another kind than those the model was trained on."""
+    _require_modality(table, part, given.modality)
+    if given.pairs and table.texts is not None and table.pairs is None:
+        raise DataError(
+            "the second text is missing",
+            file=table.origins.files[0],
+            why=f"the model was trained on pairs of texts, and only column {table.columns.get('text')!r} was found",
+            fix="name both: --set data.text=COLUMN --set data.pair=COLUMN",
+        )
+    if given.tokenizer is not None and table.tokens is not None:
+        raise DataError(
+            f"{part.source} holds bare tokens, but the model was trained on texts",
+            why="its vocabulary is another",
+            fix="give texts",
+        )
+    if given.tokenizer is None and table.texts is not None:
+        raise DataError(
+            f"{part.source} holds texts, but the model was trained on bare tokens",
+            why="without a tokenizer nothing turns one into the other",
+            fix="train it on texts",
+        )
 
 
 def _for_inference(table: Table, labels: Labels, part: DataPart, given: Given) -> Dataset:
@@ -189,6 +223,8 @@ def _encode(table: Table, part: DataPart, tokenizer: TokenizerSource | None, max
     """A table's rows dealt, labelled and encoded."""
     if table.labels is None or table.kind is None:
         raise DataError(f"{part.source} has no labels", fix="name the label's column with data.label")
+    if part.image_size is not None and table.images is None:
+        raise DataError(f"data.image_size = {part.image_size}: no effect on texts", fix="leave data.image_size out")
     dealt = deal(table.labels, table.kind, duplicate_keys(table), table.splits, part.splits)
     labels = encode_labels(
         table.labels,

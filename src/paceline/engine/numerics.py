@@ -20,12 +20,6 @@ def numerics(precision: str, *, deterministic: bool, device: str = "cpu") -> Ite
     ``deterministic`` follows https://docs.pytorch.org/docs/stable/notes/randomness.html: deterministic algorithms
     only, no cuDNN autotuning, and a cuBLAS workspace that does not depend on the stream.
     """
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.backends.cudnn.benchmark,
-        os.environ.get(CUBLAS),
-    )
     # asking for a card's random state starts CUDA, which a run on the CPU must not
     has_cards = device == "cuda" or torch.cuda.is_initialized()
     devices = range(torch.cuda.device_count()) if has_cards else ()
@@ -34,15 +28,23 @@ def numerics(precision: str, *, deterministic: bool, device: str = "cpu") -> Ite
         torch.inference_mode(False),
         torch.enable_grad(),
         matmul_precision(precision),
+        _strict() if deterministic else contextlib.nullcontext(),
     ):
-        try:
-            if deterministic:
-                os.environ.setdefault(CUBLAS, ":4096:8")
-                torch.use_deterministic_algorithms(True)
-                torch.backends.cudnn.benchmark = False
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            torch.backends.cudnn.benchmark = before[2]
-            if before[3] is None:
-                os.environ.pop(CUBLAS, None)
+        yield
+
+
+@contextlib.contextmanager
+def _strict() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark, workspace = torch.backends.cudnn.benchmark, os.environ.get(CUBLAS)
+    # loads torch's compiler, which takes a second: not for every run; interrupted in that it leaves nothing to undo
+    torch.use_deterministic_algorithms(True)
+    try:
+        os.environ.setdefault(CUBLAS, ":4096:8")
+        torch.backends.cudnn.benchmark = False
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = benchmark
+        if workspace is None:
+            os.environ.pop(CUBLAS, None)

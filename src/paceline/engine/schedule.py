@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import RecipeError
 from paceline.recipe.parts import SchedulePart
-from paceline.references import resolve
+from paceline.references import resolve, users_code
 
 
 def factors(part: SchedulePart, total_steps: int) -> NDArray[np.float64]:
@@ -47,8 +47,9 @@ def rate_table(base_rates: Sequence[float], parts: Sequence[SchedulePart], total
 
 
 def _users(reference: str, total_steps: int) -> NDArray[np.float64]:
-    function = resolve(reference, "schedule.type")
-    values = np.array([float(function(step, total_steps)) for step in range(total_steps)])
+    function = resolve(reference, "schedule.type", ("step", "total_steps"))
+    with users_code(f"schedule.type = {reference}"):
+        values = np.array([float(function(step, total_steps)) for step in range(total_steps)])
     bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(bad):
         raise RecipeError(

@@ -45,7 +45,11 @@ def convert(folder: str | Path) -> list[Path]:
     named = folder / "pytorch_model.bin"
     found = [path for path in sorted(folder.iterdir()) if path.suffix in _ENDINGS and path.name != "training_args.bin"]
     if not found:
-        raise ModelError(f"{folder}: no weights to convert", f"no file ends in {', '.join(_ENDINGS)}")
+        raise ModelError(
+            f"{folder}: no weights to convert",
+            f"no file ends in {', '.join(_ENDINGS)}",
+            "give the folder that holds the weights",
+        )
     if len(found) > 1 and named not in found:
         raise ModelError(
             f"{folder}: several files may be the weights", ", ".join(path.name for path in found), "leave one of them"

@@ -179,11 +179,14 @@ def _fit_tokens(part: ModelPart, config: PretrainedConfig, vocabulary_size: int 
     elif vocabulary_size > config.vocab_size:
         setting = f"model.source = {part.source}" if part.source else f"model.config.vocab_size = {config.vocab_size}"
         raise ModelError(
-            f"{setting}: has {config.vocab_size:,} token embeddings, the tokenizer {vocabulary_size:,} tokens",
+            f"{setting}: has {config.vocab_size:,} token embeddings, but the data are of {vocabulary_size:,} tokens",
             "tokens without an embedding cannot be read",
-            f"set model.tokenizer to the model's own (now {part.tokenizer})"
-            if part.source
-            else "leave model.config.vocab_size out, or lower model.vocabulary_size",
+            (
+                f"set model.tokenizer to the model's own (now {part.tokenizer})"
+                if part.source
+                else "leave model.config.vocab_size out, or lower model.vocabulary_size"
+            )
+            + f"; for builtin:random --set data.random.vocabulary={config.vocab_size}",
         )
     if pad_id is not None:
         config.pad_token_id = pad_id

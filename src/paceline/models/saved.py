@@ -41,6 +41,8 @@ class SavedModel:
     """``text`` or ``image``."""
     max_length: int | None = None
     """Tokens kept of a sample; None for images."""
+    pairs: bool = False
+    """Whether a sample is two texts."""
     image: ImageSettings | None = None
     factory: str | None = None
     """``package.module:function`` that builds the module; None for a transformers model."""
@@ -125,6 +127,7 @@ def read_saved(folder: Path) -> SavedModel:
             kind=str(found["kind"]),
             modality=str(found["modality"]),
             max_length=found["max_length"],
+            pairs=bool(found.get("pairs", False)),
             image=ImageSettings(**{**image, "mean": tuple(image["mean"]), "std": tuple(image["std"])})
             if image
             else None,
@@ -173,6 +176,7 @@ def _write(
             "kind": saved.kind,
             "modality": saved.modality,
             "max_length": saved.max_length,
+            "pairs": saved.pairs,
             "image": saved.image.plain() if saved.image else None,
             "factory": saved.factory,
         },

@@ -41,7 +41,11 @@ def collect(folder: Path) -> Collected:
     """
     metrics, summary_file = folder / "metrics.jsonl", folder / "summary.json"
     if not metrics.exists() and not summary_file.exists():
-        raise RunFolderError(f"{folder}: not a run folder", "it holds neither metrics.jsonl nor summary.json")
+        raise RunFolderError(
+            f"{folder}: not a run folder",
+            "it holds neither metrics.jsonl nor summary.json",
+            "give the folder that paceline train printed",
+        )
     started: RunStarted | None = None
     steps: dict[int, StepRecord] = {}
     evaluations: dict[tuple[str, int], EvaluationRecord] = {}

@@ -269,7 +269,8 @@ def _evaluation(run: _Run, record: EvaluationRecord) -> Facts:
     total = f"{run.pace.total_steps:,}"
     facts = [(f"{printable(record.split):<10}", f"step {record.step:>{len(total)},}"), ("loss", _aligned(record.loss))]
     facts += [(printable(name), _aligned(value)) for name, value in record.metrics.items() if name != "loss"]
-    facts += [(f"train {printable(name)}", _aligned(value)) for name, value in record.train_metrics.items()]
+    trained = " ".join(f"{printable(name)} {_aligned(value)}" for name, value in record.train_metrics.items())
+    facts += [("train", trained)] if trained else []
     # a pass that took no time to speak of need not be spoken of
     return [*facts, ("in", duration(record.seconds))] if record.seconds >= 1 else facts
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from paceline.errors import RecipeError
-from paceline.references import resolve
+from paceline.references import resolve, users_code
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) -> one loss a sample ([S], or [S, C] for multi-label): a sum or mean could not be weighted."""
@@ -19,14 +19,17 @@ def user_loss(reference: str) -> LossFunction:
     Raises:
         RecipeError: no such function, or (when first called) a result of another shape.
     """
-    function = resolve(reference, "task.loss")
+    function = resolve(reference, "task.loss", ("logits", "labels"))
 
     def checked(logits: Tensor, labels: Tensor) -> Tensor:
-        losses: Tensor = function(logits, labels)
-        if losses.shape != labels.shape:
+        with users_code(f"task.loss = {reference}"):
+            losses: Tensor = function(logits, labels)
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else None
+        if shape != tuple(labels.shape):
+            returned = f"shape {shape}" if shape is not None else f"a {type(losses).__name__}"
             raise RecipeError(
                 f"task.loss = {reference}",
-                f"it returned shape {tuple(losses.shape)} for labels of shape {tuple(labels.shape)}",
+                f"it returned {returned} for labels of shape {tuple(labels.shape)}",
                 "return one loss a sample: reduction='none'",
             )
         return losses

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RecipeError, nearest
-from paceline.references import resolve
+from paceline.references import resolve, users_code
 from paceline.seams import Batch, Meter
 
 Named = Mapping[str, Callable[[int], Any]]
@@ -69,7 +69,9 @@ def check_names(names: tuple[str, ...], known: Mapping[str, Any]) -> None:
         RecipeError: names the nearest metric.
     """
     for name in names:
-        if ":" not in name and name not in known:
+        if ":" in name:
+            resolve(name, "task.metrics", ("scores", "labels"))
+        elif name not in known:
             raise RecipeError(
                 f"task.metrics = {name}: unknown for this task",
                 nearest(name, known),
@@ -112,7 +114,7 @@ class TorchMeter(Meter):
         confusion: bool,
     ) -> None:
         self._metrics = {name: known[name](classes).to(device) for name in names if ":" not in name}
-        self._custom = {name: resolve(name, "task.metrics") for name in names if ":" in name}
+        self._custom = {name: resolve(name, "task.metrics", ("scores", "labels")) for name in names if ":" in name}
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._loss_sum, self._scores, self._labels_per_sample = loss_sum, scores, labels_per_sample
         self._loss = torch.zeros((), device=device, dtype=torch.float64)
@@ -142,7 +144,9 @@ class TorchMeter(Meter):
             results |= {name: float(metric.compute()) for name, metric in self._metrics.items()}
         if self._custom:
             scores, labels = (torch.cat(part) for part in zip(*self._kept, strict=True))
-            results |= {name.rpartition(":")[2]: float(f(scores, labels)) for name, f in self._custom.items()}
+            for name, function in self._custom.items():
+                with users_code(f"task.metrics = {name}"):
+                    results[name.rpartition(":")[2]] = float(function(scores, labels))
         return {name: value if math.isfinite(value) else math.nan for name, value in results.items()}
 
     def confusion(self) -> tuple[tuple[int, ...], ...] | None:

@@ -124,14 +124,15 @@ def evaluate(
     run: RunFolder,
     data: Annotated[str | None, typer.Option(help="Labelled data [default: the run's own].")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    settings: Settings = None,
 ) -> None:
     """Measure a run's saved model on labelled data."""
     from paceline.verbs.evaluate import evaluate as evaluate_run
 
-    record = evaluate_run(run, data=data, split=split)
+    record = evaluate_run(run, data=data, split=split, settings=settings or ())
     rows = {"loss": record.loss, **record.metrics}
     width = max(len(name) for name in rows)
-    typer.echo(f"{record.split}: {record.samples:,} samples in {record.seconds:.1f} s")
+    typer.echo(f"{data or record.split}: {record.samples:,} samples in {record.seconds:.1f} s")
     for name, value in rows.items():
         typer.echo(f"  {name:<{width}}  {value:.4f}")
 
@@ -141,11 +142,12 @@ def predict(
     run: RunFolder,
     data: Annotated[str, typer.Argument(metavar="INPUT", help="Rows to label.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.", show_default=False)],
+    settings: Settings = None,
 ) -> None:
     """Label new rows: the row, its label and the probabilities."""
     from paceline.verbs.predict import predict as predict_rows
 
-    num_rows = predict_rows(run, data, out)
+    num_rows = predict_rows(run, data, out, settings=settings or ())
     typer.echo(f"wrote {out}: {num_rows:,} rows")
 
 

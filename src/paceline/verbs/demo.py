@@ -45,7 +45,7 @@ def baseline_accuracy(recipe: Recipe) -> float:
     from sklearn.pipeline import make_pipeline
 
     from paceline.data.sources import read
-    from paceline.run import encoded
+    from paceline.preparation import encoded
 
     texts = read(recipe.data).texts or ()
     dataset, _ = encoded(recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,12 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    folder: str | Path, *, data: str | None = None, rows: object | None = None, split: str = "test"
+    folder: str | Path,
+    *,
+    data: str | None = None,
+    rows: object | None = None,
+    split: str = "test",
+    settings: Sequence[str] = (),
 ) -> EvaluationRecord:
     """Loss and metrics of a run's saved model.
 
@@ -24,9 +30,11 @@ def evaluate(
         rows: labelled rows in memory in place of ``data``.
         split: which of the run's own splits; with ``data`` only a name in the result.
 
+        settings: ``key=value`` changes of how data are read (``data.text=review``) or how it is computed (``device``).
+
     Raises:
         RunFolderError: no run is there. DataError: the data cannot be used, or have a label unknown to the model.
     """
     from paceline.inference import evaluate_saved
 
-    return evaluate_saved(Path(folder), data, rows, split, tell)
+    return evaluate_saved(Path(folder), data, rows, split, settings, tell)

@@ -1,10 +1,25 @@
-"""Guesses and warnings of the verbs that have no console of their own."""
+"""Guesses, warnings and progress of the verbs that have no console of their own."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 
 
 def tell(message: str) -> None:
     """Print a notice on standard error, so that standard output holds the result alone."""
     sys.stderr.write(f"info: {message}\n")
+
+
+@contextlib.contextmanager
+def counter(what: str) -> Iterator[Callable[[int], None]]:
+    """Counts on a terminal for as long as it lasts, and nowhere else; inside, call the function with each addition."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,} {task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda count: progress.update(task, advance=count)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import UserError
-from paceline.verbs.notices import tell
+from paceline.verbs.notices import counter, tell
 
 
-def predict(folder: str | Path, data: str | None, out: str | Path, *, rows: object | None = None) -> int:
+def predict(
+    folder: str | Path,
+    data: str | None,
+    out: str | Path,
+    *,
+    rows: object | None = None,
+    settings: Sequence[str] = (),
+) -> int:
     """Write every row of ``data`` with its predicted label and probabilities, in bounded memory.
 
     Every row is written as it was, in its order, followed by ``prediction`` and ``probability of LABEL`` (with ``_``
@@ -19,6 +27,8 @@ def predict(folder: str | Path, data: str | None, out: str | Path, *, rows: obje
         data: rows to label, as ``data.source`` takes them; a label column is not needed. None with ``rows``.
         out: file to write, whole or not at all: .csv, .tsv or .jsonl.
         rows: rows in memory in place of ``data``.
+
+        settings: ``key=value`` changes of how rows are read (``data.text=review``) or how it is computed (``device``).
 
     Returns:
         The number of rows written.
@@ -31,4 +41,5 @@ def predict(folder: str | Path, data: str | None, out: str | Path, *, rows: obje
         raise UserError("predict: give data or rows", "they are two sources of the same", "predict(folder, data, out)")
     from paceline.inference import predict_rows
 
-    return predict_rows(Path(folder), data, Path(out), rows, tell)
+    with counter("rows labelled") as advance:
+        return predict_rows(Path(folder), data, Path(out), rows, settings, tell, advance)

@@ -61,7 +61,9 @@ def test_targets_that_are_not_finite_in_single_precision(target: float) -> None:
 
 
 def test_a_class_missing_from_train_is_named_with_its_first_place() -> None:
-    with pytest.raises(DataError, match=r"data\.csv:4, column 'target': test has labels that are missing from train: 'c', 'd'") as found:
+    with pytest.raises(
+        DataError, match=r"data\.csv:4, column 'target': test has labels that are missing from train: 'c', 'd'"
+    ) as found:
         encode_labels(list("abcd"), "classification", _splits(train=[0, 1], test=[2, 3]), _origins(4))
     assert (found.value.file, found.value.line) == ("data.csv", 4)
 

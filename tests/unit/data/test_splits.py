@@ -199,3 +199,12 @@ def test_images_and_tokens_are_compared_by_content() -> None:
     assert duplicate_keys(Table(images=images, origins=_origins(3))).tolist() == [0, 1, 0]
     tokens = Tokens(flat=np.array([5, 6, 5, 6, 7], dtype=np.uint16), offsets=np.array([0, 2, 4, 5]), pad_id=0)
     assert duplicate_keys(Table(tokens=tokens, origins=_origins(3))).tolist() == [0, 0, 1]
+
+
+def test_a_share_of_less_than_a_row_is_told() -> None:
+    dealt = _deal(["neg", "pos"] * 2, SplitsPart(validation=0.1, test=0.2))
+    assert _sizes(dealt) == {"train": 3, "test": 1}
+    assert "validation has no rows: data.splits.validation = 0.1 of 4 rows is less than one" in dealt.notices
+    assert _deal(["neg", "pos"] * 2, SplitsPart(validation=0, test=0)).notices == (), "nobody asked for one"
+    given = _deal(["neg", "pos"] * 2, SplitsPart(validation=0.1), given=["train"] * 4)
+    assert not any("0 rows are taken" in notice for notice in given.notices)

@@ -23,6 +23,13 @@ def test_biases_and_normalisation_do_not_decay() -> None:
     ]
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("adamw", 0.01), ("adamw8bit", 0.01), ("adam", 0.0), ("sgd", 0.0)])
+def test_only_decoupled_optimizers_decay_unasked(kind: str, expected: float) -> None:
+    """L2 in the gradient, as adam and sgd have it, is another thing than AdamW's decay."""
+    assert max(g.weight_decay for g in groups(OptimizerPart(type=kind))) == expected
+    assert max(g.weight_decay for g in groups(OptimizerPart(type=kind, weight_decay=0.3))) == 0.3
+
+
 def test_decay_all_makes_one_group() -> None:
     assert [g.weight_decay for g in groups(OptimizerPart(weight_decay=0.1, decay_all=True))] == [0.1]
 

@@ -189,3 +189,30 @@ def test_closing_before_the_start_is_harmless():
     stream = Terminal()
     console_observer("bar", 10, stream).close()
     console_observer("plain", 10, stream).close()
+
+
+def test_the_header_says_what_is_trained_on_what(records):
+    recipe = {"model": {"source": "org/bert"}, "data": {"source": "reviews.csv"}}
+    lines = plain([records.started(recipe=recipe)]).splitlines()
+    assert "  model       org/bert: 592 k of 67 M parameters trained" in lines
+    assert "  data        reviews.csv: 100 train, 20 test, 2 labels" in lines
+    recipe = {"model": {"config": {"model_type": "vit"}}, "data": {"source": "memory"}}
+    text = plain([records.started(recipe=recipe)])
+    assert "vit with random weights: " in text
+    assert "rows in memory: " in text
+
+
+def test_folders_are_named_from_where_the_person_stands(records, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inside, outside = str(tmp_path / "my runs/x"), str(tmp_path.parent / "y")
+    text = plain([records.started(folder=inside), records.summary(folder=inside)])
+    assert "reviews in my runs/x\n" in text
+    assert "  next        paceline predict 'my runs/x' INPUT -o labelled.csv\n" in text
+    assert f"  folder      {outside}\n" in plain([records.summary(folder=outside)])
+
+
+def test_an_evaluation_that_does_not_fit_goes_on_below_its_figures(records):
+    lines = bar_output([records.started(), records.evaluation(10)], width=60).splitlines()
+    at = next(index for index, line in enumerate(lines) if "validation" in line)
+    below = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", lines[at + 1])
+    assert below.startswith(" " * 13), "a continued line looks like a new one"

@@ -7,7 +7,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef, mean_absolute_error, ro
 from paceline.errors import RecipeError
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch
-from paceline.tasks import task_for
+from paceline.tasks import Classification, Regression, best_metric, task_for
 
 NAMES = ("a", "b", "c")
 CPU = torch.device("cpu")
@@ -129,3 +129,21 @@ def test_a_users_loss_and_metric(tmp_path, monkeypatch) -> None:
     assert cut(task.meter(CPU), logits, labels, 20)["top_score"] == pytest.approx(logits.softmax(1).max().item())
     with pytest.raises(RecipeError, match="reduction='none'"):
         task_for("classification", NAMES, TaskPart(loss="my_task_test:mean")).loss_sum(logits, batch(labels))
+
+
+def test_the_best_metric_is_one_that_is_measured_and_whose_best_is_meant() -> None:
+    task = Classification(("a", "b"), ("accuracy", "auroc"))
+    assert best_metric(task, "auto") == "accuracy"
+    assert best_metric(task, "auroc") == "auroc"
+    assert best_metric(task, "-loss") == "-loss"
+    with pytest.raises(RecipeError, match="did you mean 'auroc'"):
+        best_metric(task, "auruc")
+    with pytest.raises(RecipeError, match=r"a lower loss is better(.|\n)*best_metric=-loss"):
+        best_metric(task, "loss")
+    with pytest.raises(RecipeError, match="a lower mse is better"):
+        best_metric(Regression(("y",)), "mse")
+
+
+def test_two_metrics_of_one_name_are_refused() -> None:
+    with pytest.raises(RecipeError, match="two are called add"):
+        Classification(("a", "b"), ("operator:add", "_operator:add"))

@@ -19,6 +19,9 @@ REGRESSION_DISTINCT = 20
 REGRESSION_SHARE = 0.2
 """Whole numbers are targets, not classes, when more than 20 differ and they are over 20 % of the rows."""
 
+_MOST_CLASSES, _FEW_ROWS = 0.5, 20
+"""From 20 rows on, more words than half of them are no classes: another column was picked by mistake."""
+
 _MOSTLY = 0.9
 """When this share of a text column's labels are numbers, the others are taken for mistakes."""
 
@@ -96,16 +99,17 @@ def indicator_cell(values: Mapping[str, Any], columns: Sequence[str]) -> tuple[s
     return tuple(chosen)
 
 
-def interpret(cells: Sequence[Cell], task: str, column: str) -> Interpreted:
+def interpret(cells: Sequence[Cell], task: str, column: str, file: str = "") -> Interpreted:
     """What a column of labels holds, and which rows do not fit.
 
     Args:
         cells: one for each row; not empty.
         task: ``auto``, ``classification``, ``multi_label`` or ``regression``.
         column: its name, for messages.
+        file: where it is, for messages.
 
     Raises:
-        DataError: the labels cannot be of the task that was asked for.
+        DataError: the labels cannot be of the task that was asked for, or are hardly labels at all.
     """
     families = Counter(map(_family, cells))
     main = families.most_common(1)[0][0]
@@ -120,6 +124,7 @@ def interpret(cells: Sequence[Cell], task: str, column: str) -> Interpreted:
     if task == "multi_label":
         raise DataError(
             "task.type = 'multi_label' needs several labels a row",
+            file=file,
             column=column,
             why=f"most cells hold {main}",
             fix="--set data.label_separator=';' (what separates them), or a JSON list in a .jsonl file, or one 0/1"
@@ -128,6 +133,7 @@ def interpret(cells: Sequence[Cell], task: str, column: str) -> Interpreted:
     if main == "a list":
         raise DataError(
             f"task.type = {task!r} takes one label a row",
+            file=file,
             column=column,
             why="most cells hold a list",
             fix="--set task.type=multi_label, or without data.label_separator if it is set",
@@ -140,6 +146,16 @@ def interpret(cells: Sequence[Cell], task: str, column: str) -> Interpreted:
     if task == "auto" and _are_targets(distinct, numbers):
         why = f"it holds {len(numbers):,} different numbers"
         return _targets(cells, names, numbers, (_guess("regression", column, why),))
+    words = len(distinct) - len(numbers)
+    if task == "auto" and len(cells) >= _FEW_ROWS and words > _MOST_CLASSES * len(cells):
+        raise DataError(
+            f"{len(distinct):,} different labels in {len(cells):,} rows",
+            file=file,
+            column=column,
+            found=names[0],
+            why="a class needs several rows to be learned from; this looks like texts or names of rows",
+            fix="--set data.label=COLUMN names another column; if these are classes: --set task.type=classification",
+        )
     return _classes(cells, names, numbers, main, task, column)
 
 

@@ -86,8 +86,8 @@ def _missing(path: Path, name: str, setting: str) -> DataError:
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     # what was meant is of the same kind; among much else, a random neighbour is no help
     alike = [other for other in names if file_format(Path(other)) == file_format(path)]
-    close = difflib.get_close_matches(path.name, alike, n=1, cutoff=0.6)
+    stems = {other.partition(".")[0]: other for other in alike}
+    close = difflib.get_close_matches(path.name.partition(".")[0], stems, n=1, cutoff=0.6)
     why = f"the folder {str(folder)!r} holds {', '.join(names[:5]) or 'nothing'}{', ...' * (len(names) > 5)}"
-    option = "--data " if setting == "data.source" else f"--set {setting}="
-    fix = f"did you mean {option}{folder / close[0]} ?" if close else "correct the path"
+    fix = f"did you mean {str(folder / stems[close[0]])!r}?" if close else "correct the path"
     return DataError(f"{setting} = {name!r}: no such file", why=why, fix=fix)

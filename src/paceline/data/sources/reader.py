@@ -220,7 +220,7 @@ def _require_columns(roles: Roles, source: Source, columns: Sequence[str]) -> No
 def _interpret(gathered: Gathered, roles: Roles, task: str, bad: BadRows) -> Interpreted:
     """The labels as a whole; rows whose label fits neither the column nor the training split are dropped."""
     column = roles.columns["label"]
-    found = interpret(gathered.labels, task, column)
+    found = interpret(gathered.labels, task, column, gathered.files[0])
     problems = []
     for problem in found.problems:
         file, line = gathered.place(problem.index)
