@@ -141,10 +141,12 @@ def _changes(request: Request, prepared: Prepared) -> tuple[list[str], list[str]
 def _refuse_finished(request: Request, loop: Loop) -> None:
     """A run that has its summary has nothing to go on with, unless a setting made it longer."""
     if loop.ended and request.folder.summary.exists():
+        early = loop.stopped_early
         raise CheckpointError(
-            f"{request.folder.path}: the run is at step {loop.progress.step}, its end",
+            f"{request.folder.path}: the run {'was stopped early at' if early else 'is at'} step {loop.progress.step}"
+            + ("" if early else ", its end"),
             "nothing is left to resume",
-            "--set loop.epochs=MORE trains on",
+            "--set loop.early_stopping=null trains on" if early else "--set loop.epochs=MORE trains on",
         )
 
 
@@ -256,7 +258,7 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
         samples={name: len(ids) for name, ids in prepared.dataset.splits.items()},
         label_names=prepared.dataset.label_names,
         first_step=progress.step,
-        total_steps=job.total_steps,
+        total_steps=0 if prepared.recipe.model.train == "features" else job.total_steps,
         steps_per_epoch=job.steps_per_epoch,
         group_names=tuple(group.name for group in job.assembled.groups),
     )
@@ -269,7 +271,8 @@ def _fit_features(job: Job, progress: Progress, prepared: Prepared) -> Progress:
     ids = build.layout.sorted(dataset.splits["train"])
     size = job.evaluation_batch_size
     with job.watch.phase("train"):
-        batches = (build.layout.collate(ids[start : start + size]) for start in range(0, len(ids), size))
+        pieces = [ids[start : start + size] for start in range(0, len(ids), size)]
+        batches = (build.layout.collate(piece) for piece in pieces)
         features = collect(build.model, linear, build.forward, batches)
         labels = dataset.labels[ids]
         classifier = recipe.model.classifier
@@ -277,7 +280,8 @@ def _fit_features(job: Job, progress: Progress, prepared: Prepared) -> Progress:
             features, labels, dataset.kind, classifier, build.task.num_outputs, bias=linear.bias is not None
         )
         write_into(linear, *fitted)
-    return replace(progress, samples=len(ids))
+    sizes = [build.layout.size(piece) for piece in pieces]
+    return replace(progress, samples=len(ids), tokens=sum(s.tokens for s in sizes), slots=sum(s.slots for s in sizes))
 
 
 def _measure(job: Job, progress: Progress, prepared: Prepared) -> dict[str, EvaluationRecord]:

@@ -14,7 +14,10 @@ FLOORS = {
     "seams": ("seams",),
     "parts": ("data", "models", "tasks", "techniques"),
     "engine": ("engine",),
-    "run": ("loop", "stop", "stopwatch", "preparation", "checkpoint", "observe", "report", "run", "inference", "predictions"),
+    "run": (
+        *("preparation", "loop", "stop", "stopwatch", "checkpoint", "observe", "report", "run"),
+        *("inference", "predictions"),
+    ),
     "testing": ("testing",),
     "verbs": ("verbs",),
 }

@@ -556,7 +556,7 @@ def test_parameter_groups_with_schedules_of_their_own(paceline: Paceline, train:
     folder = train({"model": BERT, "data": {"source": "data.csv"}, "optimizer": optimizer, "schedule": schedule})
     records = read_json_lines(folder / "metrics.jsonl")
     names = next(r for r in records if r["kind"] == "start")["group_names"]
-    assert names == ["*classifier*", "rest", "rest, no decay"]
+    assert names == ["*classifier*", "rest", "rest (no decay)"]
     rates = np.array([r["learning_rates"] for r in records if r["kind"] == "step"])
     assert (rates[:, 0] == 1e-2).all(), "the group stays constant"
     assert rates[0, 1] == 0

@@ -108,7 +108,9 @@ def test_an_evaluation_is_broken_off_and_done_again(
     assert_same(outcome(resume(folder)), outcome(train(chosen, out=tmp_path / "undisturbed")))
 
 
-@pytest.mark.parametrize("where", ["paceline.preparation.read_config", "paceline.preparation.prepare", "paceline.run.assemble"])
+@pytest.mark.parametrize(
+    "where", ["paceline.preparation.read_config", "paceline.preparation.prepare", "paceline.run.assemble"]
+)
 @pytest.mark.parametrize("number", [TERM, INTERRUPT], ids=lambda number: number.name)
 def test_before_the_first_step_nothing_is_waited_for_and_nothing_left(
     where: str, number: signal.Signals, pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -89,7 +89,7 @@ def _by_decay(
         return [(label, whole, decay)] if whole else []
     parts = [
         (label, [p for p in whole if p.ndim >= 2], decay),
-        (f"{label}, no decay", [p for p in whole if p.ndim < 2], 0.0),
+        (f"{label} (no decay)", [p for p in whole if p.ndim < 2], 0.0),
     ]
     return [found for found in parts if found[1]]
 

@@ -215,7 +215,7 @@ def _header(record: RunStarted) -> Facts:
     rows = [
         ("model", f"{model}{of} parameters trained"),
         ("data", f"{data}{samples}{classes}"),
-        ("steps", f"{record.total_steps:,}, {record.steps_per_epoch:,} an epoch"),
+        ("steps", f"{record.total_steps:,}, {record.steps_per_epoch:,} an epoch" if record.total_steps else "none"),
         ("device", printable(record.device)),
     ]
     for index, decision in enumerate(record.decisions):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from paceline.errors import Preempted, RecipeError, UserError
+from paceline.errors import PacelineError, RecipeError, UserError
 
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
@@ -38,7 +38,7 @@ class Commands(TyperGroup):
         """Run the command; a person's error ends with its message and exit code, without a traceback."""
         try:
             return super().invoke(ctx)
-        except (UserError, Preempted) as error:
+        except PacelineError as error:
             typer.echo(f"paceline: {error}", err=True)
             raise SystemExit(error.exit_code) from None
         except KeyboardInterrupt:

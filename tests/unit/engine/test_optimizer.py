@@ -19,7 +19,7 @@ def test_biases_and_normalisation_do_not_decay() -> None:
     found = groups(OptimizerPart(weight_decay=0.1))
     assert [(g.name, g.weight_decay, [p.ndim for p in g.parameters]) for g in found] == [
         ("all", 0.1, [2, 2]),
-        ("all, no decay", 0.0, [1, 1, 1, 1]),
+        ("all (no decay)", 0.0, [1, 1, 1, 1]),
     ]
 
 
