@@ -73,7 +73,8 @@ def parse_command(line: str) -> None:
     settings = parameters.get("settings") or []
     if name != "train":
         return
-    target = parameters["target"]
+    # older releases of typer make a Path of it only later
+    target = Path(parameters["target"]) if parameters["target"] else None
     if target is not None and target.suffix == ".yaml" and (ROOT / target).is_file():
         cli.build_recipe(ROOT / target, parameters["model"], parameters["data"], settings)
     else:
