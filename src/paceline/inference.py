@@ -45,7 +45,7 @@ def evaluate_saved(
 ) -> EvaluationRecord:
     """See ``paceline.evaluate``."""
     run, recipe, loaded = _open(folder, settings, own_data=data is None and rows is None)
-    with numerics(recipe.techniques.precision, deterministic=recipe.deterministic):
+    with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device):
         if data is None and rows is None:
             dataset, ids = _own_split(recipe, run, split)
         else:
@@ -70,7 +70,7 @@ def predict_rows(
     file = PredictionFile(out, source=data)
     _, recipe, loaded = _open(folder, settings, own_data=False)
     part, size = _data_part(recipe, data), _batch_size(recipe)
-    with numerics(recipe.techniques.precision, deterministic=recipe.deterministic), file:
+    with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
             build = _build(recipe, loaded, dataset)
             originals = table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))]

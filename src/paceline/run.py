@@ -77,6 +77,7 @@ def run(request: Request) -> RunRecord:
         learned, carried_out = _changes(request, prepared)
         with watch.phase("model"):
             job, progress = _job(request, prepared, emit, stop)
+        stack.callback(job.assembled.engine.close)
         loop = Loop(job, progress, saved_step=None if learned or not request.checkpoint else progress.step)
         _refuse_finished(request, loop)
         has_steps = prepared.recipe.model.train != "features"
@@ -91,6 +92,8 @@ def run(request: Request) -> RunRecord:
                 loop.save()  # what was agreed to now is agreed to for the next resume
             if has_steps:
                 progress = loop.run()
+        if not has_steps or loop.saved_step == progress.step:
+            stop.check()
         # steps whose end is on the disk can be measured another time; if it is not, they are seen through
         with stop.noted() if has_steps and loop.saved_step != progress.step else contextlib.nullcontext():
             if not has_steps:
@@ -211,10 +214,12 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
     if loop.early_stopping and "validation" not in dataset.splits:
         raise RecipeError("loop.early_stopping: has no effect", "there is no validation split", "leave it out")
     total_steps = min(loop.max_steps or sys.maxsize, steps_per_epoch * loop.epochs)
+    if prepared.build.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(prepared.build.device)  # the peak is this run's, not the process's
     assembled = assemble(recipe, prepared.build, total_steps)
     progress = Progress(order=OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size))
     if request.checkpoint is not None:
-        progress = _restore(request.checkpoint, assembled, progress)
+        progress = _restore(request.checkpoint, assembled, progress, steps_per_epoch)
     job = Job(
         recipe=recipe,
         dataset=dataset,
@@ -233,15 +238,20 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
     return job, progress
 
 
-def _restore(checkpoint: Checkpoint, assembled: Assembled, fresh: Progress) -> Progress:
+def _restore(checkpoint: Checkpoint, assembled: Assembled, fresh: Progress, steps_per_epoch: int) -> Progress:
     state = checkpoint.state
     assembled.engine.load({stem: checkpoint.tensors(stem) for stem in ("model", "optimizer")}, state["engine"])
     progress = Progress.parse(state["progress"])
-    if progress.order.batch_size != fresh.order.batch_size:
-        # another global batch, named on purpose: go on at the same sample as nearly as whole steps allow
-        done = progress.order.step * progress.order.batch_size // fresh.order.batch_size
-        return replace(progress, order=replace(fresh.order, epoch=progress.order.epoch, step=done))
-    return replace(progress, order=replace(progress.order, seed=fresh.order.seed))
+    order = progress.order
+    if order.batch_size != fresh.order.batch_size:
+        raise CheckpointError(
+            f"loop.batch_size = {fresh.order.batch_size}: the run was started with {order.batch_size}",
+            "steps, schedule and the place in the data are counted in batches of that size",
+            "start a new run, or change loop.micro_batch_size, which defines no result",
+        )
+    if order.step >= steps_per_epoch:  # fewer samples than before, named on purpose: that epoch is over
+        order = replace(order, epoch=order.epoch + 1, step=0)
+    return replace(progress, order=replace(order, seed=fresh.order.seed))
 
 
 def _started(request: Request, prepared: Prepared, job: Job, progress: Progress) -> RunStarted:
@@ -308,11 +318,9 @@ def _take_best(job: Job, progress: Progress) -> int:
         return progress.step
     best = job.store.best()
     if best is None or best.step != progress.best_step:
-        raise CheckpointError(
-            f"the best weights, of step {progress.best_step}, are no longer in {job.store.folder}",
-            "the run is trained, but what is on the disk is not what was measured as the best",
-            "paceline train RUN --resume --set loop.save_best=false saves the last weights instead",
-        )
+        lost = f"the best weights, of step {progress.best_step}, are no longer in {job.store.folder}"
+        job.emit(Notice(message=f"{lost}; the last ones are measured and saved instead", level="warning"))
+        return progress.step
     for message in best.notices:
         job.emit(Notice(message=message, level="warning"))
     job.assembled.engine.load_weights(best.tensors("model"))

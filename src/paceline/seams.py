@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from paceline.records import Decision
 
 Ids = NDArray[np.int64]
 """Sample ids: positions in the dataset."""
@@ -133,4 +131,3 @@ class Build:
     """The model's repeated blocks: where recompute, compile and sharding take hold."""
     loss_scaling: bool = False
     """fp16: multiply the loss by a scale that adapts, so that small gradients do not vanish."""
-    decisions: tuple[Decision, ...] = field(default=())

@@ -54,6 +54,15 @@ class Stop:
         if isinstance(error, _Interruption):
             raise Preempted(f"stopped by {self.requested_by}; {self.then}") from None
 
+    def check(self) -> None:
+        """Between pieces of work that can be done another time.
+
+        Raises:
+            Preempted: a stop was asked for.
+        """
+        if self.requested_by:
+            raise Preempted(f"stopped by {self.requested_by}; {self.then}")
+
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Inside, a signal only sets ``requested_by``."""

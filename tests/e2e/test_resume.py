@@ -14,6 +14,7 @@ import yaml
 from paceline.checkpoint.store import CheckpointStore
 from paceline.errors import CheckpointError, DiskFullError, Preempted, RecipeError
 from paceline.recipe import Recipe
+from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import (
     STEPS,
@@ -222,6 +223,24 @@ def test_execution_fields_change_freely_and_are_recorded(halfway: Path, expected
         "loop.evaluation_batch_size: 8 -> 5",
         "loop.keep_last: 1 -> 3",
     ]
+
+
+def test_another_batch_size_is_refused_also_by_name(halfway: Path) -> None:
+    """Its steps and its place in the data are counted in batches."""
+    with pytest.raises(CheckpointError, match=r"loop\.batch_size = 20: the run was started with 9"):
+        resume(halfway, ["loop.batch_size=20"])
+
+
+def test_fewer_samples_end_the_epoch_that_they_no_longer_fill(tmp_path: Path, disturb: Disturb) -> None:
+    settings = {
+        "model": {"config": tiny_bert_config()},
+        "data": {"source": "builtin:random", "random": {"samples": 120, "length": 8, "vocabulary": 200}},
+        "loop": {"batch_size": 10, "epochs": 2, "max_steps": STEPS},
+        "observe": {"console": "off", "report": False},
+    }
+    stopped(Recipe.parse(settings), tmp_path / "run", disturb, 8)
+    record = resume(tmp_path / "run", ["data.random.samples=60"])
+    assert record.status == "finished"
 
 
 def test_other_data_are_refused(halfway: Path) -> None:

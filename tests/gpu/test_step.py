@@ -79,6 +79,19 @@ def test_the_wait_would_have_been_seen() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+def test_an_overflow_in_the_very_first_step_leaves_no_trace(kind: str) -> None:
+    run, model, _ = made("fp16", type=kind)
+    before = {name: tensor.clone() for name, tensor in run.engine.export().items()}
+    hook = model[4].bias.register_hook(lambda gradient: gradient * float("inf"))
+    step(run, 0)
+    hook.remove()
+    assert [name for name, tensor in before.items() if not torch.equal(tensor, run.engine.export()[name])] == []
+    step(run, 1)
+    step(run, 2)
+    assert max((run.engine.export()[name] - tensor).abs().max().item() for name, tensor in before.items()) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
 def test_an_overflowing_step_changes_nothing(kind: str) -> None:
     run, model, _ = made("fp16", type=kind)
     for index in range(3):

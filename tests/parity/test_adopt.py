@@ -116,3 +116,36 @@ def test_clipping_and_its_norm() -> None:
 def test_an_optimizer_of_another_model_is_refused() -> None:
     with pytest.raises(UserError, match="not the model's"):
         paceline.adopt(tiny_model(), torch.optim.SGD(tiny_model().parameters(), lr=1.0), loss_sum)
+
+
+def test_frozen_parameters_do_not_move() -> None:
+    """Weight decay reaches every parameter that has a gradient, be it of zeros."""
+    model = tiny_model()
+    model.distilbert.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.distilbert.state_dict().items()}
+    engine = paceline.adopt(model, torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), loss_sum)
+    for _ in range(2):
+        engine.accumulate([next(iter(loader()))], denominator=12)
+        engine.update()
+    after = model.distilbert.state_dict()
+    assert [name for name, tensor in before.items() if not torch.equal(tensor, after[name])] == []
+
+
+def test_a_zero_grad_left_over_is_an_error_and_not_an_unclipped_update() -> None:
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine = paceline.adopt(model, optimizer, loss_sum, clip_norm=1e-6)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.zero_grad()
+    engine.accumulate([next(iter(loader()))], denominator=12)
+    with pytest.raises(UserError, match="zero_grad"):
+        engine.update()
+    assert all(torch.equal(p.detach(), b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_inference_gives_logits() -> None:
+    model = tiny_model()
+    engine = paceline.adopt(model, torch.optim.SGD(model.parameters(), lr=1.0), loss_sum)
+    batch = next(iter(loader()))
+    logits = engine.infer({"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]})
+    assert logits.shape == (12, 3)

@@ -1,9 +1,14 @@
 """Precision: bf16 equals a hand-written autocast loop; fp16's loss scaling skips what overflows and nothing else."""
 
+import numpy as np
 import pytest
 import torch
 
 from paceline.engine.engine import Update
+from paceline.engine.gradients import FlatGradients
+from paceline.engine.optimizer import build_optimizer, parameter_groups
+from paceline.engine.updates import DeviceGated
+from paceline.recipe.parts import OptimizerPart, SchedulePart
 from paceline.techniques.precision import matmul_precision
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
@@ -59,10 +64,12 @@ def test_a_non_finite_gradient_in_fp32_is_not_applied_either() -> None:
 
 
 def test_matmul_precision_is_put_back() -> None:
-    before = torch.backends.cuda.matmul.fp32_precision
-    with matmul_precision("tf32"):
-        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-    assert torch.backends.cuda.matmul.fp32_precision == before
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    before = [place.fp32_precision for place in places]
+    for mode, wanted in (("tf32", "tf32"), ("fp32", "ieee")):
+        with matmul_precision(mode):
+            assert [place.fp32_precision for place in places] == [wanted] * 3
+    assert [place.fp32_precision for place in places] == before
 
 
 def overflow(run, model) -> Update:
@@ -76,3 +83,19 @@ def overflow(run, model) -> Update:
 def flat_state(run) -> dict[str, torch.Tensor]:
     tensors, _ = run.engine.state()
     return {f"{part}.{name}": tensor for part, named in tensors.items() for name, tensor in named.items()}
+
+
+def test_fused_sgd_skips_its_very_first_step_without_a_trace() -> None:
+    """The fused kernel would allocate its momentum and leave it unwritten."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    part = OptimizerPart(type="sgd", lr=0.1, momentum=0.9)
+    groups = parameter_groups([("w", weight)], part, SchedulePart())
+    updates = DeviceGated(build_optimizer(groups, part, fused=True), np.full((4, 1), 0.1), torch.device("cpu"))
+    gradients, one = FlatGradients([weight]), torch.ones(())
+    weight.grad.fill_(float("inf"))
+    updates.apply(gradients, one, torch.tensor(False))
+    assert torch.equal(weight.detach(), torch.ones(4))
+    assert updates.applied == 0
+    weight.grad.fill_(1.0)
+    updates.apply(gradients, one, torch.tensor(True))
+    torch.testing.assert_close(weight.detach(), torch.full((4,), 1 - 0.1 * 1.9))  # nesterov: gradient + 0.9 momentum

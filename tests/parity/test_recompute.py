@@ -1,7 +1,12 @@
 """Recomputed activations are the same activations, dropout included."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 
+from paceline.errors import RecipeError
+from paceline.techniques import recompute
 from paceline.techniques.recompute import apply_recompute
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model
@@ -33,3 +38,11 @@ def test_another_model_of_the_class_is_left_alone() -> None:
     model, other = tiny_model(), tiny_model()
     apply_recompute(list(model.distilbert.transformer.layer))
     assert "forward" not in vars(other.distilbert.transformer.layer[0])
+
+
+def test_batch_normalisation_is_refused() -> None:
+    """Its running statistics would be updated twice a step."""
+    run = assembled(tiny_model(), recipe())
+    block = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with pytest.raises(RecipeError, match="batch normalisation"):
+        recompute.apply(replace(run.build, blocks=(block,)))

@@ -63,7 +63,7 @@ def adopt(
     return TorchEngine(
         model,
         objective,
-        lambda batch: model(**batch),
+        lambda batch: getattr(output := model(**batch), "logits", output),
         HostGated(optimizer, None),
         Dynamic(held[0].device) if loss_scaling else Unscaled(),
         clip_norm=clip_norm,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.data.dataset import Dataset, Images, Tokens
 from paceline.data.layout import ImageLayout, PaddedLayout
+from paceline.engine.engine import Engine
 from paceline.engine.optimizer import ParameterGroup, build_optimizer, parameter_groups
 from paceline.engine.scaling import Dynamic, Unscaled
 from paceline.engine.schedule import rate_table
@@ -30,7 +31,7 @@ class Assembled:
     """What the loop drives."""
 
     build: Build
-    engine: TorchEngine
+    engine: Engine
     groups: Sequence[ParameterGroup]
     rates: NDArray[np.float64]
     """[steps, groups]: learning rate of each applied update."""

@@ -67,6 +67,14 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take up weights and buffers alone, by copying in place: the best model at the end of a run.
+
+        Raises:
+            CheckpointError: names or shapes differ from this engine's.
+        """
+
+    @abstractmethod
     def export(self) -> dict[str, Tensor]:
         """The model's weights and buffers by their plain names."""
 

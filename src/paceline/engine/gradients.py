@@ -10,6 +10,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import UserError
+
 
 class Gradients(ABC):
     """The gradients of one model; always sums, over micro-batches and ranks alike."""
@@ -20,7 +22,11 @@ class Gradients(ABC):
 
     @abstractmethod
     def norm(self) -> Tensor:
-        """Global 2-norm, one fp32 device scalar."""
+        """Global 2-norm, one fp32 device scalar.
+
+        Raises:
+            UserError: someone took a gradient away.
+        """
 
     @abstractmethod
     def scale(self, factor: Tensor) -> None:
@@ -42,6 +48,7 @@ class FlatGradients(Gradients):
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._buffers: list[Tensor] = []
         self._views: list[Tensor] = []
+        self._parameters: list[nn.Parameter] = []
         for dtype in dict.fromkeys(p.dtype for p in parameters):
             members = [p for p in parameters if p.dtype == dtype]
             buffer = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=members[0].device)
@@ -49,6 +56,7 @@ class FlatGradients(Gradients):
             for parameter, piece in zip(members, pieces, strict=True):
                 parameter.grad = piece.view(parameter.shape)
                 self._views.append(parameter.grad)
+                self._parameters.append(parameter)
             self._buffers.append(buffer)
 
     @contextlib.contextmanager
@@ -56,6 +64,12 @@ class FlatGradients(Gradients):
         yield
 
     def norm(self) -> Tensor:
+        if any(p.grad is not view for p, view in zip(self._parameters, self._views, strict=True)):
+            raise UserError(
+                "a parameter's .grad is no longer the engine's",
+                "zero_grad() or an assignment took it away, so clipping and loss scaling would not see it",
+                "remove the call: update() forgets the gradients by itself",
+            )
         # a norm of norms, as torch.nn.utils.clip_grad_norm_ takes it, so that clipping gives its bits
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(self._views)])
         total: Tensor = torch.linalg.vector_norm(norms)

@@ -74,9 +74,14 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
     if part.type == "adamw8bit":
         return _eight_bit(settings, part)
     if part.type == "sgd":
-        return torch.optim.SGD(
+        sgd = torch.optim.SGD(
             settings, momentum=part.momentum, nesterov=part.nesterov, fused=fused, foreach=False if not fused else None
         )
+        if fused and part.momentum:
+            # the fused kernel leaves the buffer that it allocates unwritten when the very first step is skipped
+            for parameter in (p for group in sgd.param_groups for p in group["params"]):
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
     kind = torch.optim.AdamW if part.type == "adamw" else torch.optim.Adam
     return kind(settings, betas=part.betas, eps=part.eps, fused=fused, foreach=False if not fused else None)
 

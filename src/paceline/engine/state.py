@@ -10,17 +10,15 @@ from torch import Tensor
 
 from paceline.errors import CheckpointError
 
-WRAPPERS = ("_orig_mod.", "module.")
-"""Prefixes that torch.compile and DistributedDataParallel put into names."""
+COMPILED, PARALLEL = "_orig_mod.", "module."
+"""What torch.compile puts anywhere into names, and DistributedDataParallel before all of them."""
 
 
 def without_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under the names the model's author gave them."""
-    plain = {}
-    for name, tensor in state.items():
-        for wrapper in WRAPPERS:
-            name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
-        plain[name] = tensor
+    """The same tensors under the names the model's author gave them; a submodule called ``module`` keeps its name."""
+    plain = {name.replace(COMPILED, ""): tensor for name, tensor in state.items()}
+    while plain and all(name.startswith(PARALLEL) for name in plain):
+        plain = {name.removeprefix(PARALLEL): tensor for name, tensor in plain.items()}
     return plain
 
 
@@ -33,7 +31,7 @@ def prime(optimizer: torch.optim.Optimizer) -> None:
     if not optimizer.state:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None:
+                if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
 
@@ -49,6 +47,24 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]
     return found
 
 
+def optimizer_numbers(optimizer: torch.optim.Optimizer, names: Mapping[Any, str]) -> dict[str, float]:
+    """``parameter.key`` -> states that are plain numbers, as bitsandbytes' step counter is."""
+    return {
+        f"{names[parameter]}.{key}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, int | float)
+    }
+
+
+def put_numbers(optimizer: torch.optim.Optimizer, names: Mapping[Any, str], numbers: Mapping[str, float]) -> None:
+    """The inverse of ``optimizer_numbers``."""
+    for parameter, state in optimizer.state.items():
+        for key in state:
+            if f"{names[parameter]}.{key}" in numbers:
+                state[key] = numbers[f"{names[parameter]}.{key}"]
+
+
 @torch.no_grad()
 def copy_into(current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
     """Copy saved tensors into the current ones of the same name.
@@ -56,7 +72,7 @@ def copy_into(current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: 
     Raises:
         CheckpointError: a name is missing or not wanted, or a shape differs; nothing has been copied then.
     """
-    saved = without_wrappers(saved)
+    current, saved = without_wrappers(current), without_wrappers(saved)
     wrong = sorted(set(current) ^ set(saved)) or [n for n in current if current[n].shape != saved[n].shape]
     if wrong:
         raise CheckpointError(

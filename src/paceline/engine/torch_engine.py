@@ -12,7 +12,7 @@ from paceline.engine.engine import Accumulated, Engine, Tensors, Update
 from paceline.engine.gradients import FlatGradients
 from paceline.engine.rng import micro_batch_seed
 from paceline.engine.scaling import LossScale
-from paceline.engine.state import copy_into, optimizer_tensors, prime, without_wrappers
+from paceline.engine.state import copy_into, optimizer_numbers, optimizer_tensors, prime, put_numbers, without_wrappers
 from paceline.engine.step import Objective, apply_update, micro
 from paceline.engine.updates import Updates
 
@@ -44,7 +44,7 @@ class TorchEngine(Engine):
     ) -> None:
         self._model, self._objective, self._logits = model, objective, logits
         self._updates, self._scale, self._clip_norm, self._seed = updates, scale, clip_norm, seed
-        trained = [p for group in updates.optimizer.param_groups for p in group["params"]]
+        trained = [p for group in updates.optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._gradients = FlatGradients(trained)
 
     def accumulate(self, batches: Iterable[Any], denominator: float, *, step: int = 0) -> Accumulated:
@@ -68,7 +68,11 @@ class TorchEngine(Engine):
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         tensors = {"model": self.export(), "optimizer": optimizer_tensors(self._updates.optimizer, self._names())}
-        return tensors, {"applied": self._updates.applied, "loss_scale": self._scale.state()}
+        return tensors, {
+            "applied": self._updates.applied,
+            "loss_scale": self._scale.state(),
+            "numbers": optimizer_numbers(self._updates.optimizer, self._names()),
+        }
 
     def load(self, tensors: Tensors, state: Mapping[str, Any]) -> None:
         if tensors["optimizer"]:  # none before the first update, and none of plain SGD
@@ -76,11 +80,11 @@ class TorchEngine(Engine):
             self._gradients.zero()
         copy_into(self.export(), tensors["model"], "model")
         copy_into(optimizer_tensors(self._updates.optimizer, self._names()), tensors["optimizer"], "optimizer")
+        put_numbers(self._updates.optimizer, self._names(), state["numbers"])
         self._updates.applied = state["applied"]
         self._scale.load(state["loss_scale"])
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take up weights alone, for the best model at the end of a run."""
         copy_into(self.export(), weights, "model")
 
     def export(self) -> dict[str, Tensor]:

@@ -141,7 +141,7 @@ class TorchMeter(Meter):
         with warnings.catch_warnings():
             # a split without one of the classes has no AUROC or F1 of it; torchmetrics warns and counts it as 0
             warnings.simplefilter("ignore", UserWarning)
-            results |= {name: float(metric.compute()) for name, metric in self._metrics.items()}
+            results |= {name: _computed(metric) for name, metric in self._metrics.items()}
         if self._custom:
             scores, labels = (torch.cat(part) for part in zip(*self._kept, strict=True))
             for name, function in self._custom.items():
@@ -153,3 +153,11 @@ class TorchMeter(Meter):
         if self._matrix is None:
             return None
         return tuple(tuple(cast("list[int]", row)) for row in self._matrix.tolist())
+
+
+def _computed(metric: Any) -> float:
+    """A metric's value; nan where so few samples have none, as R2 of a single one."""
+    try:
+        return float(metric.compute())
+    except ValueError:
+        return math.nan

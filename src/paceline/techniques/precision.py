@@ -30,6 +30,11 @@ def apply_precision(forward: Forward, mode: str, device: torch.device) -> Forwar
     return under_autocast
 
 
+def _precision_holders() -> tuple[Any, ...]:
+    cudnn: Any = torch.backends.cudnn
+    return (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+
+
 @contextlib.contextmanager
 def matmul_precision(mode: str) -> Iterator[None]:
     """fp32 matrix products and convolutions in TF32 (``tf32``) or in full (``fp32``) while inside.
@@ -37,7 +42,7 @@ def matmul_precision(mode: str) -> Iterator[None]:
     The setting is the process's, so it covers the backward pass too; it is put back on the way out.
     """
     wanted = {"tf32": "tf32", "fp32": "ieee"}.get(mode)
-    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv) if wanted else ()  # type: ignore[attr-defined]
+    places: tuple[Any, ...] = _precision_holders() if wanted else ()
     before = [place.fp32_precision for place in places]
     for place in places:
         place.fp32_precision = wanted

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import RecipeError
@@ -29,8 +30,14 @@ def apply(build: Build) -> Build:
     """Recompute in every block of the build's model.
 
     Raises:
-        RecipeError: the model has no repeated blocks to take hold of.
+        RecipeError: the model has no repeated blocks to take hold of, or they hold batch normalisation.
     """
+    if any(isinstance(module, _BatchNorm) for block in build.blocks for module in block.modules()):
+        raise RecipeError(
+            "techniques.recompute = true",
+            "the blocks hold batch normalisation, whose running statistics a second forward pass would update again",
+            "set it to false",
+        )
     if not build.blocks:
         raise RecipeError(
             "techniques.recompute = true", "no repeated blocks were found in this model", "set it to false"

@@ -3,10 +3,12 @@
 import gzip
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from paceline.data.sources import read
+from paceline.data.sources.lines import Lines
 from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
@@ -347,3 +349,26 @@ def test_damaged_text_in_parquet(tmp_path):
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet:1: not a whole parquet file"):
         read(DataPart(source=str(tmp_path / "a.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "text,text\nx,y\n"),
+        ("a.csv", "text,label\nfine,a\nshort\n"),
+        ("a.csv", 'text,label\nfine,a\n"open,b\n'),
+        ("a.jsonl", '{"text": "fine", "label": "a"}\n{broken\n'),
+    ],
+)
+def test_the_file_is_closed_also_when_the_error_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
+) -> None:
+    opened = []
+    original = Lines._open
+    monkeypatch.setattr(Lines, "_open", lambda lines: opened.append(original(lines)) or opened[-1])
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as kept:
+        read(DataPart(source=str(tmp_path / name)))
+    assert kept.value is not None
+    assert opened
+    assert all(file.closed for file in opened)

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -147,3 +149,10 @@ def test_the_best_metric_is_one_that_is_measured_and_whose_best_is_meant() -> No
 def test_two_metrics_of_one_name_are_refused() -> None:
     with pytest.raises(RecipeError, match="two are called add"):
         Classification(("a", "b"), ("operator:add", "_operator:add"))
+
+
+def test_a_metric_that_so_few_samples_do_not_have_is_nan() -> None:
+    task = task_for("regression", ("y",), TaskPart(metrics=("r2", "mse")))
+    found = cut(task.meter(CPU), torch.ones(1, 1), torch.zeros(1), 1)
+    assert math.isnan(found["r2"])
+    assert found["mse"] == 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +29,10 @@ def read_delimited(path: Path, name: str, delimiter: str, bad: BadRows) -> Sourc
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
     lines = Lines(path, name)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    columns = _header(reader, lines, delimiter)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lines)
+        columns = _header(reader, lines, delimiter)
+        stack.pop_all()  # the rows close it
     return Source(name=name, rows=_rows(reader, lines, columns, bad), columns=columns)
 
 
@@ -75,23 +79,24 @@ def _header(reader: Iterator[list[str]], lines: Lines, delimiter: str) -> tuple[
 
 def _rows(reader: Iterator[list[str]], lines: Lines, columns: tuple[str, ...], bad: BadRows) -> Iterator[Row]:
     name, width = lines.name, len(columns)
-    while True:
-        line = lines.mark()
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise _bad_quotes(error, lines, line) from None
-        if problem := lines.take_problem(columns, cells):
-            bad.report(problem, lines.first)
-        elif len(cells) == width:
-            yield Row(name, line, dict(zip(columns, cells, strict=True)))
-        elif cells:
-            bad.report(_wrong_width(cells, lines, line, columns), lines.first)
-        elif width == 1:
-            # an empty line is an empty cell here, and no blank line between rows
-            yield Row(name, line, {columns[0]: ""})
+    with lines:
+        while True:
+            line = lines.mark()
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise _bad_quotes(error, lines, line) from None
+            if problem := lines.take_problem(columns, cells):
+                bad.report(problem, lines.first)
+            elif len(cells) == width:
+                yield Row(name, line, dict(zip(columns, cells, strict=True)))
+            elif cells:
+                bad.report(_wrong_width(cells, lines, line, columns), lines.first)
+            elif width == 1:
+                # an empty line is an empty cell here, and no blank line between rows
+                yield Row(name, line, {columns[0]: ""})
 
 
 def _wrong_width(cells: list[str], lines: Lines, line: int, columns: tuple[str, ...]) -> DataError:

@@ -23,20 +23,21 @@ def read_json_lines(path: Path, name: str, bad: BadRows) -> Source:
 
 def _rows(lines: Lines, bad: BadRows) -> Iterator[Row]:
     decode = json.JSONDecoder(object_pairs_hook=_unique).decode
-    for line in lines:
-        problem = lines.take_problem()
-        if problem is None and (not line or line.isspace()):
-            continue
-        if problem is None:
-            try:
-                values = decode(line)
-                if type(values) is dict:
-                    yield Row(lines.name, lines.number, values)
-                    continue
-                problem = _no_object(values, lines, line)
-            except (ValueError, RecursionError) as error:
-                problem = _no_json(error, lines, line)
-        bad.report(problem, line)
+    with lines:
+        for line in lines:
+            problem = lines.take_problem()
+            if problem is None and (not line or line.isspace()):
+                continue
+            if problem is None:
+                try:
+                    values = decode(line)
+                    if type(values) is dict:
+                        yield Row(lines.name, lines.number, values)
+                        continue
+                    problem = _no_object(values, lines, line)
+                except (ValueError, RecursionError) as error:
+                    problem = _no_json(error, lines, line)
+            bad.report(problem, line)
 
 
 class _KeyTwiceError(ValueError):

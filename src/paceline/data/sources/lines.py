@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Self, cast
 
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS
 from paceline.errors import DataError
@@ -37,6 +37,15 @@ class Lines:
         """First line handed out since ``mark``."""
         self._problem: Callable[..., DataError] | None = None
         self._marked = True
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the file: an error that is kept somewhere would keep it open."""
+        if self._file is not None:
+            self._file.close()
 
     def mark(self) -> int:
         """Say that a new row begins; returns the number of its first line."""
@@ -62,6 +71,7 @@ class Lines:
 
     def __iter__(self) -> Iterator[str]:
         with self._open() as file:
+            self._file = file
             offset = 0
             while raw := self._read_line(file):
                 self.number += 1
