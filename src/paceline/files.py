@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from paceline.errors import DiskFullError, RunFolderError
 
@@ -21,17 +22,16 @@ def cache_folder() -> Path:
     return Path(given) if given else Path(base) / "paceline"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that a crash leaves either as it was or complete: temporary file, fsync, rename, fsync folder.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of ``path`` once it is whole and on the disk.
 
-    Raises:
-        DiskFullError: no room; the old file is intact and the temporary one removed.
+    A crash or an error leaves ``path`` as it was: temporary file, fsync, rename, fsync folder.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with disk_errors(path, len(content)), os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         umask = os.umask(0)
@@ -43,6 +43,17 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.unlink(name)
         raise
     fsync_folder(path.parent)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that a crash leaves either as it was or complete.
+
+    Raises:
+        DiskFullError: no room; the old file is intact and the temporary one removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(path, len(content)), replacing(path) as file:
+        file.write(content)
 
 
 def fsync_file(path: Path) -> None:

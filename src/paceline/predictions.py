@@ -7,6 +7,7 @@ so the memory holds one piece of them, and the result appears whole or not at al
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UserError
-from paceline.files import disk_errors, fsync_folder
+from paceline.files import disk_errors, replacing
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".jsonl": None}
 
@@ -125,20 +126,10 @@ def _added(kind: str, label_names: Sequence[str], scores: Sequence[float], joine
 
 
 def _write(out: Path, delimiter: str | None, columns: list[str], rows: Iterator[dict[str, Any]]) -> None:
-    descriptor, partial = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            _write_rows(file, delimiter, columns, rows)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(partial, 0o666 & ~umask)
-        os.replace(partial, out)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-    fsync_folder(out.parent)
+    with replacing(out) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        _write_rows(text, delimiter, columns, rows)
+        text.detach()  # flushes; the file is closed by whom it belongs to
 
 
 def _write_rows(file: IO[str], delimiter: str | None, columns: list[str], rows: Iterator[dict[str, Any]]) -> None:
