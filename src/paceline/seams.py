@@ -1,34 +1,72 @@
 """The interfaces that rooms are built to: batch, task, layout, build. Torch, and nothing of ours above the contract.
 
-Shapes: S samples of a micro-batch, L padded length, C classes or channels, H height, W width.
+Shapes: S samples of a micro-batch, L padded length, T positions of a packed row, P sequences in it, C classes or
+channels, H height, W width.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils import _pytree
+
+from paceline.records import Decision
 
 Ids = NDArray[np.int64]
 """Sample ids: positions in the dataset."""
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Where the sequences of a packed row are. Only ``max_length`` is known on the host; the rest is data."""
+
+    cu_seqlens: Tensor
+    """int32 [P + 1]: sequence p is positions ``cu_seqlens[p]:cu_seqlens[p + 1]``. They cover the whole row, filler
+    included; sequences of length 0 stand at the end."""
+    sequence: Tensor
+    """int64 [S]: which sequence each sample is."""
+    max_length: int
+    """No sequence is longer."""
+
+    @property
+    def first(self) -> Tensor:
+        """int64 [S]: position of each sample's first token."""
+        return self.cu_seqlens.index_select(0, self.sequence).long()
+
+
+@dataclass(frozen=True)
 class Batch:
-    """One micro-batch on the device; the engine passes it on without looking inside."""
+    """One micro-batch on the device, and a pytree; the engine passes it on without looking inside."""
 
     inputs: Mapping[str, Tensor]
-    """Keyword arguments of the model: input_ids [S, L], attention_mask [S, L], ...; or pixel_values [S, C, H, W]."""
+    """Keyword arguments of the model: input_ids [S, L], attention_mask [S, L], ...; packed, input_ids [1, T],
+    position_ids [1, T], ...; or pixel_values [S, C, H, W]."""
     labels: Tensor
     """[S] int64 classes, [S] fp32 targets, or [S, C] fp32 of 0 and 1."""
     weights: Tensor
     """[S] fp32; 0 marks filler. A batch of nothing but filler is legal and contributes nothing."""
+    packed: Packed | None = None
+    """Set when the samples stand one after the other in one row."""
+
+
+_pytree.register_pytree_node(
+    Packed,
+    lambda packed: ([packed.cu_seqlens, packed.sequence], packed.max_length),
+    lambda leaves, longest: Packed(*leaves, max_length=longest),  # type: ignore[misc]
+)
+_pytree.register_pytree_node(
+    Batch,
+    # None would be a leaf of its own
+    lambda b: ([dict(b.inputs), b.labels, b.weights, *([b.packed] if b.packed else [])], None),
+    lambda children, _: Batch(*children),
+)
 
 
 @dataclass(frozen=True)
@@ -102,8 +140,25 @@ class Layout(ABC):
     """How samples become batches on the device."""
 
     @abstractmethod
-    def collate(self, ids: Ids) -> Batch:
-        """The micro-batch of these samples."""
+    def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+        """The micro-batch of these samples, in the order of ``ids``.
+
+        Args:
+            draw: seed of random augmentation; None: none, as in every evaluation.
+        """
+
+    @abstractmethod
+    def over(self, inputs: Any, labels: NDArray[Any]) -> Layout:
+        """The same layout of other samples of the same kind, read on the host."""
+
+    reads_ahead: bool = False
+    """Whether ``expect`` has any use."""
+
+    def expect(self, ids: Sequence[Ids]) -> None:  # noqa: B027 - a hint that most layouts have no use for
+        """Told which micro-batches come next, so that a layout which reads from the host can read ahead."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release threads and pinned memory."""
 
     @abstractmethod
     def size(self, ids: Ids) -> Size:
@@ -131,3 +186,7 @@ class Build:
     """The model's repeated blocks: where recompute, compile and sharding take hold."""
     loss_scaling: bool = False
     """fp16: multiply the loss by a scale that adapts, so that small gradients do not vanish."""
+    decisions: tuple[Decision, ...] = ()
+    """What was chosen while it was put together, with reasons."""
+    path: Mapping[str, str] = field(default_factory=dict)
+    """The path that the steps take, a word or reason a stage: ``layout``, ``attention``, ``compile``, ``data``, ..."""

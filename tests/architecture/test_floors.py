@@ -12,6 +12,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
 FLOORS = {
     "contract": ("errors", "records", "files", "facts", "recipe", "run_folder", "spans", "cluster", "references"),
     "seams": ("seams",),
+    "kernels": ("kernels",),
     "parts": ("data", "models", "tasks", "techniques"),
     "engine": ("engine",),
     "run": (

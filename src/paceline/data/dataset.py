@@ -75,5 +75,10 @@ class Dataset:
     """Digest of samples, labels and splits: equal fingerprints train equally."""
     notices: tuple[str, ...] = ()
 
+    @property
+    def is_images(self) -> bool:
+        """Whether the samples are images rather than texts."""
+        return isinstance(self.inputs, Images)
+
     def __len__(self) -> int:
         return len(self.inputs)

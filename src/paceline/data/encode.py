@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,22 @@ _CHUNK = 1000
 """Texts given to the tokenizer at once: enough to keep its threads busy, few enough to stay small in memory."""
 
 
-def encode_texts(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Tokens:
+KeepGoing = Callable[[], None]
+"""Called between pieces of work that take a while; raises where the work is no longer wanted."""
+
+
+def wanted() -> None:
+    """Keep going, come what may."""
+
+
+def encode_texts(
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_length: int,
+    *,
+    keep_going: KeepGoing = wanted,
+) -> Tokens:
     """Token ids of every text, equal to ``tokenizer(text, pair, truncation=True, max_length=max_length)``.
 
     Fast tokenizers run on their own threads, as many as the environment allows (``TOKENIZERS_PARALLELISM`` and
@@ -28,6 +44,7 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | No
         texts: [n] texts, or first texts of pairs.
         pairs: [n] second texts, or None.
         max_length: tokens kept of a sample, special tokens included.
+        keep_going: called every thousand texts.
 
     Raises:
         DataError: ``max_length`` has no room for a text beside the special tokens, or pairs are encoded by a
@@ -38,21 +55,26 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | No
     pieces: list[NDArray[np.unsignedinteger]] = []
     lengths: list[int] = []
     second: list[int] = []
-    with _truncating(tokenizer, max_length):
-        for ids, types in _encoded(tokenizer, texts, pairs, max_length):
-            pieces.append(np.fromiter((token for sample in ids for token in sample), dtype=dtype))
+    with _truncating(tokenizer, max_length), closing(_encoded(tokenizer, texts, pairs, max_length)) as encoded:
+        for ids, types in encoded:
+            keep_going()
+            pieces.append(np.fromiter(chain.from_iterable(ids), dtype=dtype))
             lengths += map(len, ids)
             second += map(_second_begins, types)
     offsets = np.zeros(len(texts) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    pad_id = tokenizer.pad_token_id
     return Tokens(
         flat=np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype),
         offsets=offsets,
-        # padding is masked, so that any id does where a tokenizer has none of its own
-        pad_id=int(pad_id if pad_id is not None else tokenizer.eos_token_id or 0),
+        pad_id=padding_id(tokenizer),
         second=None if pairs is None else np.array(second, dtype=np.int32),
     )
+
+
+def padding_id(tokenizer: Any) -> int:
+    """Id of the filling; it is masked, so that any id does where a tokenizer has none of its own."""
+    pad_id = tokenizer.pad_token_id
+    return int(pad_id if pad_id is not None else tokenizer.eos_token_id or 0)
 
 
 def truncate(tokens: Tokens, max_length: int) -> Tokens:
@@ -68,27 +90,39 @@ def truncate(tokens: Tokens, max_length: int) -> Tokens:
 
 def _encoded(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
-) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+) -> Generator[tuple[list[list[int]], list[list[int]]]]:
     """Ids and (for pairs) token types of a chunk of samples after the other."""
     starts = [*range(0, len(texts), _CHUNK), len(texts)]
-    for start, stop in pairwise(starts):
-        chunk = list(texts[start:stop])
-        others = None if pairs is None else list(pairs[start:stop])
-        if tokenizer.is_fast:
-            inputs = chunk if others is None else list(zip(chunk, others, strict=True))
-            # unlike encode_batch, this does not compute the offsets of tokens in the text
-            encodings = tokenizer.backend_tokenizer.encode_batch_fast(inputs)
-            yield [one.ids for one in encodings], [] if others is None else [one.type_ids for one in encodings]
-        else:
-            found = tokenizer(
-                chunk,
-                others,
-                truncation=True,
-                max_length=max_length,
-                return_attention_mask=False,
-                return_token_type_ids=others is not None,
-            )
-            yield found["input_ids"], [] if others is None else found["token_type_ids"]
+    chunks = [(list(texts[a:b]), None if pairs is None else list(pairs[a:b])) for a, b in pairwise(starts)]
+    if tokenizer.is_fast:
+        inputs = [chunk if others is None else list(zip(chunk, others, strict=True)) for chunk, others in chunks]
+        for encodings in _ahead(tokenizer.backend_tokenizer, inputs):
+            yield [one.ids for one in encodings], [] if pairs is None else [one.type_ids for one in encodings]
+        return
+    for chunk, others in chunks:
+        found = tokenizer(
+            chunk,
+            others,
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+            return_token_type_ids=others is not None,
+        )
+        yield found["input_ids"], [] if others is None else found["token_type_ids"]
+
+
+def _ahead(backend: Any, chunks: Sequence[list[Any]]) -> Iterator[list[Any]]:
+    """The encodings of each chunk; while one is turned into arrays here, the tokenizer's threads encode the next."""
+    with ThreadPoolExecutor(1, "paceline-encode") as worker:
+        # unlike encode_batch, this does not compute the offsets of tokens in the text
+        ahead = worker.submit(backend.encode_batch_fast, chunks[0]) if chunks else None
+        for chunk in chunks[1:]:
+            assert ahead is not None
+            encodings = ahead.result()
+            ahead = worker.submit(backend.encode_batch_fast, chunk)
+            yield encodings
+        if ahead is not None:
+            yield ahead.result()
 
 
 @contextmanager

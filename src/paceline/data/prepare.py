@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paceline.data.builtin import PREFIX, builtin_fingerprint
 from paceline.data.cache import FORMAT, DamagedEntry, dataset_fingerprint, load, save
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
-from paceline.data.encode import encode_texts, truncate
+from paceline.data.encode import KeepGoing, encode_texts, padding_id, truncate, wanted
 from paceline.data.labels import Labels, empty_labels, encode_known_labels, encode_labels, place
 from paceline.data.splits import Ids, deal, duplicate_keys
 from paceline.data.table import Table
@@ -34,6 +34,24 @@ class TokenizerSource(Protocol):
         """The tokenizer (of transformers); one that exists already ignores the texts."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """A data set but for its tokens: what a model must be built for, known while the texts are still to be encoded."""
+
+    kind: str
+    label_names: tuple[str, ...]
+    tokenizer: Any
+    """That the texts are encoded with; None for images, for bare tokens, and for a data set out of the cache."""
+    pad_id: int | None
+    """None for images."""
+    image_shape: tuple[int, int, int] | None
+    """Height, width, channels; None for text."""
+    cached: Dataset | None
+    """The data set itself, where it came out of the cache."""
+    finish: Callable[[KeepGoing], Dataset]
+    """Encodes what is not encoded yet, on any thread. Raises DataError, or whatever its argument raises."""
+
+
 def prepare(
     part: DataPart,
     task: TaskPart,
@@ -45,11 +63,35 @@ def prepare(
     rows: Any = None,
     quarantine: Path | None = None,
 ) -> Dataset:
-    """The data set to train on, validate with and test on.
+    """The data set to train on, validate with and test on; arguments and errors are those of ``outline``."""
+    found = outline(
+        part,
+        task,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        modality=modality,
+        cache=cache,
+        rows=rows,
+        quarantine=quarantine,
+    )
+    return found.finish(wanted)
 
-    The first time, the source is read, its rows dealt into splits, labelled and encoded, and the result is kept under
-    ``cache``. As long as neither the source's content nor a setting that matters changes, it is taken from there; the
-    source is then hashed, not parsed.
+
+def outline(
+    part: DataPart,
+    task: TaskPart,
+    *,
+    tokenizer: TokenizerSource | None,
+    max_length: int | None,
+    modality: str,
+    cache: Path | None,
+    rows: Any = None,
+    quarantine: Path | None = None,
+) -> Outline:
+    """Read the source, deal its rows into splits and label them; ``finish`` then encodes them.
+
+    The first time, the result is kept under ``cache``. As long as neither the source's content nor a setting that
+    matters changes, it is taken from there; the source is then hashed, not parsed.
 
     Args:
         part: the source and its columns.
@@ -81,12 +123,70 @@ def prepare(
             damage = (f"the cached data set {entry} is damaged ({error}) and was made anew",)
         else:
             if found is not None:
-                return found
+                return _outline_of(found)
     table = read(part, task=task.type, rows=rows, quarantine=quarantine)
-    dataset = _encode(table, part, tokenizer, length, modality)
-    if entry is None:
-        return dataset
-    return _remember(dataset, entry, damage)
+    return _outline(table, part, tokenizer, length, modality, entry, damage)
+
+
+def _outline_of(dataset: Dataset) -> Outline:
+    inputs = dataset.inputs
+    return Outline(
+        kind=dataset.kind,
+        label_names=dataset.label_names,
+        tokenizer=None,
+        pad_id=inputs.pad_id if isinstance(inputs, Tokens) else None,
+        image_shape=_shape(inputs.pixels) if isinstance(inputs, Images) else None,
+        cached=dataset,
+        finish=lambda keep_going: dataset,
+    )
+
+
+def _outline(
+    table: Table,
+    part: DataPart,
+    source: TokenizerSource | None,
+    max_length: int,
+    modality: str,
+    entry: Path | None,
+    damage: tuple[str, ...],
+) -> Outline:
+    """A table's rows dealt and labelled."""
+    if table.labels is None or table.kind is None:
+        raise DataError(f"{part.source} has no labels", fix="name the label's column with data.label")
+    if part.image_size is not None and table.images is None:
+        raise DataError(f"data.image_size = {part.image_size}: no effect on texts", fix="leave data.image_size out")
+    kind, dealt = table.kind, deal(table.labels, table.kind, duplicate_keys(table), table.splits, part.splits)
+    labels = encode_labels(
+        table.labels,
+        kind,
+        dealt.splits,
+        table.origins,
+        target=table.columns.get("label", "target"),
+        allow_single_class=part.allow_single_class,
+    )
+    _require_modality(table, part, modality)
+    tokenizer = None if table.texts is None else _tokenizer(table, part, source, dealt.splits["train"])
+
+    def finish(keep_going: KeepGoing) -> Dataset:
+        inputs = _inputs(table, tokenizer, max_length, keep_going)
+        dataset = _dataset(inputs, labels, kind, dict(dealt.splits), table.origins, table.notices + dealt.notices)
+        return dataset if entry is None else _remember(dataset, entry, damage)
+
+    pad_id = padding_id(tokenizer) if tokenizer is not None else table.tokens.pad_id if table.tokens else None
+    return Outline(
+        kind=kind,
+        label_names=labels.names,
+        tokenizer=tokenizer,
+        pad_id=pad_id,
+        image_shape=None if table.images is None else _shape(table.images),
+        cached=None,
+        finish=finish,
+    )
+
+
+def _shape(pixels: NDArray[np.uint8]) -> tuple[int, int, int]:
+    height, width, channels = pixels.shape[1:]
+    return height, width, channels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +280,10 @@ def _require_kin(table: Table, part: DataPart, given: Given) -> None:
 
 def _for_inference(table: Table, labels: Labels, part: DataPart, given: Given) -> Dataset:
     everything = np.arange(len(table), dtype=np.int64)
-    tokenizer = None if given.tokenizer is None else _Ready(given.tokenizer)
-    inputs = _inputs(table, part, tokenizer, given.max_length or part.max_length, given.modality, everything)
+    _require_modality(table, part, given.modality)
+    if table.texts is not None and given.tokenizer is None:
+        raise _no_tokenizer(part)
+    inputs = _inputs(table, given.tokenizer, given.max_length or part.max_length)
     if isinstance(inputs, Images) and given.image_shape is not None:
         inputs = Images(_of_shape(inputs.pixels, given.image_shape, part))
     return _dataset(inputs, labels, given.kind, {"all": everything}, table.origins, table.notices)
@@ -207,52 +309,26 @@ def _size(shape: Sequence[int]) -> str:
     return f"{shape[1]} × {shape[0]} pixels"
 
 
-class _Ready:
-    """A tokenizer that exists already, as a source of one."""
-
-    key = ""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def get(self, training_texts: Iterable[str]) -> Any:
-        return self._tokenizer
+def _tokenizer(table: Table, part: DataPart, source: TokenizerSource | None, train: Ids) -> Any:
+    if source is None:
+        raise _no_tokenizer(part)
+    return source.get(_training_texts(table, train))
 
 
-def _encode(table: Table, part: DataPart, tokenizer: TokenizerSource | None, max_length: int, modality: str) -> Dataset:
-    """A table's rows dealt, labelled and encoded."""
-    if table.labels is None or table.kind is None:
-        raise DataError(f"{part.source} has no labels", fix="name the label's column with data.label")
-    if part.image_size is not None and table.images is None:
-        raise DataError(f"data.image_size = {part.image_size}: no effect on texts", fix="leave data.image_size out")
-    dealt = deal(table.labels, table.kind, duplicate_keys(table), table.splits, part.splits)
-    labels = encode_labels(
-        table.labels,
-        table.kind,
-        dealt.splits,
-        table.origins,
-        target=table.columns.get("label", "target"),
-        allow_single_class=part.allow_single_class,
+def _no_tokenizer(part: DataPart) -> DataError:
+    return DataError(
+        f"{part.source} holds texts, but the model comes without a tokenizer",
+        fix="name one with model.tokenizer (a Hub name or a folder)",
     )
-    inputs = _inputs(table, part, tokenizer, max_length, modality, dealt.splits["train"])
-    return _dataset(inputs, labels, table.kind, dict(dealt.splits), table.origins, table.notices + dealt.notices)
 
 
-def _inputs(
-    table: Table, part: DataPart, tokenizer: TokenizerSource | None, max_length: int, modality: str, train: Ids
-) -> Tokens | Images:
-    _require_modality(table, part, modality)
+def _inputs(table: Table, tokenizer: Any, max_length: int, keep_going: KeepGoing = wanted) -> Tokens | Images:
     if table.images is not None:
         return Images(table.images)
     if table.tokens is not None:
         return truncate(table.tokens, max_length)
     assert table.texts is not None
-    if tokenizer is None:
-        raise DataError(
-            f"{part.source} holds texts, but the model comes without a tokenizer",
-            fix="name one with model.tokenizer (a Hub name or a folder)",
-        )
-    tokens = encode_texts(tokenizer.get(_training_texts(table, train)), table.texts, table.pairs, max_length)
+    tokens = encode_texts(tokenizer, table.texts, table.pairs, max_length, keep_going=keep_going)
     empty = np.flatnonzero(tokens.lengths == 0)
     if len(empty):
         raise DataError(
@@ -329,6 +405,6 @@ def _cache_key(
     content: str, part: DataPart, task: TaskPart, tokenizer: str | None, max_length: int, modality: str
 ) -> str:
     """Name of the entry: everything that decides what an encoded data set looks like."""
-    settings = part.model_dump(mode="json", exclude={"max_length"})
+    settings = part.model_dump(mode="json", exclude={"max_length", "augment", "resident"})
     decides = [FORMAT, content, settings, task.type, tokenizer, max_length, modality]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]

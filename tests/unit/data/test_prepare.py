@@ -19,7 +19,7 @@ import pytest
 
 from paceline.data import cache as entries
 from paceline.data.dataset import Dataset, Images, Tokens
-from paceline.data.prepare import Given, prepare, prepare_to_evaluate, prepare_to_predict
+from paceline.data.prepare import Given, outline, prepare, prepare_to_evaluate, prepare_to_predict
 from paceline.data.table import Table
 from paceline.errors import DataError
 from paceline.recipe.parts import DataPart, RandomPart, SplitsPart, TaskPart
@@ -99,6 +99,41 @@ def test_texts_are_dealt_labelled_and_encoded(tmp_path: Path) -> None:
     rows = _rows()
     offered = [text.split() for text in tokenizer.offered[0]]
     assert offered == [rows[row]["text"].split() for row in dataset.splits["train"]], "only training texts are offered"
+
+
+def test_what_a_model_is_built_for_is_known_before_a_text_is_encoded(tmp_path: Path) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+    options: dict[str, Any] = {"tokenizer": Words(), "max_length": 16, "modality": "text", "cache": cache}
+    found = outline(part, TaskPart(), **options)
+    assert (found.kind, found.label_names, found.pad_id) == ("classification", ("bad", "good"), 0)
+    assert (len(found.tokenizer), found.image_shape, found.cached) == (len(VOCABULARY), None, None)
+    assert not cache.exists(), "the texts have been encoded already"
+    dataset = found.finish(lambda: None)
+    assert _same(dataset, _prepare(part, None))
+    again = outline(part, TaskPart(), **options)
+    assert again.cached is not None
+    assert (again.kind, again.label_names, again.pad_id) == (found.kind, found.label_names, found.pad_id)
+    assert _same(again.finish(lambda: None), dataset)
+
+
+def test_encoding_ends_when_it_is_no_longer_wanted(tmp_path: Path) -> None:
+    part = _part(_write(tmp_path / "data.jsonl", _rows()))
+    cache = tmp_path / "cache"
+    found = outline(part, TaskPart(), tokenizer=Words(), max_length=16, modality="text", cache=cache)
+
+    def unwanted() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        found.finish(unwanted)
+    assert not cache.exists(), "half a data set is remembered"
+
+
+def test_what_happens_on_the_card_does_not_encode_anew(tmp_path: Path) -> None:
+    path, cache = _write(tmp_path / "data.jsonl", _rows()), tmp_path / "cache"
+    _prepare(_part(path), cache)
+    _prepare(_part(path, resident=False, augment={"flip": True}), cache)
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_max_length_defaults_to_the_recipes(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Images as normalised floats, augmented on the device.
+
+Shapes: S samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.data.augment import Augmentation
+from paceline.data.dataset import Images
+from paceline.data.resident import resident_images
+from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
+from paceline.recipe.parts import AugmentPart
+from paceline.seams import Batch, Ids, Layout, Size
+
+
+@final
+class ImageLayout(Layout):
+    """Images as normalised channels-first floats.
+
+    Args:
+        images: the samples, uint8.
+        labels: as in ``Dataset``.
+        device: where batches are put.
+        mean: per channel, of values scaled to 0..1.
+        deviation: standard deviation per channel.
+        resident: keep all pixels on the device and gather there.
+        augment: random changes of the batches that are given a ``draw``.
+        memory_format: how [S, C, H, W] lies in memory; ``torch.channels_last`` saves a copy, since pixels come so.
+
+    Raises:
+        RecipeError: the augmentation leaves nothing of images of this size.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        labels: NDArray[Any],
+        device: torch.device,
+        *,
+        mean: tuple[float, ...],
+        deviation: tuple[float, ...],
+        resident: bool = False,
+        augment: AugmentPart | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self._images, self._labels, self._device, self._format = images, labels, device, memory_format
+        self._normalisation, self._augment = (mean, deviation), augment
+        _, height, width, channels = images.pixels.shape
+        self._mean = torch.tensor(mean[:channels], device=device).view(-1, 1, 1)
+        self._deviation = torch.tensor(deviation[:channels], device=device).view(-1, 1, 1)
+        self._augmentation = None
+        if augment is not None and augment.any:
+            self._augmentation = Augmentation(augment, height, width, device)
+        self._resident = (resident_images(images, device), torch.tensor(labels, device=device)) if resident else None
+        self.reads_ahead = not resident and device.type != "cpu"
+        self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
+
+    def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+        if self._resident is not None:
+            chosen = to_device(ids, self._device)
+            pixels, labels = (kept.index_select(0, chosen) for kept in self._resident)
+        else:
+            sent = self._ahead.take(ids)
+            pixels, labels = sent["pixels"], sent["labels"]
+        if draw is None or self._augmentation is None:
+            values = self._normalised(pixels.permute(0, 3, 1, 2))
+        else:
+            draws = self._augmentation.draw(len(ids), draw)
+            values = self._normalised(self._augmentation.rearranged(pixels, draws))
+            values = self._augmentation.blanked(values, draws)
+        return Batch({"pixel_values": values}, labels, torch.ones(len(ids), device=self._device))
+
+    def over(self, inputs: Images, labels: NDArray[Any]) -> ImageLayout:
+        return ImageLayout(
+            inputs,
+            labels,
+            self._device,
+            mean=self._normalisation[0],
+            deviation=self._normalisation[1],
+            augment=self._augment,
+            memory_format=self._format,
+        )
+
+    def expect(self, ids: Sequence[Ids]) -> None:
+        self._ahead.expect(ids)
+
+    def close(self) -> None:
+        self._ahead.close()
+
+    def size(self, ids: Ids) -> Size:
+        return Size(len(ids), len(ids), len(ids))
+
+    def sorted(self, ids: Ids) -> Ids:
+        return ids
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        floats = images.to(torch.float32, memory_format=self._format)
+        return floats.div_(255).sub_(self._mean).div_(self._deviation)
+
+    def _shapes(self, ids: Ids) -> Shapes:
+        return {
+            "pixels": ((len(ids), *self._images.pixels.shape[1:]), torch.uint8),
+            "labels": ((len(ids), *self._labels.shape[1:]), torch_dtype(self._labels)),
+        }
+
+    def _fill(self, ids: Ids, arrays: Arrays) -> None:
+        arrays["labels"][...] = self._labels[ids]  # an id out of range stops here
+        # straight into pinned memory, which numpy does in no other mode
+        np.take(self._images.pixels, ids, axis=0, out=arrays["pixels"], mode="wrap")

@@ -1,0 +1,222 @@
+"""Token sequences one after the other in one row: nothing is padded, no mask is built.
+
+Shapes: S samples, T positions of the row, P sequences in it: the samples, then filler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.data.dataset import Tokens
+from paceline.data.resident import longest, resident_tokens
+from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
+from paceline.errors import DataError
+from paceline.seams import Batch, Ids, Layout, Packed, Size
+
+SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
+
+
+def bucket_for(lengths: NDArray[np.int64], samples: int) -> int:
+    """The multiple that a row's positions are rounded up to: a power of two from 64 to 2,048.
+
+    Totals of ``samples`` random samples lie within about six standard deviations, and those are cut into about 16
+    buckets: a graph is captured for each, and half a bucket a row is filler.
+
+    Args:
+        lengths: [n] tokens of each sample of the data set.
+        samples: samples of a micro-batch.
+    """
+    spread = 6 * float(lengths.std()) * math.sqrt(samples) if len(lengths) else 0.0
+    bucket = 1 << round(math.log2(max(spread / 16, 1)))
+    return min(max(bucket, SMALLEST_BUCKET), LARGEST_BUCKET)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the host knows of a packed row; every array is small."""
+
+    samples: Ids
+    """[S]: the ids longest first, as they stand in the row."""
+    sequence: NDArray[np.int64]
+    """[S]: where in ``samples`` each of the given ids is."""
+    bounds: NDArray[np.int64]
+    """[P + 1]: sequence p is positions ``bounds[p]:bounds[p + 1]``."""
+
+    @property
+    def real(self) -> int:
+        """Positions with a sample's token; filler begins here."""
+        return int(self.bounds[len(self.samples)])
+
+    @property
+    def slots(self) -> int:
+        """T: all positions."""
+        return int(self.bounds[-1])
+
+
+@final
+class PackedLayout(Layout):
+    """All samples of a micro-batch in one row, with where each begins; for attention that takes ``cu_seqlens``.
+
+    In the row the longest sample stands first, because attention kernels balance better so; labels and weights keep
+    the order of the ids. The number of positions is rounded up to a multiple of ``bucket`` with sequences of pad
+    tokens, so that attention writes all of its output; the number of sequences is always the same for S samples, the
+    last ones being empty. So shapes depend on S and T alone.
+
+    Args:
+        tokens: the samples.
+        labels: [n] or [n, C], as in ``Dataset``.
+        device: where batches are put.
+        token_types: whether the model takes token_type_ids; they are given for pairs.
+        first_position: position id of a sequence's first token (RoBERTa counts from its pad id + 1).
+        bucket: what the number of positions is a multiple of; see ``bucket_for``.
+        resident: keep all tokens on the device and gather there.
+
+    Raises:
+        DataError: a sample has no tokens at all.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        labels: NDArray[Any],
+        device: torch.device,
+        *,
+        token_types: bool,
+        first_position: int,
+        bucket: int,
+        resident: bool,
+    ) -> None:
+        self._tokens, self._labels, self._device = tokens, labels, device
+        self._token_types, self._first, self._bucket = token_types, first_position, bucket
+        self._lengths = tokens.lengths
+        _require_tokens(self._lengths)
+        self._longest = longest(tokens)
+        self._fillers = -(-bucket // self._longest) if len(tokens) else 0
+        self._second = tokens.second if token_types else None
+        self._resident = (resident_tokens(tokens, device), torch.tensor(labels, device=device)) if resident else None
+        self.reads_ahead = not resident and device.type != "cpu"
+        self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
+
+    def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+        weights = torch.ones(len(ids), device=self._device)
+        row = self._ahead.take(ids) if self._resident is None else self._gathered(ids, *self._resident)
+        packed = Packed(row.pop("cu_seqlens"), row.pop("sequence"), self._longest)
+        labels = row.pop("labels")
+        return Batch(row, labels, weights, packed)
+
+    def over(self, inputs: Tokens, labels: NDArray[Any]) -> PackedLayout:
+        return PackedLayout(
+            inputs,
+            labels,
+            self._device,
+            token_types=self._token_types,
+            first_position=self._first,
+            bucket=self._bucket,
+            resident=False,
+        )
+
+    def expect(self, ids: Sequence[Ids]) -> None:
+        self._ahead.expect(ids)
+
+    def close(self) -> None:
+        self._ahead.close()
+
+    def size(self, ids: Ids) -> Size:
+        real = int(self._lengths[ids].sum())
+        return Size(len(ids), real, self._rounded(real))
+
+    def sorted(self, ids: Ids) -> Ids:
+        """Every order wastes the same; this one gives all micro-batches about the same total, so that few shapes arise.
+
+        Samples by length are visited in steps of the golden ratio, which spreads any number of consecutive ones
+        evenly over the lengths (Weyl 1916: multiples of an irrational number are equidistributed).
+        """
+        by_length = ids[np.argsort(self._lengths[ids], kind="stable")]
+        return by_length[np.argsort(np.arange(len(ids)) * ((math.sqrt(5) - 1) / 2) % 1, kind="stable")]
+
+    def _rounded(self, real: int) -> int:
+        return -(-real // self._bucket) * self._bucket
+
+    def _row(self, ids: Ids) -> _Row:
+        lengths = self._lengths[ids]
+        order = np.argsort(-lengths, kind="stable")
+        sequence = np.empty(len(ids), dtype=np.int64)
+        sequence[order] = np.arange(len(ids))
+        bounds = np.zeros(len(ids) + self._fillers + 1, dtype=np.int64)
+        np.cumsum(lengths[order], out=bounds[1 : len(ids) + 1])
+        real = int(bounds[len(ids)])
+        # filler as long as any sample until the row is full, then empty sequences
+        full = real + self._longest * np.arange(1, self._fillers + 1)
+        bounds[len(ids) + 1 :] = np.minimum(full, self._rounded(real))
+        return _Row(ids[order], sequence, bounds)
+
+    def _gathered(self, ids: Ids, flat: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Builds the row on the device from one small array: a few numbers a sequence."""
+        row = self._row(ids)
+        begins = row.bounds[:-1]
+        # what to add to a position of the row to find its token in flat, where filler reads the pad tokens at the end
+        shift = np.concatenate([self._tokens.offsets[row.samples], np.full(self._fillers, self._tokens.offsets[-1])])
+        parts = [row.sequence, ids, row.bounds, shift - begins, begins - self._first]
+        if self._second is not None:
+            second = np.concatenate([self._second[row.samples], np.full(self._fillers, self._longest)])
+            parts.append(begins + second)
+        sent = to_device(np.concatenate(parts), self._device).split([len(part) for part in parts])
+        sequence, chosen, bounds, shift_on, origin = sent[:5]
+
+        positions = torch.arange(row.slots, device=self._device)
+        which = torch.searchsorted(bounds[1:], positions, right=True)
+        read = flat.index_select(0, positions + shift_on.index_select(0, which))
+        inputs = {"input_ids": read.long()[None], "position_ids": (positions - origin.index_select(0, which))[None]}
+        if self._second is not None:
+            inputs["token_type_ids"] = (positions >= sent[5].index_select(0, which)).long()[None]
+        return {
+            **inputs,
+            "cu_seqlens": bounds.int(),
+            "sequence": sequence,
+            "labels": labels.index_select(0, chosen),
+        }
+
+    def _shapes(self, ids: Ids) -> Shapes:
+        names = ["input_ids", "position_ids"] + ["token_type_ids"] * (self._second is not None)
+        shape = (1, self._rounded(int(self._lengths[ids].sum())))
+        return {
+            **dict.fromkeys(names, (shape, torch.int64)),
+            "cu_seqlens": ((len(ids) + self._fillers + 1,), torch.int32),
+            "sequence": ((len(ids),), torch.int64),
+            "labels": ((len(ids), *self._labels.shape[1:]), torch_dtype(self._labels)),
+        }
+
+    def _fill(self, ids: Ids, arrays: Arrays) -> None:
+        row = self._row(ids)
+        begins, widths = row.bounds[:-1], np.diff(row.bounds)
+        positions = np.arange(row.slots)
+        within = positions - np.repeat(begins, widths)
+        shift = np.repeat(self._tokens.offsets[row.samples] - begins[: len(ids)], widths[: len(ids)])
+        arrays["input_ids"][0, : row.real] = self._tokens.flat[positions[: row.real] + shift]
+        arrays["input_ids"][0, row.real :] = self._tokens.pad_id
+        np.add(within, self._first, out=arrays["position_ids"][0])
+        if self._second is not None:
+            second = np.repeat(self._second[row.samples], widths[: len(ids)])
+            arrays["token_type_ids"][0, : row.real] = within[: row.real] >= second
+            arrays["token_type_ids"][0, row.real :] = 0
+        arrays["cu_seqlens"][...] = row.bounds
+        arrays["sequence"][...] = row.sequence
+        arrays["labels"][...] = self._labels[ids]
+
+
+def _require_tokens(lengths: NDArray[np.int64]) -> None:
+    empty = np.flatnonzero(lengths == 0)
+    if len(empty):
+        raise DataError(
+            f"sample {empty[0]} has no tokens" + (f", nor have {len(empty) - 1:,} others" if len(empty) > 1 else ""),
+            why="a packed row has no place for a sequence of length 0: it has no first token to classify",
+            fix="drop these rows (data.on_bad_row=skip for empty texts), or set techniques.packing=false",
+        )

@@ -1,0 +1,112 @@
+"""Token sequences side by side, padded to one length: for models that cannot be packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.data.dataset import Tokens
+from paceline.data.resident import longest, resident_tokens
+from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
+from paceline.seams import Batch, Ids, Layout, Size
+
+
+@final
+class PaddedLayout(Layout):
+    """Token sequences padded to the longest of their micro-batch, with an attention mask.
+
+    Args:
+        tokens: the samples.
+        labels: [n] or [n, C], as in ``Dataset``.
+        device: where batches are put.
+        token_types: whether the model takes token_type_ids; they are given for pairs.
+        bucket: the padded length is rounded up to a multiple of this, but never above the longest sample of all, so
+            that there are few shapes.
+        resident: keep all tokens on the device and gather there.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        labels: NDArray[Any],
+        device: torch.device,
+        *,
+        token_types: bool,
+        bucket: int = 1,
+        resident: bool = False,
+    ) -> None:
+        self._tokens, self._labels, self._device, self._bucket = tokens, labels, device, bucket
+        self._token_types = token_types
+        self._lengths = tokens.lengths
+        self._longest = longest(tokens)
+        self._second = tokens.second if token_types else None
+        self._resident = (resident_tokens(tokens, device), torch.tensor(labels, device=device)) if resident else None
+        self.reads_ahead = not resident and device.type != "cpu"
+        self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
+
+    def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+        weights = torch.ones(len(ids), device=self._device)
+        if self._resident is not None:
+            return Batch(*self._gathered(ids, *self._resident), weights)
+        inputs = self._ahead.take(ids)
+        labels = inputs.pop("labels")
+        return Batch(inputs, labels, weights)
+
+    def over(self, inputs: Tokens, labels: NDArray[Any]) -> PaddedLayout:
+        return PaddedLayout(inputs, labels, self._device, token_types=self._token_types, bucket=self._bucket)
+
+    def expect(self, ids: Sequence[Ids]) -> None:
+        self._ahead.expect(ids)
+
+    def close(self) -> None:
+        self._ahead.close()
+
+    def size(self, ids: Ids) -> Size:
+        return Size(len(ids), int(self._lengths[ids].sum()), self._width(ids) * len(ids))
+
+    def sorted(self, ids: Ids) -> Ids:
+        return ids[np.argsort(-self._lengths[ids], kind="stable")]
+
+    def _width(self, ids: Ids) -> int:
+        rounded = -(-int(self._lengths[ids].max()) // self._bucket) * self._bucket
+        return min(rounded, self._longest)
+
+    def _gathered(self, ids: Ids, flat: Tensor, labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        starts, lengths = self._tokens.offsets[ids], self._lengths[ids]
+        second = lengths if self._second is None else self._second[ids]
+        rows = to_device(np.stack([ids, starts, lengths, second]), self._device)
+        positions = torch.arange(self._width(ids), device=self._device)
+        mask = positions < rows[2, :, None]
+        # every index lies inside: behind the last sample there are as many pad tokens as any sample is long
+        read = flat[rows[1, :, None] + positions]
+        inputs = {
+            "input_ids": read.masked_fill_(~mask, self._tokens.pad_id).long(),
+            "attention_mask": mask.long(),
+        }
+        if self._second is not None:
+            inputs["token_type_ids"] = (mask & (positions >= rows[3, :, None])).long()
+        return inputs, labels.index_select(0, rows[0])
+
+    def _shapes(self, ids: Ids) -> Shapes:
+        names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (self._second is not None)
+        shape = (len(ids), self._width(ids))
+        labels = ((len(ids), *self._labels.shape[1:]), torch_dtype(self._labels))
+        return {**dict.fromkeys(names, (shape, torch.int64)), "labels": labels}
+
+    def _fill(self, ids: Ids, arrays: Arrays) -> None:
+        input_ids, lengths = arrays["input_ids"], self._lengths[ids]
+        input_ids.fill(self._tokens.pad_id)
+        # one copy a row beats any indexing trick at these sizes
+        for row, (start, length) in enumerate(zip(self._tokens.offsets[ids], lengths, strict=True)):
+            input_ids[row, :length] = self._tokens.flat[start : start + length]
+        positions = np.arange(input_ids.shape[1])
+        mask = positions < lengths[:, None]
+        arrays["attention_mask"][...] = mask
+        if self._second is not None:
+            arrays["token_type_ids"][...] = mask & (positions >= self._second[ids][:, None])
+        arrays["labels"][...] = self._labels[ids]

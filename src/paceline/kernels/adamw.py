@@ -1,0 +1,175 @@
+"""Adam and AdamW as one operator on whatever tensors it is given, gated and scaled on the device.
+
+Large flat buffers on a card go to a kernel of our own, for torch's cuts them into so few blocks that a third of the
+memory's rate is lost (0.69 ms against a floor of 0.45 for 67 million weights on an H200). Everything else goes to
+``torch._fused_adamw_`` and ``torch._fused_adam_``, whose arithmetic the kernel follows. The operator has a fake
+implementation, so that a step can be traced without a device, where ``torch.optim`` would ask the device for the value
+of its learning rate.
+
+Source: Kingma and Ba, Adam, ICLR 2015; Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019.
+"""
+
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
+
+LARGE = 2**16
+"""Elements from which a tensor gets a launch of its own."""
+
+BLOCK = 2048
+"""Elements a program: 16 bytes a thread from each of four arrays, twice."""
+
+MUTATED = ("parameters", "gradients", "exp_avgs", "exp_avg_sqs")
+
+
+@torch.library.custom_op("paceline::adamw_", mutates_args=MUTATED)
+def adamw_(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    step: Tensor,
+    lr: Tensor,
+    grad_scale: Tensor,
+    found_inf: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> None:
+    """One update of every parameter, in place; the lists run in parallel, with the same shapes and strides.
+
+    Args:
+        parameters: weights, on one device.
+        gradients: multiplied by ``grad_scale``; undefined afterwards.
+        exp_avgs: running means of the gradients.
+        exp_avg_sqs: running means of their squares.
+        step: fp32 scalar on the device: which update this is for the bias corrections, the first being 1.
+        lr: fp32 scalar on the device.
+        grad_scale: fp32 scalar on the device.
+        found_inf: fp32 scalar on the device; 1: nothing is changed at all.
+        decoupled: the weights decay apart from the gradient (AdamW); otherwise the decay is added to it (Adam).
+    """
+    columns = (parameters, gradients, exp_avgs, exp_avg_sqs)
+    rows = list(zip(*columns, strict=True))
+    large = [row for row in rows if _is_large(row)]
+    for row in large:
+        _launch(*row, step, lr, grad_scale, found_inf, beta1, beta2, eps, weight_decay, decoupled)
+    if len(large) == len(rows):
+        return
+    parameters, gradients, exp_avgs, exp_avg_sqs = map(list, zip(*(r for r in rows if not _is_large(r)), strict=True))
+    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    update(
+        parameters,
+        gradients,
+        exp_avgs,
+        exp_avg_sqs,
+        [],
+        [step] * len(parameters),
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
+
+
+@adamw_.register_fake
+def _(*_: object) -> None:
+    return None
+
+
+def _is_large(row: tuple[Tensor, ...]) -> bool:
+    """Whether a parameter and what belongs to it are for the kernel: fp32, in one piece, on a card with triton."""
+    return (
+        row[0].numel() >= LARGE
+        and HAS_TRITON
+        and all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in row)
+    )
+
+
+def _launch(
+    parameter: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    lr: Tensor,
+    grad_scale: Tensor,
+    found_inf: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> None:
+    count = parameter.numel()
+    with torch.cuda.device(parameter.device):
+        adam[(-(-count // BLOCK),)](
+            *(parameter, gradient, exp_avg, exp_avg_sq, step, lr, grad_scale, found_inf, count),
+            # powers of the betas as powers of two, which a card has an instruction for
+            *(beta1, beta2, math.log2(beta1) if beta1 else -math.inf, math.log2(beta2) if beta2 else -math.inf),
+            *(eps, weight_decay),
+            DECOUPLED=decoupled,
+            BLOCK=BLOCK,
+            num_warps=8,
+        )
+
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def adam(
+        parameter,
+        gradient,
+        exp_avg,
+        exp_avg_sq,
+        step,
+        lr,
+        grad_scale,
+        found_inf,
+        count,
+        beta1,
+        beta2,
+        log_beta1,
+        log_beta2,
+        eps,
+        weight_decay,
+        DECOUPLED: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        if tl.load(found_inf) == 0.0:
+            at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            inside = at < count
+            rate, updates = tl.load(lr), tl.load(step)
+            g = tl.load(gradient + at, mask=inside, other=0.0) / tl.load(grad_scale)
+            p = tl.load(parameter + at, mask=inside, other=0.0)
+            m = tl.load(exp_avg + at, mask=inside, other=0.0)
+            v = tl.load(exp_avg_sq + at, mask=inside, other=0.0)
+            if DECOUPLED:
+                p -= rate * weight_decay * p
+            else:
+                g += weight_decay * p
+            m += (1.0 - beta1) * (g - m)
+            v = beta2 * v + (1.0 - beta2) * g * g
+            first = 1.0 - tl.exp2(updates * log_beta1)
+            second = 1.0 - tl.exp2(updates * log_beta2)
+            p -= rate / first * m / (tl.sqrt(v) / tl.sqrt(second) + eps)
+            tl.store(parameter + at, p, mask=inside)
+            tl.store(exp_avg + at, m, mask=inside)
+            tl.store(exp_avg_sq + at, v, mask=inside)

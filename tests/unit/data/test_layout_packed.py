@@ -1,0 +1,219 @@
+"""Packed rows: every token where it belongs, filler that covers the rest, shapes that depend on totals alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.data.dataset import Tokens
+from paceline.data.layout import PackedLayout, bucket_for
+from paceline.errors import DataError
+from paceline.seams import Batch, Ids
+
+CPU = torch.device("cpu")
+PAD = 9
+
+
+def tokens_of(lengths: list[int], *, pairs: bool = False, dtype: Any = np.uint16) -> Tokens:
+    generator = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    second = generator.integers(0, np.array(lengths) + 1).astype(np.int32) if pairs else None
+    return Tokens(generator.integers(10, 60_000, offsets[-1]).astype(dtype), offsets, PAD, second)
+
+
+def layout_of(tokens: Tokens, labels: Any = None, **settings: Any) -> PackedLayout:
+    chosen = {"token_types": False, "first_position": 0, "bucket": 16, "resident": False} | settings
+    labels = np.arange(len(tokens)) if labels is None else labels
+    return PackedLayout(tokens, labels, CPU, **chosen)
+
+
+def some_ids(count: int, among: int, seed: int = 0) -> Ids:
+    return np.random.default_rng(seed).choice(among, count, replace=False)
+
+
+def lengths_of(count: int, most: int = 40) -> list[int]:
+    return np.random.default_rng(1).integers(1, most + 1, count).tolist()
+
+
+def leaves(batch: Batch) -> dict[str, torch.Tensor]:
+    assert batch.packed is not None
+    found = {"labels": batch.labels, "weights": batch.weights, **batch.inputs}
+    return found | {"cu_seqlens": batch.packed.cu_seqlens, "sequence": batch.packed.sequence}
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize(("bucket", "first"), [(1, 0), (16, 2), (128, 5)])
+def test_every_sample_is_found_whole_at_its_sequence(resident: bool, bucket: int, first: int) -> None:
+    tokens = tokens_of(lengths_of(30))
+    ids = some_ids(11, 30)
+    batch = layout_of(tokens, bucket=bucket, first_position=first, resident=resident).collate(ids)
+    assert batch.packed is not None
+    bounds = batch.packed.cu_seqlens.tolist()
+    for sample, sequence in zip(ids, batch.packed.sequence.tolist(), strict=True):
+        begin, end = bounds[sequence], bounds[sequence + 1]
+        expected = tokens.flat[tokens.offsets[sample] : tokens.offsets[sample + 1]].tolist()
+        assert batch.inputs["input_ids"][0, begin:end].tolist() == expected, f"sample {sample}"
+        assert batch.inputs["position_ids"][0, begin:end].tolist() == list(range(first, first + end - begin))
+    assert batch.packed.first.tolist() == [bounds[sequence] for sequence in batch.packed.sequence.tolist()]
+    assert batch.labels.tolist() == ids.tolist(), "labels keep the order of the ids"
+    assert batch.weights.tolist() == [1.0] * len(ids)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("bucket", [1, 7, 16, 100, 256])
+def test_filler_covers_the_rest_and_no_sequence_is_longer_than_any_sample(resident: bool, bucket: int) -> None:
+    tokens = tokens_of(lengths_of(30))
+    layout = layout_of(tokens, bucket=bucket, first_position=3, resident=resident)
+    longest = max(tokens.lengths)
+    for seed in range(20):
+        ids = some_ids(9, 30, seed)
+        batch = layout.collate(ids)
+        assert batch.packed is not None
+        bounds = batch.packed.cu_seqlens.numpy()
+        widths = np.diff(bounds)
+        slots, real = batch.inputs["input_ids"].shape[1], int(tokens.lengths[ids].sum())
+        assert slots % bucket == 0
+        assert 0 <= slots - real < bucket
+        assert bounds[0] == 0
+        assert bounds[-1] == slots, "a position belongs to no sequence: attention would leave it unwritten"
+        assert widths.min() >= 0
+        assert widths.max() <= longest == batch.packed.max_length
+        assert (np.diff(widths[:9]) <= 0).all(), "longest first"
+        assert len(widths) == 9 + -(-bucket // longest), "the number of sequences depends on the samples alone"
+        nonempty = np.flatnonzero(widths)
+        assert nonempty.tolist() == list(range(len(nonempty))), "empty sequences stand at the end"
+        assert (batch.inputs["input_ids"][0, real:] == PAD).all()
+        for begin, width in zip(bounds[9:-1], widths[9:], strict=True):
+            positions = batch.inputs["position_ids"][0, begin : begin + width].tolist()
+            assert positions == list(range(3, 3 + width)), "filler has positions that the model knows"
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["texts", "pairs"])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("kind", ["classes", "targets", "multi-label"])
+def test_resident_equals_host_bit_for_bit(pairs: bool, dtype: Any, kind: str) -> None:
+    tokens = tokens_of(lengths_of(50), pairs=pairs, dtype=dtype)
+    generator = np.random.default_rng(2)
+    labels = {
+        "classes": generator.integers(0, 3, 50),
+        "targets": generator.standard_normal(50).astype(np.float32),
+        "multi-label": generator.integers(0, 2, (50, 4)).astype(np.float32),
+    }[kind]
+    settings = {"token_types": True, "first_position": 2, "bucket": 64}
+    host, resident = (layout_of(tokens, labels, resident=mode, **settings) for mode in (False, True))
+    for seed in range(10):
+        ids = some_ids(1 + 2 * seed, 50, seed)
+        one, other = leaves(host.collate(ids)), leaves(resident.collate(ids))
+        assert list(one) == list(other)
+        assert ("token_type_ids" in one) == pairs
+        for name, tensor in one.items():
+            assert tensor.dtype == other[name].dtype, name
+            assert torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_token_types_begin_where_the_second_text_does(resident: bool) -> None:
+    tokens = tokens_of(lengths_of(20), pairs=True)
+    assert tokens.second is not None
+    ids = some_ids(8, 20)
+    batch = layout_of(tokens, token_types=True, bucket=128, resident=resident).collate(ids)
+    assert batch.packed is not None
+    bounds, types = batch.packed.cu_seqlens.tolist(), batch.inputs["token_type_ids"][0]
+    for sample, sequence in zip(ids, batch.packed.sequence.tolist(), strict=True):
+        begin, end = bounds[sequence], bounds[sequence + 1]
+        ones = end - begin - tokens.second[sample]
+        assert types[begin:end].tolist() == [0] * tokens.second[sample] + [1] * ones, f"sample {sample}"
+    assert not types[bounds[8] :].any(), "filler is of type 0"
+
+
+def test_the_layout_of_other_samples_has_the_same_settings() -> None:
+    settings = {"token_types": True, "first_position": 2, "bucket": 32}
+    others = tokens_of(lengths_of(12), pairs=True)
+    expected = layout_of(others, **settings)
+    made = layout_of(tokens_of([3, 4], pairs=True), resident=True, **settings).over(others, np.arange(12))
+    one, other = leaves(made.collate(np.arange(7))), leaves(expected.collate(np.arange(7)))
+    assert list(one) == list(other)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_size_is_that_of_the_batch() -> None:
+    tokens = tokens_of(lengths_of(30))
+    layout = layout_of(tokens, bucket=64)
+    ids = some_ids(7, 30)
+    size = layout.size(ids)
+    assert (size.samples, size.tokens) == (7, tokens.lengths[ids].sum())
+    assert size.slots == layout.collate(ids).inputs["input_ids"].numel()
+
+
+def test_evaluation_order_keeps_the_samples_and_evens_the_totals() -> None:
+    generator = np.random.default_rng(3)
+    lengths = np.minimum(generator.lognormal(5.4, 0.6, 5_000), 512).astype(int) + 1
+    tokens = tokens_of(np.sort(lengths).tolist())  # sorted in the file: the worst case for the given order
+    layout = layout_of(tokens, bucket=256)
+    ids = np.arange(1_000, 5_000)
+    ordered = layout.sorted(ids)
+    assert np.array_equal(np.sort(ordered), ids)
+    rows = {layout.size(ordered[start : start + 64]).slots for start in range(0, len(ids) - 64, 64)}
+    assert len(rows) <= 4, f"{len(rows)} shapes, each of which is a captured graph"
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_an_empty_sample_is_named(resident: bool) -> None:
+    with pytest.raises(DataError, match="sample 1 has no tokens, nor have 1 others"):
+        layout_of(tokens_of([3, 0, 5, 0]), resident=resident)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_read_only_data_set_will_do(resident: bool) -> None:
+    tokens, labels = tokens_of([3, 4]), np.arange(2)
+    for array in (tokens.flat, tokens.offsets, labels):
+        array.setflags(write=False)
+    ids = np.arange(2)
+    ids.setflags(write=False)
+    assert layout_of(tokens, labels, resident=resident).collate(ids).labels.tolist() == [0, 1]
+
+
+def test_a_resident_batch_takes_few_launches_and_one_copy() -> None:
+    class Counter(TorchDispatchMode):
+        names: tuple[str, ...] = ()
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = function.overloadpacket._qualified_op_name
+            # views, and what only exists on the host, launch nothing
+            if name.removeprefix("aten::") not in {"split_with_sizes", "slice", "unsqueeze", "empty", "detach"}:
+                self.names += (name,)
+            return function(*args, **(kwargs or {}))
+
+    tokens = tokens_of(lengths_of(200))
+    layout = layout_of(tokens, resident=True, bucket=64)
+    layout.collate(some_ids(32, 200))
+    with Counter() as counter:
+        layout.collate(some_ids(32, 200, 1))
+    assert len(counter.names) <= 14, counter.names
+
+
+def test_buckets_are_powers_of_two_between_64_and_2048() -> None:
+    generator = np.random.default_rng(0)
+    lengths = np.minimum(generator.lognormal(5.4, 0.6, 10_000), 512).astype(np.int64)
+    found = [bucket_for(lengths, samples) for samples in (1, 12, 32, 64, 128, 100_000)]
+    assert found == sorted(found)
+    assert found[0] == 64
+    assert found[-1] == 2048
+    assert all(bucket & (bucket - 1) == 0 for bucket in found)
+    assert bucket_for(np.full(100, 512), 32) == 64, "equal lengths need no room"
+    assert bucket_for(np.empty(0, dtype=np.int64), 32) == 64
+
+
+@pytest.mark.parametrize("samples", [16, 32, 64, 128])
+def test_totals_fall_into_about_sixteen_buckets(samples: int) -> None:
+    generator = np.random.default_rng(0)
+    lengths = np.minimum(generator.lognormal(5.4, 0.6, 20_000), 512).astype(np.int64)
+    bucket = bucket_for(lengths, samples)
+    totals = lengths[generator.integers(0, len(lengths), (2_000, samples))].sum(axis=1)
+    rows = -(-totals // bucket)
+    assert 6 <= len(np.unique(rows)) <= 24
+    assert (rows * bucket / totals).mean() < 1.06, "filler"
