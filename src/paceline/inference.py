@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.data.dataset import Dataset
 from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
-from paceline.engine.assemble import assemble_build
+from paceline.engine.assemble import assemble_build, over
 from paceline.engine.evaluate import Infer, evaluate, inference
 from paceline.engine.numerics import numerics
 from paceline.errors import DataError, RecipeError, RunFolderError, UserError, nearest
@@ -33,8 +33,14 @@ WINDOW = 4096
 _READING = tuple(
     f"data.{name}" for name in ("text", "pair", "label", "label_separator", "on_bad_row", "bad_rows_allowed")
 )
-_CARRIED_OUT = ("device", "loop.evaluation_batch_size", "techniques.precision")
+_CARRIED_OUT = ("device", "loop.evaluation_batch_size", "techniques.precision", "techniques.packing")
 """Settings that can change when a trained model is used."""
+
+_ONLY_TRAINING = (
+    *("device=auto", "data.resident=false", "techniques.packing=auto", "techniques.recompute=false"),
+    *("techniques.fused_qkv=false", "techniques.compile=false", "techniques.capture=false"),
+)
+"""What a recipe says of steps and of another machine has no bearing here."""
 
 Tell = Callable[[str], None]
 """Receives guesses and warnings that a person should read."""
@@ -70,9 +76,10 @@ def predict_rows(
     file = PredictionFile(out, source=data)
     _, recipe, loaded = _open(folder, settings, own_data=False)
     part, size = _data_part(recipe, data), _batch_size(recipe)
+    build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
-            build = _build(recipe, loaded, dataset)
+            build = over(build, dataset) if build else _build(recipe, loaded, dataset)
             originals = table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))]
             file.add(originals, probabilities(inference(build), build, dataset.splits["all"], size, advance))
         return file.finish(loaded.saved.kind, loaded.saved.label_names)
@@ -95,7 +102,7 @@ def probabilities(
 def _open(folder: Path, settings: Sequence[str], *, own_data: bool) -> tuple[RunFolder, Recipe, LoadedModel]:
     run = RunFolder.view(folder)
     _refuse_idle(settings, own_data)
-    recipe, _ = choose(run.read_recipe().with_settings(["device=auto", *settings]), this_machine())
+    recipe, _ = choose(run.read_recipe().with_settings([*_ONLY_TRAINING, *settings]), this_machine())
     part = recipe.model
     if not run.model.exists() and not run.summary.exists():
         raise RunFolderError(
@@ -158,7 +165,5 @@ def _build(recipe: Recipe, loaded: LoadedModel, dataset: Dataset) -> Build:
     saved = loaded.saved
     task: Task = task_for(saved.kind, saved.label_names, recipe.task)
     normalisation = (saved.image.mean, saved.image.std) if saved.image else ((), ())
-    # nothing is differentiated here, so there is nothing to recompute
-    plain = recipe.with_settings(["techniques.recompute=false"])
     device = torch.device(recipe.device)
-    return assemble_build(plain, loaded.model, dataset, task, device, blocks=(), normalisation=normalisation)
+    return assemble_build(recipe, loaded.model, dataset, task, device, blocks=(), normalisation=normalisation)

@@ -16,22 +16,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.checkpoint.store import CheckpointStore
+from paceline.checkpoint.background import BackgroundStore
 from paceline.data.dataset import Dataset
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
 from paceline.engine.assemble import Assembled
 from paceline.engine.engine import Update
 from paceline.engine.evaluate import evaluate
 from paceline.engine.late import Late
+from paceline.engine.rng import augmentation_seed
 from paceline.errors import NonFiniteError, Preempted
+from paceline.files import compiled_folder
 from paceline.recipe import Recipe
 from paceline.records import EvaluationRecord, Record, StepRecord
 from paceline.seams import Batch, Ids, Size
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
+from paceline.techniques.compile import note_kept
 
 MOST_SKIPPED = 50
 """fp16 loss scaling may skip this many steps in a row: enough for any scale to shrink from 65,536 to nothing."""
+
+
+RUN_AHEAD = 32
+"""Steps that the host may be ahead of the device: enough never to leave it idle, few enough to stop soon."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class Job:
     steps_per_epoch: int
     total_steps: int
     evaluation_batch_size: int
-    store: CheckpointStore
+    store: BackgroundStore
     emit: Callable[[Record], None]
     stop: Stop
     watch: Stopwatch
@@ -160,6 +167,8 @@ class Loop:
         whose evaluation was broken off, does the same as one that was never stopped.
         """
         job, every = self.job, self.job.recipe.loop
+        if not self.ended:
+            self._warm_up()
         while True:
             if self._due(every.evaluate_every) and not self._evaluated():
                 self._evaluate()
@@ -171,12 +180,14 @@ class Loop:
                 break
             with job.watch.phase("train"):
                 self._step()
+            self._tell_committed()
         with job.watch.phase("train"):
             self._account(wait=True)
+        self._see_saved()
         return self.progress
 
     def save(self, *, is_best: bool = False) -> None:
-        """Commit a checkpoint of this step, unless there is one."""
+        """Have a checkpoint of this step saved beside the steps, unless there is one."""
         if self.saved_step == self.progress.step:
             return
         with self.job.watch.phase("train"):
@@ -189,8 +200,31 @@ class Loop:
                 "progress": self.progress.plain(),
                 "seconds": self.job.watch.seconds(),
             }
-            self.job.emit(self.job.store.save(self.progress.step, tensors, whole, is_best=is_best))
+            self.job.store.save(self.progress.step, tensors, whole, is_best=is_best)
             self.saved_step = self.progress.step
+        self._tell_committed()
+        self._last_end = time.perf_counter()
+
+    def _tell_committed(self) -> None:
+        for record in self.job.store.committed():
+            self.job.emit(record)
+
+    def _see_saved(self) -> None:
+        """Wait until what was asked to be saved is on the disk."""
+        with self.job.watch.phase("checkpoint"):
+            self.job.store.wait()
+        self._tell_committed()
+
+    def _warm_up(self) -> None:
+        """Compile and load kernels on the first micro-batch, before the first step is timed."""
+        job = self.job
+        if job.recipe.techniques.compile is not True and job.recipe.techniques.capture is not True:
+            return
+        with job.watch.phase("compile"):
+            ids = job.order.plan(self.progress.order).microbatches[0]
+            job.assembled.engine.warm_up(job.assembled.build.layout.collate(ids), len(ids))
+        if job.recipe.techniques.compile is True and job.assembled.build.device.type == "cuda":
+            note_kept(job.assembled.build, compiled_folder())
         self._last_end = time.perf_counter()
 
     def _step(self) -> None:
@@ -199,12 +233,21 @@ class Loop:
         layout = job.assembled.build.layout
         counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
         engine = job.assembled.engine
+        step = self.progress.step
         forward = engine.accumulate(
-            (layout.collate(ids) for ids in plan.microbatches), counted, step=self.progress.step
+            (
+                layout.collate(ids, augmentation_seed(job.recipe.seed, step, index))
+                for index, ids in enumerate(plan.microbatches)
+            ),
+            counted,
+            step=step,
         )
         update = engine.update()
+        after = job.order.after(at)
+        if layout.reads_ahead and step + 1 < job.total_steps:
+            layout.expect(job.order.plan(after).microbatches)
         self._note(plan, forward.loss, torch.stack(forward.extras).sum(), update, counted)
-        self.progress = replace(self.progress, step=self.progress.step + 1, order=job.order.after(at))
+        self.progress = replace(self.progress, step=step + 1, order=after)
         self._account(wait=False)
 
     def _note(self, plan: StepPlan, loss: torch.Tensor, correct: torch.Tensor, update: Update, counted: int) -> None:
@@ -218,7 +261,7 @@ class Loop:
 
     def _account(self, *, wait: bool) -> None:
         """Turn numbers that have arrived into records, and look whether they are numbers at all."""
-        for note, (loss, norm, finite, correct) in self._late.flush() if wait else self._late.ready():
+        for note, (loss, norm, finite, correct) in self._late.flush() if wait else self._late.ready(RUN_AHEAD):
             record = self._record(note, loss, norm, bool(finite), correct)
             scaling = self.job.assembled.build.loss_scaling
             skipped_in_a_row = self.progress.skipped_in_a_row + 1 if record.skipped else 0
@@ -233,6 +276,7 @@ class Loop:
                 tokens=self.progress.tokens + note.size.tokens,
                 slots=self.progress.slots + note.size.slots,
             )
+            self.job.watch.mark("first_update")  # the first one counts
             self.job.emit(record)
 
     def _record(self, note: _StepNote, loss: float, norm: float, finite: bool, correct: float) -> StepRecord:
@@ -306,6 +350,7 @@ class Loop:
 
     def _preempt(self, signal_name: str) -> None:
         self.save()
+        self._see_saved()
         at = f"after step {self.progress.step} of {self.job.total_steps}"
         raise Preempted(f"stopped by {signal_name} {at}; a checkpoint is saved: {self.job.stop.then}")
 

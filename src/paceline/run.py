@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from paceline.checkpoint.background import BackgroundStore
 from paceline.checkpoint.compare import differences, refuse_changes
 from paceline.checkpoint.store import Checkpoint, CheckpointStore
 from paceline.data.order import OrderState, ShuffledOrder
@@ -18,6 +19,7 @@ from paceline.engine.evaluate import evaluate
 from paceline.engine.numerics import numerics
 from paceline.errors import CheckpointError, RecipeError
 from paceline.facts import Facts
+from paceline.files import compiled_folder
 from paceline.loop import Job, Loop, Progress
 from paceline.models.features import collect, fit_final_linear, write_into
 from paceline.models.saved import save_model
@@ -32,6 +34,7 @@ from paceline.run_folder import RunFolder
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
 from paceline.tasks import best_metric
+from paceline.techniques.compile import kept_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,25 +74,31 @@ def run(request: Request) -> RunRecord:
     with contextlib.ExitStack() as stack:
         numeric = numerics(asked.techniques.precision, deterministic=asked.deterministic, device=asked.device)
         stack.enter_context(numeric)
+        if asked.device == "cuda" and asked.techniques.compile is not False:
+            stack.enter_context(kept_cache(compiled_folder()))
         stop = stack.enter_context(Stop(_then(request, saved=request.checkpoint is not None)))
         # nothing in the folder changes before all that can refuse has agreed
         prepared = prepare_run(asked, request.decisions, watch=watch, rows=request.rows, quarantine=folder.quarantine)
+        stack.callback(prepared.build.layout.close)
         learned, carried_out = _changes(request, prepared)
         with watch.phase("model"):
             job, progress = _job(request, prepared, emit, stop)
         stack.callback(job.assembled.engine.close)
+        stack.callback(job.store.close)
         loop = Loop(job, progress, saved_step=None if learned or not request.checkpoint else progress.step)
         _refuse_finished(request, loop)
         has_steps = prepared.recipe.model.train != "features"
         with stop.noted():
-            _write_start(request, prepared, [*learned, *carried_out])
-            watchers += _observers(stack, folder, prepared.recipe)
-            emit(_started(request, prepared, job, progress))
-            for notice in _first_notices(request, prepared):
-                emit(notice)
+            with watch.phase("start"):
+                _write_start(request, prepared, [*learned, *carried_out])
+                watchers += _observers(stack, folder, prepared.recipe)
+                emit(_started(request, prepared, job, progress))
+                for notice in _first_notices(request, prepared):
+                    emit(notice)
             stop.then = _then(request, saved=has_steps)
             if learned:
                 loop.save()  # what was agreed to now is agreed to for the next resume
+                job.store.wait()
             if has_steps:
                 progress = loop.run()
         if not has_steps or loop.saved_step == progress.step:
@@ -108,7 +117,8 @@ def run(request: Request) -> RunRecord:
             record = _summary(request, prepared, job, progress, final, loop.stopped_early, notices)
             folder.write_summary(record)
             if prepared.recipe.observe.report:
-                build_report(folder.path)
+                with watch.phase("save"):
+                    build_report(folder.path)
             emit(record)
     return record
 
@@ -216,7 +226,7 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
     total_steps = min(loop.max_steps or sys.maxsize, steps_per_epoch * loop.epochs)
     if prepared.build.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(prepared.build.device)  # the peak is this run's, not the process's
-    assembled = assemble(recipe, prepared.build, total_steps)
+    assembled = assemble(recipe, prepared.build, total_steps, capturing=lambda: request.watch.phase("capture"))
     progress = Progress(order=OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size))
     if request.checkpoint is not None:
         progress = _restore(request.checkpoint, assembled, progress, steps_per_epoch)
@@ -228,7 +238,7 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         evaluation_batch_size=loop.evaluation_batch_size or loop.batch_size,
-        store=CheckpointStore(request.folder.checkpoints, loop.keep_last),
+        store=BackgroundStore(CheckpointStore(request.folder.checkpoints, loop.keep_last), request.watch),
         emit=emit,
         stop=stop,
         watch=request.watch,
@@ -318,7 +328,7 @@ def _take_best(job: Job, progress: Progress) -> int:
         return progress.step
     best = job.store.best()
     if best is None or best.step != progress.best_step:
-        lost = f"the best weights, of step {progress.best_step}, are no longer in {job.store.folder}"
+        lost = f"the best weights, of step {progress.best_step}, are no longer in {job.store.store.folder}"
         job.emit(Notice(message=f"{lost}; the last ones are measured and saved instead", level="warning"))
         return progress.step
     for message in best.notices:
@@ -356,4 +366,7 @@ def _summary(
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         decisions=prepared.decisions,
         notices=tuple(notices),
+        overlapped_seconds=job.watch.overlapped(),
+        path={**prepared.build.path, **job.assembled.engine.path},
+        first_update_seconds=job.watch.marked("first_update"),
     )

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -19,6 +15,7 @@ from paceline.recipe import Recipe
 from paceline.seams import Build
 from paceline.tasks import task_for
 from paceline.techniques import precision
+from tests.gpu.waiting import waits_are_errors
 from tests.parity.driving import assembled, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
 
@@ -38,17 +35,6 @@ def made(mode: str, **settings: object) -> tuple[Assembled, nn.Module, Recipe]:
     layout = ImageLayout(images, labels, CUDA, mean=(0.5,), deviation=(0.5,))
     build = Build(model=model, forward=lambda m, b: m(b.inputs["pixel_values"]), layout=layout, task=task, device=CUDA)
     return assemble(chosen, precision.apply(build, mode), 50), model, chosen
-
-
-@contextlib.contextmanager
-def waits_are_errors() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def step(run: Assembled, index: int) -> torch.Tensor:

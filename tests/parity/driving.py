@@ -31,13 +31,24 @@ def dataset() -> Dataset:
     )
 
 
+PLAIN: dict[str, Any] = {
+    "precision": "fp32",
+    "packing": False,
+    "fused_qkv": False,
+    "channels_last": False,
+    "compile": False,
+    "capture": False,
+}
+"""No technique at all: a step is that of the hand-written loop."""
+
+
 def recipe(**settings: Any) -> Recipe:
     base = {
         "model": {"source": "given"},
         "data": {"source": "made.csv"},
         "optimizer": {"lr": 1e-3, "weight_decay": 0.01, "decay_all": True},
         "schedule": {"warmup": 2},
-        "techniques": {"precision": "fp32"},
+        "techniques": PLAIN,
         "loop": {"batch_size": 8, "max_steps": STEPS},
         "device": "cpu",
     }

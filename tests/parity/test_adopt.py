@@ -149,3 +149,10 @@ def test_inference_gives_logits() -> None:
     batch = next(iter(loader()))
     logits = engine.infer({"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]})
     assert logits.shape == (12, 3)
+
+
+def test_an_update_without_gradients_is_named() -> None:
+    model = tiny_model()
+    engine = paceline.adopt(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(**b).loss)
+    with pytest.raises(UserError, match="no gradients to apply"):
+        engine.update()

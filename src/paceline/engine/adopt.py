@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.engine.engine import Engine
+from paceline.engine.gradients import FlatGradients
 from paceline.engine.scaling import Dynamic, Unscaled
+from paceline.engine.step import Step
 from paceline.engine.torch_engine import TorchEngine
 from paceline.engine.updates import HostGated
 from paceline.errors import UserError
+from paceline.techniques.capture import Eager
 
 
 def adopt(
@@ -39,7 +44,8 @@ def adopt(
         labels in all of them; ``update()`` applies it.
 
     Raises:
-        UserError: the optimizer holds parameters that are not the model's.
+        UserError: the optimizer holds parameters that are not the model's, or the model is wrapped for several
+            processes (DistributedDataParallel, FSDP).
 
     Example:
         >>> engine = paceline.adopt(model, optimizer, lambda model, b: model(**b).loss * len(b["labels"]))
@@ -47,6 +53,7 @@ def adopt(
         ...     engine.accumulate([batch], denominator=len(batch["labels"]))
         ...     engine.update()
     """
+    _refuse_parallel(model)
     owned = {id(parameter) for parameter in model.parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(id(parameter) not in owned for parameter in held):
@@ -55,17 +62,37 @@ def adopt(
             "the optimizer holds parameters that are not the model's",
             "make the optimizer from model.parameters(), after moving the model to its device",
         )
+    updates = HostGated(optimizer, None)
+    scale = Dynamic(held[0].device) if loss_scaling else Unscaled()
 
     def objective(batch: Any) -> tuple[Tensor, Any]:
         result = loss_sum(model, batch)
         return result if isinstance(result, tuple) else (result, None)
 
-    return TorchEngine(
-        model,
-        objective,
-        lambda batch: getattr(output := model(**batch), "logits", output),
-        HostGated(optimizer, None),
-        Dynamic(held[0].device) if loss_scaling else Unscaled(),
-        clip_norm=clip_norm,
-        seed=None,
-    )
+    def logits(batch: Any) -> Tensor:
+        return getattr(output := model(**batch), "logits", output)  # type: ignore[no-any-return]
+
+    step = Step(objective, FlatGradients(updates.parameters), scale, updates, clip_norm)
+    return TorchEngine(model, step, logits, Eager("the loop is not paceline's"), seed=None, degrade=_give_up)
+
+
+def _give_up(error: Exception) -> NoReturn:
+    """Nothing about the model is ours to do in a plainer way."""
+    raise error
+
+
+def _refuse_parallel(model: nn.Module) -> None:
+    """Wrappers that sum gradients from hooks on ``backward()``, which the engine does not call.
+
+    What was never imported cannot wrap anything: the sharded kinds are heavy to import.
+    """
+    wrappers: list[type] = [DistributedDataParallel]
+    if fsdp := sys.modules.get("torch.distributed.fsdp"):
+        wrappers += [fsdp.FullyShardedDataParallel, fsdp.FSDPModule]
+    for module in model.modules():
+        if kind := next((wrapper for wrapper in wrappers if isinstance(module, wrapper)), None):
+            raise UserError(
+                f"paceline.adopt(model, ...) with a model wrapped in {kind.__name__}",
+                "its hooks sum gradients when backward() runs, and the engine does not call backward()",
+                "give adopt() the module itself and train it in one process",
+            )

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.data.dataset import Dataset, Images, Tokens
-from paceline.data.layout import ImageLayout, PaddedLayout
+from paceline.data.dataset import Dataset, Tokens
 from paceline.engine.engine import Engine
-from paceline.engine.optimizer import ParameterGroup, build_optimizer, parameter_groups
+from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
+from paceline.engine.optimizer import ParameterGroup, parameter_groups
 from paceline.engine.scaling import Dynamic, Unscaled
 from paceline.engine.schedule import rate_table
+from paceline.engine.step import Objective, Step
 from paceline.engine.torch_engine import TorchEngine
-from paceline.engine.updates import DeviceGated, HostGated
+from paceline.engine.updates import build_updates
+from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
 from paceline.errors import ModelError
+from paceline.files import compiled_folder
 from paceline.recipe import Recipe
+from paceline.records import Decision
 from paceline.seams import Batch, Build, Forward, Layout, Task
-from paceline.techniques import precision, recompute
+from paceline.techniques import channels_last, compile, fused_qkv, packing, precision, recompute
+from paceline.techniques.capture import Captured, Eager, Phase
 
 
 @dataclass(frozen=True)
@@ -45,45 +52,88 @@ def assemble_build(
     device: torch.device,
     *,
     blocks: Sequence[nn.Module],
-    normalisation: tuple[tuple[float, ...], tuple[float, ...]],
+    normalisation: Normalisation,
 ) -> Build:
-    """Model, data and techniques, without an optimizer; enough to evaluate and to predict."""
-    model = model.to(device)
-    parameters = inspect.signature(model.forward).parameters
-    layout = layout_for(dataset, device, token_types="token_type_ids" in parameters, normalisation=normalisation)
+    """Model, data and techniques, without an optimizer; enough to evaluate and to predict.
+
+    Raises:
+        RecipeError: a technique was asked for that this model cannot have.
+    """
+    switches, model = recipe.techniques, model.to(device)
+    packs = not dataset.is_images and switches.packing is not False
+    kept, decisions = resident(recipe, dataset, device)
+    if dataset.is_images:
+        layout: Layout = image_layout(recipe, model, dataset, device, normalisation)
+    else:
+        layout = padded_layout(recipe, model, dataset, device, on_host=packs)
     build = Build(
-        model=model, forward=forward_for(model), layout=layout, task=task, device=device, blocks=tuple(blocks)
+        model=model,
+        forward=forward_for(model),
+        layout=layout,
+        task=task,
+        device=device,
+        blocks=tuple(blocks),
+        decisions=decisions,
+        path={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
     )
-    # recompute takes hold of single blocks, so it comes before anything that wraps the whole forward pass
-    if recipe.techniques.recompute:
-        build = recompute.apply(build)
+    # packing compares itself with the plain forward pass in full precision, so it comes before all that changes it
+    if packs:
+        packed = packed_layout(recipe, model, dataset, device, first_position=packing.first_position(model))
+        ids = next(iter(dataset.splits.values()))[: recipe.loop.batch_size]
+        number_format = precision.AUTOCAST.get(switches.precision, torch.float32)
+        build = packing.apply(build, packed, ids, required=switches.packing is True, dtype=number_format)
+        if build.layout is layout:  # it cannot be packed
+            build = replace(build, layout=padded_layout(recipe, model, dataset, device))
+    # memory order before anything holds views of the weights
+    if switches.channels_last is not False:
+        build = channels_last.apply(build, switches.channels_last)
     # autocast wraps the whole forward pass; recomputed blocks restore the autocast state they were first run under
-    return precision.apply(build, recipe.techniques.precision)
+    build = precision.apply(build, switches.precision)
+    if switches.fused_qkv is not False:
+        build = fused_qkv.apply(build, switches.fused_qkv)
+    # recompute takes hold of single blocks, and compile takes those in whole, recomputation included
+    if switches.recompute:
+        build = recompute.apply(build)
+    compiles, reckoned = _compiles(recipe, build, dataset)
+    if compiles:
+        build = compile.apply(build, switches.compile)
+    return replace(build, decisions=(*build.decisions, *reckoned))
 
 
-def assemble(recipe: Recipe, build: Build, total_steps: int) -> Assembled:
-    """The build with its optimizer and learning rates, in an engine."""
+def assemble(recipe: Recipe, build: Build, total_steps: int, *, capturing: Phase = contextlib.nullcontext) -> Assembled:
+    """The build with its optimizer and learning rates, in an engine.
+
+    Args:
+        capturing: counts the seconds of recording graphs.
+    """
     part = recipe.optimizer
     groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule)
     rates = rate_table([group.lr for group in groups], [group.schedule for group in groups], total_steps)
-    # torch's fused kernels read gate and learning rate from the device; on a CPU reading them on the host is free
-    # and gives the bits of the plain optimizer
-    fused = build.device.type == "cuda" and part.type != "adamw8bit"
-    optimizer = build_optimizer(groups, part, fused=fused)
-    updates = DeviceGated(optimizer, rates, build.device) if fused else HostGated(optimizer, rates)
+    updates, gradients = build_updates(groups, part, rates, build.device)
+    captures = recipe.techniques.capture is True
     engine = TorchEngine(
         build.model,
-        objective_for(build),
+        Step(
+            objective_for(build),
+            gradients,
+            Dynamic(build.device) if build.loss_scaling else Unscaled(),
+            updates,
+            part.clip_norm,
+        ),
         lambda batch: build.forward(build.model, batch),
-        updates,
-        Dynamic(build.device) if build.loss_scaling else Unscaled(),
-        clip_norm=part.clip_norm,
+        Captured(build.device, capturing) if captures else Eager(_not_captured(recipe, build)),
         seed=recipe.seed,
+        degrade=partial(_degraded, build, recipe),
     )
     return Assembled(build, engine, groups, rates)
 
 
-def objective_for(build: Build) -> Any:
+def over(build: Build, dataset: Dataset) -> Build:
+    """The build of a model that is only used, over other samples."""
+    return replace(build, layout=build.layout.over(dataset.inputs, dataset.labels))
+
+
+def objective_for(build: Build) -> Objective:
     """Batch -> (loss sum, number of right predictions): what the step differentiates."""
 
     def objective(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -91,22 +141,6 @@ def objective_for(build: Build) -> Any:
         return build.task.loss_sum(logits, batch), build.task.correct(logits.detach(), batch)
 
     return objective
-
-
-def layout_for(
-    dataset: Dataset,
-    device: torch.device,
-    *,
-    token_types: bool,
-    normalisation: tuple[tuple[float, ...], tuple[float, ...]],
-) -> Layout:
-    """The layout that fits the data set's inputs."""
-    match dataset.inputs:
-        case Tokens() as tokens:
-            return PaddedLayout(tokens, dataset.labels, device, token_types=token_types)
-        case Images() as images:
-            mean, deviation = normalisation
-            return ImageLayout(images, dataset.labels, device, mean=mean, deviation=deviation)
 
 
 def forward_for(model: nn.Module) -> Forward:
@@ -133,3 +167,41 @@ def forward_for(model: nn.Module) -> Forward:
         return getattr(output, "logits", output)  # type: ignore[no-any-return]
 
     return forward
+
+
+def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tuple[Decision, ...]]:
+    """Whether training passes are compiled, and the decision where it was open."""
+    wish, trained = recipe.techniques.compile, dataset.splits.get("train")
+    if wish != "auto" or build.device.type == "cpu" or trained is None:
+        return wish is True, ()
+    if isinstance(dataset.inputs, Tokens):
+        flops, whole = flops_per_text(build.blocks, dataset.inputs.lengths[trained]), False
+    else:
+        height, width, channels = dataset.inputs.pixels.shape[1:]
+        flops, whole = flops_per_image(build.model, (channels, height, width)), True
+    loop = recipe.loop
+    samples = min(len(trained) * loop.epochs, (loop.max_steps or sys.maxsize) * loop.batch_size)
+    pays, reason = compile_pays(
+        flops,
+        samples,
+        torch.cuda.get_device_name(build.device),
+        cached=compile.is_kept(build, compiled_folder()),
+        whole_model=whole,
+    )
+    return pays, (Decision(setting=compile.SETTING, value=str(pays).lower(), reason=reason),)
+
+
+def _not_captured(recipe: Recipe, build: Build) -> str:
+    return "there are no CUDA graphs on a CPU" if build.device.type == "cpu" else "techniques.capture is off"
+
+
+def _degraded(build: Build, recipe: Recipe, error: Exception) -> Mapping[str, str]:
+    """What becomes of the path when the first pass fails: without what failed, where that was ours to choose.
+
+    Raises:
+        RecipeError: it was asked for.
+        Exception: ``error`` itself, when nothing here is to blame.
+    """
+    if recipe.techniques.compile is False or compile.reason_of(error) is None:
+        raise error
+    return {"compile": compile.fall_back(build, recipe.techniques.compile, error).path["compile"]}

@@ -37,6 +37,10 @@ class Engine(ABC):
     """Owns model, gradients and optimizer. Whoever splits work over ranks or devices hides it behind these verbs."""
 
     @abstractmethod
+    def warm_up(self, batch: Any, denominator: float) -> None:
+        """Forward and backward of a real micro-batch without any consequence: kernels are compiled and loaded."""
+
+    @abstractmethod
     def accumulate(self, batches: Iterable[Any], denominator: float, *, step: int = 0) -> Accumulated:
         """Forward and backward of every micro-batch; gradients add up.
 
@@ -48,7 +52,11 @@ class Engine(ABC):
 
     @abstractmethod
     def update(self) -> Update:
-        """Clip, change the weights, forget the gradients."""
+        """Clip, change the weights, forget the gradients.
+
+        Raises:
+            UserError: nothing was accumulated since the last update, or someone took a gradient away.
+        """
 
     @abstractmethod
     def infer(self, batch: Any) -> Tensor:
@@ -77,6 +85,11 @@ class Engine(ABC):
     @abstractmethod
     def export(self) -> dict[str, Tensor]:
         """The model's weights and buffers by their plain names."""
+
+    @property
+    @abstractmethod
+    def path(self) -> Mapping[str, str]:
+        """How steps are carried out, with the reason where it is not the fastest way; adds to ``Build.path``."""
 
     @abstractmethod
     def close(self) -> None:

@@ -33,8 +33,10 @@ def evaluate(
     started = time.perf_counter()
     meter = build.task.meter(build.device)
     ordered = build.layout.sorted(ids)
-    for start in range(0, len(ordered), batch_size):
-        batch = build.layout.collate(ordered[start : start + batch_size])
+    pieces = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
+    build.layout.expect(pieces)
+    for piece in pieces:
+        batch = build.layout.collate(piece)
         meter.update(infer(batch), batch)
     found = meter.compute()
     return EvaluationRecord(

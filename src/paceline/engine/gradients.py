@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import attrgetter, is_
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from paceline.engine.flat import Flat, FlatLayout
 from paceline.errors import UserError
 
 
@@ -17,16 +18,26 @@ class Gradients(ABC):
     """The gradients of one model; always sums, over micro-batches and ranks alike."""
 
     @abstractmethod
-    def backward(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Wraps the backward pass of a micro-batch; ``last``: of the step, so ranks may sum now."""
+    def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
+        """Differentiate a micro-batch's loss and add its gradients to those of the step.
+
+        Args:
+            loss: scalar, loss scale included.
+            first: of the step: what was there before is overwritten.
+            last: of the step, so that ranks may sum now.
+        """
 
     @abstractmethod
-    def norm(self) -> Tensor:
-        """Global 2-norm, one fp32 device scalar.
+    def check(self) -> None:
+        """Make sure, on the host alone, that the gradients are still where the engine put them.
 
         Raises:
             UserError: someone took a gradient away.
         """
+
+    @abstractmethod
+    def norm(self) -> Tensor:
+        """Global 2-norm, one fp32 device scalar."""
 
     @abstractmethod
     def scale(self, factor: Tensor) -> None:
@@ -41,44 +52,65 @@ class Gradients(ABC):
 class FlatGradients(Gradients):
     """One flat buffer a number format; every parameter's ``.grad`` is a view into it and is never rebound.
 
+    A step's first micro-batch overwrites them, so nothing is zeroed between steps. Autograd hands its gradients over
+    all at once and they are copied in one go, for adding each where it arises costs one launch a parameter.
+
     Args:
         parameters: those that are trained, in a fixed order.
+        layout: of these parameters, to share one with others; None: one of its own.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._buffers: list[Tensor] = []
-        self._views: list[Tensor] = []
-        self._parameters: list[nn.Parameter] = []
-        for dtype in dict.fromkeys(p.dtype for p in parameters):
-            members = [p for p in parameters if p.dtype == dtype]
-            buffer = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=members[0].device)
-            pieces = buffer.split([p.numel() for p in members])
-            for parameter, piece in zip(members, pieces, strict=True):
-                parameter.grad = piece.view(parameter.shape)
-                self._views.append(parameter.grad)
-                self._parameters.append(parameter)
-            self._buffers.append(buffer)
+    def __init__(self, parameters: Sequence[nn.Parameter], layout: FlatLayout | None = None) -> None:
+        self._parameters = tuple(parameters)
+        self.flat: Flat = (layout or FlatLayout([self._parameters])).allocate()
+        for parameter, view in zip(self._parameters, self.flat.views, strict=True):
+            parameter.grad = view
 
-    @contextlib.contextmanager
-    def backward(self, last: bool) -> Iterator[None]:
-        yield
+    def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
+        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        alike: list[tuple[Tensor, Tensor]] = []
+        for view, gradient in zip(self.flat.views, found, strict=True):
+            if gradient is None:
+                if first:
+                    view.zero_()
+            elif gradient.layout is torch.strided and gradient.stride() == view.stride():
+                alike.append((view, gradient))
+            elif first:
+                view.copy_(gradient.to_dense())
+            else:
+                view.add_(gradient)
+        if alike:  # other strides in one of the lists would send all of it down a slow path
+            views, gradients = zip(*alike, strict=True)
+            (torch._foreach_copy_ if first else torch._foreach_add_)(views, gradients)
 
-    def norm(self) -> Tensor:
-        if any(p.grad is not view for p, view in zip(self._parameters, self._views, strict=True)):
+    def check(self) -> None:
+        # every step pays for this: no loop in Python
+        if not all(map(is_, map(attrgetter("grad"), self._parameters), self.flat.views)):
             raise UserError(
                 "a parameter's .grad is no longer the engine's",
                 "zero_grad() or an assignment took it away, so clipping and loss scaling would not see it",
                 "remove the call: update() forgets the gradients by itself",
             )
+
+    def norm(self) -> Tensor:
+        if any(buffer.device.type != "cpu" for buffer in self.flat.buffers):
+            return norm_of_buffers(self.flat.buffers)
         # a norm of norms, as torch.nn.utils.clip_grad_norm_ takes it, so that clipping gives its bits
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(self._views)])
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(self.flat.views)])
         total: Tensor = torch.linalg.vector_norm(norms)
         return total
 
     def scale(self, factor: Tensor) -> None:
-        for buffer in self._buffers:
+        for buffer in self.flat.buffers:
             buffer.mul_(factor)
 
     def zero(self) -> None:
-        for buffer in self._buffers:
+        for buffer in self.flat.buffers:
             buffer.zero_()
+
+
+def norm_of_buffers(buffers: Sequence[Tensor]) -> Tensor:
+    """2-norm of all elements of 1-d tensors, one fp32 scalar: one pass over each, summed in fp32 or wider."""
+    norms = [torch.linalg.vector_norm(b, dtype=torch.promote_types(b.dtype, torch.float32)).float() for b in buffers]
+    total: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return total

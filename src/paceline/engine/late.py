@@ -34,10 +34,15 @@ class Late(Generic[Note]):
         event.record()
         self._waiting.append((note, host, event))
 
-    def ready(self) -> Iterator[tuple[Note, list[float]]]:
-        """Those that have arrived; never waits."""
-        while self._waiting and (self._waiting[0][2] is None or self._waiting[0][2].query()):
-            note, values, _ = self._waiting.popleft()
+    def ready(self, most: int | None = None) -> Iterator[tuple[Note, list[float]]]:
+        """Those that have arrived. Waits only while more than ``most`` are under way; None: never."""
+        while self._waiting:
+            note, values, event = self._waiting[0]
+            if event is not None and not event.query():
+                if most is None or len(self._waiting) <= most:
+                    return
+                event.synchronize()
+            self._waiting.popleft()
             yield note, values.tolist()
 
     def flush(self) -> Iterator[tuple[Note, list[float]]]:

@@ -63,7 +63,8 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
     """The recipe's optimizer over the groups.
 
     Args:
-        fused: torch's fused kernels, which take the learning rate, the clip factor and the gate from the device.
+        fused: torch's fused kernels, which take the learning rate, the clip factor and the gate from the device, and
+            can be recorded in a CUDA graph.
 
     Raises:
         RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
@@ -83,7 +84,8 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
     kind = torch.optim.AdamW if part.type == "adamw" else torch.optim.Adam
-    return kind(settings, betas=part.betas, eps=part.eps, fused=fused, foreach=False if not fused else None)
+    foreach = None if fused else False
+    return kind(settings, betas=part.betas, eps=part.eps, fused=fused, capturable=fused, foreach=foreach)
 
 
 def _by_decay(

@@ -12,3 +12,8 @@ import numpy as np
 def micro_batch_seed(seed: int, step: int, micro_batch: int, rank: int = 0) -> int:
     """The torch seed of one forward pass; ``step`` counts the run's updates from 0."""
     return int(np.random.SeedSequence((seed, step, micro_batch, rank)).generate_state(1, np.uint64)[0])
+
+
+def augmentation_seed(seed: int, step: int, micro_batch: int, rank: int = 0) -> int:
+    """The seed of one micro-batch's random augmentation: another stream than its dropout."""
+    return int(np.random.SeedSequence((seed, step, micro_batch, rank, 1)).generate_state(1, np.uint64)[0])

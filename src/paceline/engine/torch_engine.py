@@ -9,57 +9,80 @@ import torch
 from torch import Tensor, nn
 
 from paceline.engine.engine import Accumulated, Engine, Tensors, Update
-from paceline.engine.gradients import FlatGradients
 from paceline.engine.rng import micro_batch_seed
-from paceline.engine.scaling import LossScale
-from paceline.engine.state import copy_into, optimizer_numbers, optimizer_tensors, prime, put_numbers, without_wrappers
-from paceline.engine.step import Objective, apply_update, micro
-from paceline.engine.updates import Updates
+from paceline.engine.state import copy_into, without_wrappers
+from paceline.engine.step import Step
+from paceline.errors import UserError
+from paceline.techniques.capture import Eager, Runner
 
 
 @final
 class TorchEngine(Engine):
-    """Plain torch: eager, one device.
+    """Plain torch on one device; ``runner`` decides whether a step is launched or replayed.
 
     Args:
         model: whose parameters are trained.
-        objective: batch -> (loss sum, extra).
+        step: what a step does.
         logits: batch -> logits; for ``infer``.
-        updates: the optimizer behind its gate.
-        scale: loss scaling.
-        clip_norm: largest gradient norm; None: no clipping.
+        runner: runs the functions of the step.
         seed: of dropout; None leaves torch's generator to the caller.
+        degrade: told why the first pass failed; makes the model run in a plainer way and says what became of the
+            path, or raises.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        objective: Objective,
+        step: Step,
         logits: Callable[[Any], Tensor],
-        updates: Updates,
-        scale: LossScale,
+        runner: Runner,
         *,
-        clip_norm: float | None,
         seed: int | None,
+        degrade: Callable[[Exception], Mapping[str, str]],
     ) -> None:
-        self._model, self._objective, self._logits = model, objective, logits
-        self._updates, self._scale, self._clip_norm, self._seed = updates, scale, clip_norm, seed
-        trained = [p for group in updates.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        self._gradients = FlatGradients(trained)
+        self._model, self._step, self._logits, self._runner, self._seed = model, step, logits, runner, seed
+        self._degrade = degrade
+        self._degraded: Mapping[str, str] = {}
+        # an update that looks at its gate on the host cannot be recorded; what comes before it can
+        blocked = step.updates.capturable
+        self._update_runner = Eager(blocked) if blocked else runner
+        self._first = True
+        """Whether the next micro-batch is its step's first."""
+
+    def warm_up(self, batch: Any, denominator: float) -> None:
+        self._mode(training=True)
+        kept = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        share = self._runner.scalar(denominator)
+        # the first pass compiles and loads kernels, which may wait; the second shows what a step itself does
+        try:
+            self._step.micro(batch, share, first=True, last=True)
+        except Exception as error:
+            self._degraded = self._degrade(error)
+            self._step.micro(batch, share, first=True, last=True)
+        self._runner.probe(lambda: self._step.micro(batch, share, first=True, last=True))
+        for buffer, value in kept:
+            buffer.copy_(value)
 
     def accumulate(self, batches: Iterable[Any], denominator: float, *, step: int = 0) -> Accumulated:
         self._mode(training=True)
         losses, extras = [], []
+        share = self._runner.scalar(denominator)
         for index, (batch, last) in enumerate(_with_last(batches)):
             if self._seed is not None:
                 torch.manual_seed(micro_batch_seed(self._seed, step, index))
-            loss, extra = micro(self._objective, self._gradients, self._scale, batch, denominator, last)
+            loss, extra = self._runner.run(self._step.micro, (batch, share), self._first, last)
+            self._first = False
             losses.append(loss)
             extras.append(extra)
         return Accumulated(torch.stack(losses).sum(), tuple(extras))
 
     def update(self) -> Update:
-        return Update(*apply_update(self._gradients, self._scale, self._updates, self._clip_norm))
+        if self._first:
+            raise UserError("engine.update()", "there are no gradients to apply", "call accumulate(...) before it")
+        self._step.gradients.check()
+        done = Update(*self._update_runner.run(self._step.apply_update, ()))
+        self._first = True  # the next micro-batch overwrites the gradients
+        return done
 
     @torch.no_grad()
     def infer(self, batch: Any) -> Tensor:
@@ -67,22 +90,22 @@ class TorchEngine(Engine):
         return self._logits(batch)
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        tensors = {"model": self.export(), "optimizer": optimizer_tensors(self._updates.optimizer, self._names())}
-        return tensors, {
-            "applied": self._updates.applied,
-            "loss_scale": self._scale.state(),
-            "numbers": optimizer_numbers(self._updates.optimizer, self._names()),
+        updates, names = self._step.updates, self._names()
+        return {"model": self.export(), "optimizer": updates.tensors(names)}, {
+            "applied": updates.applied,
+            "loss_scale": self._step.scale.state(),
+            "numbers": updates.numbers(names),
         }
 
     def load(self, tensors: Tensors, state: Mapping[str, Any]) -> None:
+        updates, names = self._step.updates, self._names()
         if tensors["optimizer"]:  # none before the first update, and none of plain SGD
-            prime(self._updates.optimizer)
-            self._gradients.zero()
+            updates.prime()
         copy_into(self.export(), tensors["model"], "model")
-        copy_into(optimizer_tensors(self._updates.optimizer, self._names()), tensors["optimizer"], "optimizer")
-        put_numbers(self._updates.optimizer, self._names(), state["numbers"])
-        self._updates.applied = state["applied"]
-        self._scale.load(state["loss_scale"])
+        copy_into(updates.tensors(names), tensors["optimizer"], "optimizer")
+        updates.put_numbers(names, state["numbers"])
+        updates.applied = state["applied"]
+        self._step.scale.load(state["loss_scale"])
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         copy_into(self.export(), weights, "model")
@@ -90,7 +113,12 @@ class TorchEngine(Engine):
     def export(self) -> dict[str, Tensor]:
         return without_wrappers(self._model.state_dict())
 
+    @property
+    def path(self) -> Mapping[str, str]:
+        return {"steps": self._runner.path, **self._degraded}
+
     def close(self) -> None:
+        self._runner.close()
         self._model.zero_grad(set_to_none=True)
 
     def _names(self) -> dict[nn.Parameter, str]:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from paceline.engine.gradients import Gradients
+from paceline.engine.flat import FlatLayout
+from paceline.engine.gradients import FlatGradients, Gradients
+from paceline.engine.optimizer import ParameterGroup, build_optimizer
+from paceline.engine.state import optimizer_numbers, optimizer_tensors, prime, put_numbers
+from paceline.kernels.adamw import adamw_
+from paceline.recipe.parts import OptimizerPart
+
+Names = Mapping[nn.Parameter, str]
 
 
 class Updates(ABC):
     """An optimizer and its learning rates, indexed by the updates *applied*, so a skipped one advances nothing."""
 
-    optimizer: torch.optim.Optimizer
+    parameters: Sequence[nn.Parameter]
+    """Those that are trained, in the order of their groups."""
+    capturable: str | None
+    """Why ``apply`` cannot be recorded in a CUDA graph; None: it can."""
 
     @abstractmethod
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
@@ -31,9 +42,52 @@ class Updates(ABC):
     @abstractmethod
     def applied(self, count: int) -> None: ...
 
+    @abstractmethod
+    def prime(self) -> None:
+        """Allocate the states as the first update would; weights may move, so load them after."""
+
+    @abstractmethod
+    def tensors(self, names: Names) -> dict[str, Tensor]:
+        """``parameter.key`` -> the states that are tensors, not copies; none before the first update.
+
+        Keys are torch's: ``exp_avg``, ``exp_avg_sq`` and ``step`` of Adam, ``momentum_buffer`` of SGD.
+        """
+
+    @abstractmethod
+    def numbers(self, names: Names) -> dict[str, float]:
+        """``parameter.key`` -> the states that are plain numbers."""
+
+    @abstractmethod
+    def put_numbers(self, names: Names, numbers: Mapping[str, float]) -> None:
+        """The inverse of ``numbers``."""
+
+
+class OptimizerUpdates(Updates):
+    """Updates by a torch optimizer; how it is gated is left open.
+
+    Args:
+        optimizer: whose states these are.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer: Any = optimizer
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+    def prime(self) -> None:
+        prime(self._optimizer)
+
+    def tensors(self, names: Names) -> dict[str, Tensor]:
+        return optimizer_tensors(self._optimizer, names)
+
+    def numbers(self, names: Names) -> dict[str, float]:
+        return optimizer_numbers(self._optimizer, names)
+
+    def put_numbers(self, names: Names, numbers: Mapping[str, float]) -> None:
+        put_numbers(self._optimizer, names, numbers)
+
 
 @final
-class HostGated(Updates):
+class HostGated(OptimizerUpdates):
     """Reads the gate on the host: free on a CPU, one wait a step elsewhere. Works with every optimizer.
 
     Args:
@@ -42,19 +96,21 @@ class HostGated(Updates):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: NDArray[np.float64] | None) -> None:
-        self.optimizer, self._rates, self._applied = optimizer, rates, 0
+        super().__init__(optimizer)
+        self._rates, self._applied = rates, 0
+        self.capturable = f"{type(optimizer).__name__} reads its gate on the host"
 
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         if not finite:
             return
         gradients.scale(factor)
         if self._rates is not None:
-            for group, rate in zip(self.optimizer.param_groups, self._rates[self._applied], strict=True):
+            for group, rate in zip(self._optimizer.param_groups, self._rates[self._applied], strict=True):
                 if isinstance(group["lr"], Tensor):  # torchao's compiled update reads it from there
                     group["lr"].fill_(float(rate))
                 else:
                     group["lr"] = float(rate)
-        self.optimizer.step()
+        self._optimizer.step()
         self._applied += 1
 
     @property
@@ -67,17 +123,20 @@ class HostGated(Updates):
 
 
 @final
-class DeviceGated(Updates):
+class DeviceGated(OptimizerUpdates):
     """Gate, clip factor and learning rate all stay on the device; for torch's fused optimizers.
 
     Args:
-        optimizer: built with ``fused=True``.
+        optimizer: built with ``fused=True``, and with ``capturable=True`` where it knows that.
         rates: [steps, groups].
         device: where the parameters are.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: NDArray[np.float64], device: torch.device) -> None:
-        self.optimizer: Any = optimizer
+        super().__init__(optimizer)
+        self.capturable = None
+        if not all(group.get("capturable", True) for group in optimizer.param_groups):
+            self.capturable = f"{type(optimizer).__name__} was made without capturable=True"
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._applied = torch.zeros(1, dtype=torch.int64, device=device)
         self._current = [torch.zeros((), device=device) for _ in optimizer.param_groups]
@@ -88,9 +147,9 @@ class DeviceGated(Updates):
         row = self._rates.index_select(0, self._applied.clamp(max=len(self._rates) - 1))[0]
         torch._foreach_copy_(self._current, list(row.unbind()))
         # the fused kernels divide by grad_scale and do nothing where found_inf is 1
-        self.optimizer.grad_scale = factor.reciprocal()
-        self.optimizer.found_inf = (~finite).float()
-        self.optimizer.step()
+        self._optimizer.grad_scale = factor.reciprocal()
+        self._optimizer.found_inf = (~finite).float()
+        self._optimizer.step()
         self._applied += finite
 
     @property
@@ -100,3 +159,106 @@ class DeviceGated(Updates):
     @applied.setter
     def applied(self, count: int) -> None:
         self._applied.fill_(count)
+
+
+@final
+class FlatAdam(Updates):
+    """Adam or AdamW on flat buffers, one operation a group; nothing leaves the device. Moves the weights into them.
+
+    One counter on the device is both Adam's step and the row of the learning rates, so the two cannot part.
+
+    Args:
+        layout: of the trained parameters, group after group; one number format a group.
+        gradients: of the same layout.
+        weight_decays: one a group.
+        part: type, betas and eps.
+        rates: [steps, groups].
+    """
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        gradients: FlatGradients,
+        weight_decays: Sequence[float],
+        part: OptimizerPart,
+        rates: NDArray[np.float64],
+    ) -> None:
+        self.parameters, self.capturable = layout.parameters, None
+        self._part, self._weight_decays = part, tuple(weight_decays)
+        self._weights, self._gradients = layout.move_in(), gradients.flat
+        self._exp_avg, self._exp_avg_sq = layout.allocate(), layout.allocate()
+        device = layout.parameters[0].device
+        self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
+        self._step = torch.zeros((), device=device)
+        self._primed = False
+
+    def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
+        self._primed = True
+        row = self._rates.index_select(0, self._step.long().clamp(max=len(self._rates) - 1).view(1))[0]
+        grad_scale, found_inf = factor.reciprocal(), (~finite).float()
+        # ahead of the kernels, which count from 1 and look at nothing where found_inf is 1
+        self._step += finite
+        flats = (self._weights, self._gradients, self._exp_avg, self._exp_avg_sq)
+        settings = (*self._part.betas, self._part.eps)
+        decoupled = self._part.type == "adamw"
+        for index, decay in enumerate(self._weight_decays):
+            tensors = (list(flat.groups[index]) for flat in flats)
+            adamw_(*tensors, self._step, row[index], grad_scale, found_inf, *settings, decay, decoupled)
+
+    @property
+    def applied(self) -> int:
+        return int(self._step)
+
+    @applied.setter
+    def applied(self, count: int) -> None:
+        self._step.fill_(count)
+
+    def prime(self) -> None:
+        self._primed = True
+
+    def tensors(self, names: Names) -> dict[str, Tensor]:
+        if not self._primed:
+            return {}
+        found = {}
+        states = zip(self.parameters, self._exp_avg.views, self._exp_avg_sq.views, strict=True)
+        for parameter, exp_avg, exp_avg_sq in states:
+            for key, tensor in (("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq), ("step", self._step)):
+                found[f"{names[parameter]}.{key}"] = tensor
+        return found
+
+    def numbers(self, names: Names) -> dict[str, float]:
+        return {}
+
+    def put_numbers(self, names: Names, numbers: Mapping[str, float]) -> None:
+        pass
+
+
+def build_updates(
+    groups: Sequence[ParameterGroup], part: OptimizerPart, rates: NDArray[np.float64], device: torch.device
+) -> tuple[Updates, Gradients]:
+    """The recipe's optimizer behind its gate, and the gradients it works on.
+
+    Args:
+        groups: what ``parameter_groups`` found; their parameters are on ``device``.
+        rates: [steps, groups].
+
+    Raises:
+        RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
+    """
+    parameters = [parameter for group in groups for parameter in group.parameters]
+    # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
+    if device.type == "cpu" or part.type == "adamw8bit":
+        return HostGated(build_optimizer(groups, part, fused=False), rates), FlatGradients(parameters)
+    if part.type == "sgd":
+        return DeviceGated(build_optimizer(groups, part, fused=True), rates, device), FlatGradients(parameters)
+    # one operation takes tensors of one number format
+    uniform = [
+        (index, [p for p in group.parameters if p.dtype == dtype])
+        for index, group in enumerate(groups)
+        for dtype in dict.fromkeys(p.dtype for p in group.parameters)
+    ]
+    columns = [index for index, _ in uniform]
+    layout = FlatLayout([members for _, members in uniform])
+    gradients = FlatGradients(layout.parameters, layout)
+    decays = [groups[index].weight_decay for index in columns]
+    return FlatAdam(layout, gradients, decays, part, rates[:, columns]), gradients

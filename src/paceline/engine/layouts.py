@@ -1,0 +1,106 @@
+"""Which layout a run's samples get, and whether they live on the device."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+
+from paceline.data.dataset import Dataset, Images, Tokens
+from paceline.data.layout import ImageLayout, PackedLayout, PaddedLayout, bucket_for, resident_bytes
+from paceline.errors import RecipeError
+from paceline.recipe import Recipe
+from paceline.records import Decision
+
+RESIDENT_SHARE = 0.1
+"""Samples are kept on the card when they take at most this share of its memory."""
+
+PADDED_BUCKET = 64
+"""Lengths of padded batches are multiples of this where shapes should come again: 8 of them up to 512."""
+
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and deviation a channel, of pixel values scaled to 0..1."""
+
+
+def image_layout(
+    recipe: Recipe, model: nn.Module, dataset: Dataset, device: torch.device, normalisation: Normalisation
+) -> ImageLayout:
+    """Images, normalised; in training augmented."""
+    images = dataset.inputs
+    assert isinstance(images, Images)
+    convolves = any(parameter.ndim == 4 for parameter in model.parameters())
+    last = recipe.techniques.channels_last is not False and convolves
+    return ImageLayout(
+        images,
+        dataset.labels,
+        device,
+        mean=normalisation[0],
+        deviation=normalisation[1],
+        resident=resident(recipe, dataset, device)[0],
+        augment=recipe.data.augment,
+        memory_format=torch.channels_last if last else torch.contiguous_format,
+    )
+
+
+def padded_layout(
+    recipe: Recipe, model: nn.Module, dataset: Dataset, device: torch.device, *, on_host: bool = False
+) -> PaddedLayout:
+    """Texts padded to the longest of their micro-batch.
+
+    Args:
+        on_host: whatever the recipe says; for a layout that serves a comparison only.
+    """
+    tokens = dataset.inputs
+    assert isinstance(tokens, Tokens)
+    if recipe.data.augment.any:
+        raise RecipeError("data.augment: has no effect", "it changes images, and the data are texts", "leave it out")
+    return PaddedLayout(
+        tokens,
+        dataset.labels,
+        device,
+        token_types=_takes_token_types(model),
+        bucket=PADDED_BUCKET if _repeats(recipe) else 1,
+        resident=not on_host and resident(recipe, dataset, device)[0],
+    )
+
+
+def packed_layout(
+    recipe: Recipe, model: nn.Module, dataset: Dataset, device: torch.device, *, first_position: int
+) -> PackedLayout:
+    """Texts one after the other in a row."""
+    tokens = dataset.inputs
+    assert isinstance(tokens, Tokens)
+    samples = recipe.loop.micro_batch_size or recipe.loop.batch_size
+    # matrix products like multiples of 8; a CPU does not care
+    bucket = bucket_for(tokens.lengths, samples) if _repeats(recipe) else 1 if device.type == "cpu" else 8
+    return PackedLayout(
+        tokens,
+        dataset.labels,
+        device,
+        token_types=_takes_token_types(model),
+        first_position=first_position,
+        bucket=bucket,
+        resident=resident(recipe, dataset, device)[0],
+    )
+
+
+def resident(recipe: Recipe, dataset: Dataset, device: torch.device) -> tuple[bool, tuple[Decision, ...]]:
+    """Whether all samples are kept on the device, and the decision where it was open."""
+    wish = recipe.data.resident
+    if wish != "auto" or device.type == "cpu":
+        return wish is True, ()
+    size = resident_bytes(dataset.inputs)
+    room = RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory
+    fits = size <= room
+    reason = f"all samples take {size / 2**20:,.0f} MiB, a tenth of the card's memory is {room / 2**20:,.0f}"
+    return fits, (Decision(setting="data.resident", value=str(fits).lower(), reason=reason),)
+
+
+def _repeats(recipe: Recipe) -> bool:
+    """Whether a shape that came before is cheaper than another: graphs and compiled code are made for shapes."""
+    return recipe.techniques.capture is True or recipe.techniques.compile is True
+
+
+def _takes_token_types(model: nn.Module) -> bool:
+    return "token_type_ids" in inspect.signature(model.forward).parameters

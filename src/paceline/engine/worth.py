@@ -1,0 +1,107 @@
+"""Whether compiling pays: the seconds it saves over the run against the seconds it takes.
+
+All figures are estimates to choose by, rounded as such; what a run really spends is in its summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from paceline.facts import PeakRates, peak_rates
+
+UNCOMPILED_MFU = 0.207
+"""Share of the data sheet's bf16 rate that uncompiled, packed steps reach. Measured on one H200 with torch 2.11,
+20 November 2026: DistilBERT, IMDB cut at 512 tokens, 16,384 tokens a step, 2,740 reviews/s = 205 of 989 TFLOP/s."""
+
+SAVED_SHARE = 0.25
+"""Share of the uncompiled seconds that compiled steps save: 1 - 2,740/3,782 reviews/s = 0.28 in that measurement, of
+which captured steps win about a fifth by themselves, since it is the host's time."""
+
+COLD_SECONDS, COLD_SECONDS_WHOLE, WARM_SECONDS = 10.0, 20.0, 2.0
+"""Seconds of compiling in that session: equal blocks; a whole ResNet-18; either from kept kernels."""
+
+REFERENCE_CARD = "NVIDIA H200"
+"""Stands for a card whose rate is not known: the fastest of the table, so that its seconds are a lower bound."""
+
+TRAINING_PASSES = 3
+"""A backward pass is two products for each of the forward pass: the input's gradient and the weight's."""
+
+
+def compile_pays(
+    flops_per_sample: float, samples: int, card_name: str | None, *, cached: bool, whole_model: bool = False
+) -> tuple[bool, str]:
+    """Whether compiling wins back its own seconds, and the reckoning in a sentence.
+
+    Args:
+        flops_per_sample: of one training pass, see ``flops_per_text`` and ``flops_per_image``.
+        samples: passed in training over the whole run, repeats counted.
+        card_name: as nvidia-smi writes it; None: the device is a CPU.
+        cached: the kernels have been compiled and kept before.
+        whole_model: compiled as one graph, not block by block.
+    """
+    if card_name is None:
+        return False, "the device is a CPU, where compiling takes long and saves little"
+    known = _rate(peak_rates(card_name))
+    rate = known or _rate(peak_rates(REFERENCE_CARD))
+    assert rate is not None, f"{REFERENCE_CARD} is not in the table"
+    steps = flops_per_sample * samples / (rate * UNCOMPILED_MFU)
+    saved = SAVED_SHARE * steps
+    taken = WARM_SECONDS if cached else COLD_SECONDS_WHOLE if whole_model else COLD_SECONDS
+    reckoned = f"saves about {saved:,.0f} s of {steps:,.0f} s of steps, compiling takes about {taken:.0f} s"
+    kept = " from kept kernels" if cached else ""
+    guess = "" if known else f" (no rate is known of {card_name}: reckoned as fast as an {REFERENCE_CARD})"
+    return saved > taken, f"{reckoned}{kept}{guess}"
+
+
+def flops_per_text(blocks: Sequence[nn.Module], lengths: NDArray[Any]) -> float:
+    """Mean floating-point operations of one text's training pass through transformer ``blocks``.
+
+    Six for each matrix weight and token (two forward, four backward), and twelve times the width for each pair of
+    tokens that attend to each other (scores and weighted sums). Embeddings and head are left out, as usual; windows of
+    local attention are not looked at, so that long texts count a little too much.
+
+    Args:
+        lengths: tokens of each text, padding not counted.
+    """
+    tokens = np.asarray(lengths, dtype=np.float64)
+    if not len(tokens):
+        return 0.0
+    weights = sum(p.numel() for block in blocks for p in block.parameters() if p.ndim == 2)
+    width = sum(_width(block) for block in blocks)
+    return float(2 * TRAINING_PASSES * weights * tokens.mean() + 4 * TRAINING_PASSES * width * (tokens**2).mean())
+
+
+def flops_per_image(model: nn.Module, shape: tuple[int, int, int]) -> float:
+    """Floating-point operations of one image's training pass, counted on a pass without data.
+
+    Args:
+        shape: (C, H, W).
+    """
+    parameters = {name: _without_data(tensor) for name, tensor in model.named_parameters()}
+    buffers = {name: _without_data(tensor) for name, tensor in model.named_buffers()}
+    # two images: batch normalisation in training refuses a single value a channel
+    images = torch.empty((2, *shape), device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        functional_call(model, {**parameters, **buffers}, (images,))
+    return float(TRAINING_PASSES * counter.get_total_flops() / 2)
+
+
+def _rate(rates: PeakRates | None) -> float | None:
+    return (rates.bf16_flops or rates.fp16_flops) if rates else None
+
+
+def _width(block: nn.Module) -> int:
+    """Width of a transformer block: its narrowest matrix input."""
+    return min((module.in_features for module in block.modules() if isinstance(module, nn.Linear)), default=0)
+
+
+def _without_data(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="meta")

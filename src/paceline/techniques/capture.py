@@ -1,0 +1,192 @@
+"""Capture: a step's functions recorded as CUDA graphs and replayed, or run as they are where that cannot be.
+
+A graph holds the kernels of a function and the addresses they work on. Replaying it costs the host one call in place
+of a thousand launches. What is recorded may wait for nothing on the host, and every tensor it touches must stay where
+it is. Source: CUDA C++ Programming Guide, CUDA Graphs; torch.cuda.CUDAGraph's documentation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+Phase = Callable[[], contextlib.AbstractContextManager[None]]
+"""Counts the seconds inside."""
+
+
+class Runner(ABC):
+    """Runs functions of pytrees of tensors."""
+
+    @abstractmethod
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> Any:
+        """``function(*inputs, *options)``; ``inputs`` are pytrees of tensors, ``options`` part of what is recorded."""
+
+    @abstractmethod
+    def scalar(self, value: float) -> Tensor | float:
+        """A number that differs from call to call, in the form that ``run`` takes it in."""
+
+    @abstractmethod
+    def probe(self, function: Callable[[], Any]) -> None:
+        """Run a function whose results nobody needs, to find out whether it can be recorded."""
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """What became of it, for people: what is recorded, or why nothing is."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release graphs and their memory."""
+
+
+@final
+class Eager(Runner):
+    """Every kernel launched by the host, every time.
+
+    Args:
+        reason: why, for the summary.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> Any:
+        return function(*inputs, *options)
+
+    def scalar(self, value: float) -> Tensor | float:
+        return value
+
+    def probe(self, function: Callable[[], Any]) -> None:
+        function()
+
+    @property
+    def path(self) -> str:
+        return f"eager: {self._reason}"
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _Recording:
+    graph: Any
+    inputs: list[Tensor | None]
+    """Where the graph reads; None for what is no tensor, which is part of the key."""
+    outputs: Any
+    """Where it writes; the next replay overwrites it."""
+
+    def replay(self, leaves: Sequence[Any]) -> Any:
+        for ours, given in zip(self.inputs, leaves, strict=True):
+            if ours is not None:
+                ours.copy_(given, non_blocking=True)
+        self.graph.replay()
+        return _pytree.tree_map_only(Tensor, torch.clone, self.outputs)
+
+
+@final
+class Captured(Runner):
+    """One CUDA graph for each function, its options and the shapes of its inputs; all in one memory pool.
+
+    The first call with new shapes runs as it is, so that every kernel is loaded and every state allocated; the second
+    records and replays. Shapes that come once are never recorded. When recording fails, everything runs as it is from
+    then on.
+
+    Args:
+        device: the card.
+        phase: counts the seconds of recording.
+        most: shapes beyond this many are not recorded: each graph keeps memory of its own.
+    """
+
+    def __init__(self, device: torch.device, phase: Phase = contextlib.nullcontext, most: int = 64) -> None:
+        self._device, self._phase, self._most = device, phase, most
+        self._pool = torch.cuda.graph_pool_handle()
+        self._seen: set[Hashable] = set()
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._problem: str | None = None
+
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> Any:
+        leaves, structure = _pytree.tree_flatten(list(inputs))
+        key = (function.__name__, options, str(structure), tuple(map(_signature, leaves)))
+        recording = self._recordings.get(key)
+        if recording is None and key in self._seen and not self._problem and len(self._recordings) < self._most:
+            recording = self._record(function, leaves, structure, options)
+            if recording is not None:
+                self._recordings[key] = recording
+        if recording is None:
+            self._seen.add(key)
+            return function(*inputs, *options)
+        return recording.replay(leaves)
+
+    def scalar(self, value: float) -> Tensor | float:
+        return torch.full((), value, device=self._device)
+
+    def probe(self, function: Callable[[], Any]) -> None:
+        try:
+            with _waits_are_errors():
+                function()
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            self._problem = "the model waits for the device in its forward or backward pass"
+
+    @property
+    def path(self) -> str:
+        if self._problem:
+            return f"eager: {self._problem}"
+        count = len(self._recordings)
+        return f"captured: {count} graph{'s' if count != 1 else ''}" if count else "eager: no shape came twice"
+
+    def close(self) -> None:
+        self._recordings.clear()
+        self._seen.clear()
+
+    def _record(
+        self, function: Callable[..., Any], leaves: Sequence[Any], structure: Any, options: Sequence[Hashable]
+    ) -> _Recording | None:
+        ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        graph = torch.cuda.CUDAGraph()
+        with self._phase():
+            # memory that is only cached would be missing to the graphs' own pool
+            torch.cuda.synchronize(self._device)
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                    outputs = function(*_pytree.tree_unflatten(ours, structure), *options)
+            except RuntimeError as error:
+                self._give_up(f"recording failed: {str(error).splitlines()[0]}")
+                return None
+        return _Recording(graph, [leaf if isinstance(leaf, Tensor) else None for leaf in ours], outputs)
+
+    def _give_up(self, problem: str) -> None:
+        """From now on everything is launched."""
+        torch.cuda.synchronize(self._device)
+        self._problem = problem
+        self._recordings.clear()
+        # a recording that breaks off leaves torch's generator in the belief that it is still being recorded; a state
+        # with the same numbers, which no graph knows, takes its place
+        generator: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def _signature(leaf: Any) -> Hashable:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+
+@contextlib.contextmanager
+def _waits_are_errors() -> Iterator[None]:
+    """Anything inside that waits for the device raises a RuntimeError."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

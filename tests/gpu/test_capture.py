@@ -1,0 +1,147 @@
+"""Recorded steps: the bits of launched ones, and a named reason where recording cannot be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline.data.dataset import Images
+from paceline.data.layout import ImageLayout
+from paceline.engine.assemble import Assembled, assemble
+from paceline.recipe import Recipe
+from paceline.seams import Build
+from paceline.tasks import task_for
+from paceline.techniques import precision
+from tests.gpu.waiting import waits_are_errors
+from tests.parity.driving import recipe
+
+CUDA = torch.device("cuda")
+
+
+class Net(nn.Module):
+    """Dropout, batch normalisation and a frozen layer; ``waits`` looks at a value on the host."""
+
+    def __init__(self, waits: bool = False) -> None:
+        super().__init__()
+        self.one, self.norm, self.drop = nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Dropout(0.3)
+        self.two, self.three, self.waits = nn.Linear(32, 32), nn.Linear(32, 3), waits
+        self.two.requires_grad_(False)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(self.norm(self.one(pixels.flatten(1))).relu())
+        if self.waits and hidden.sum().item() < -1e9:
+            hidden = hidden * 2
+        return self.three(self.two(hidden).relu())
+
+
+def made(capture: bool, mode: str = "bf16", waits: bool = False, **optimizer: object) -> tuple[Assembled, Recipe]:
+    generator = np.random.default_rng(0)
+    images = Images(generator.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Net(waits).to(CUDA)
+    chosen = recipe(techniques={"precision": mode, "capture": capture}, optimizer={"decay_all": False, **optimizer})
+    layout = ImageLayout(images, generator.integers(0, 3, 64), CUDA, mean=(0.5,), deviation=(0.5,))
+    build = Build(
+        model=model,
+        forward=lambda m, b: m(b.inputs["pixel_values"]),
+        layout=layout,
+        task=task_for("classification", ("a", "b", "c"), chosen.task),
+        device=CUDA,
+    )
+    return assemble(chosen, precision.apply(build, mode), 50), chosen
+
+
+def step(run: Assembled, index: int, cut: int = 5) -> tuple[torch.Tensor, ...]:
+    """One step of 8 samples in two or three micro-batches of uneven size; every 5th is cut otherwise."""
+    ids = (np.arange(8) + 8 * index) % 64
+    cuts = (3, 6) if index % 5 == 4 else (cut,)
+    done = run.engine.accumulate([run.build.layout.collate(part) for part in np.split(ids, cuts)], 8, step=index)
+    update = run.engine.update()
+    return done.loss, update.norm, update.finite
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+def test_recorded_steps_have_the_bits_of_launched_ones(mode: str, kind: str) -> None:
+    (eager, _), (captured, _) = made(False, mode, type=kind), made(True, mode, type=kind)
+    for index in range(20):
+        for one, other in zip(step(eager, index), step(captured, index), strict=True):
+            assert torch.equal(one, other), f"step {index}: {one} launched, {other} recorded"
+    assert captured.engine.path["steps"].startswith("captured"), captured.engine.path
+    assert eager.engine.path["steps"].startswith("eager")
+    weights = captured.engine.export()
+    assert [name for name, tensor in eager.engine.export().items() if not torch.equal(tensor, weights[name])] == []
+
+
+def test_no_recorded_step_waits() -> None:
+    run, _ = made(True)
+    for index in range(12):
+        step(run, index)
+    with waits_are_errors():
+        for index in range(12, 20):
+            step(run, index)
+
+
+def test_a_warm_up_leaves_no_trace() -> None:
+    (one, _), (other, _) = made(True), made(True)
+    other.engine.warm_up(other.build.layout.collate(np.arange(5)), 5)
+    for index in range(6):
+        assert torch.equal(step(one, index)[0], step(other, index)[0])
+
+
+def test_a_model_that_waits_is_launched_and_the_reason_named() -> None:
+    (plain, _), (run, _) = made(False), made(True, waits=True)
+    run.engine.warm_up(run.build.layout.collate(np.arange(5)), 5)
+    for index in range(6):
+        assert torch.equal(step(plain, index)[0], step(run, index)[0])
+    assert run.engine.path["steps"] == "eager: the model waits for the device in its forward or backward pass"
+
+
+def test_without_a_warm_up_a_failing_recording_is_survived() -> None:
+    (plain, _), (run, _) = made(False), made(True, waits=True)
+    for index in range(8):
+        assert torch.equal(step(plain, index)[0], step(run, index)[0]), f"step {index}"
+    assert "recording failed" in run.engine.path["steps"]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_an_overflow_under_replay_changes_nothing(kind: str) -> None:
+    run, _ = made(True, "fp16", type=kind)
+    for index in range(6):
+        step(run, index)
+    tensors, scalars = run.engine.state()
+    before = {f"{a}.{b}": t.clone() for a, named in tensors.items() for b, t in named.items() if "norm" not in b}
+    layout = run.build.layout
+    bad = layout.collate(np.arange(5))
+    bad.inputs["pixel_values"].fill_(float("inf"))
+    run.engine.accumulate([bad, layout.collate(np.arange(5, 8))], 8, step=6)
+    assert not run.engine.update().finite
+    tensors, later = run.engine.state()
+    after = {f"{a}.{b}": t for a, named in tensors.items() for b, t in named.items()}
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert later["applied"] == scalars["applied"]
+
+
+def test_loading_a_state_between_replays_is_seen_by_them() -> None:
+    run, _ = made(True)
+    for index in range(5):
+        step(run, index)
+    tensors, scalars = run.engine.state()
+    saved = {stem: {name: t.clone() for name, t in named.items()} for stem, named in tensors.items()}
+    expected = [step(run, index)[0].item() for index in range(5, 9)]
+    run.engine.load(saved, scalars)
+    assert [step(run, index)[0].item() for index in range(5, 9)] == expected
+
+
+def test_a_gradient_that_a_user_took_away_is_named() -> None:
+    from paceline.errors import UserError
+
+    run, _ = made(True)
+    for index in range(5):
+        step(run, index)
+    run.build.model.zero_grad(set_to_none=True)
+    with pytest.raises(UserError, match="no longer the engine's"):
+        step(run, 5)

@@ -1,0 +1,156 @@
+"""The flat update on a card: torch's fused optimizer, launched and recorded, without a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.engine.gradients import FlatGradients
+from paceline.engine.optimizer import build_optimizer
+from paceline.engine.updates import DeviceGated, FlatAdam, Updates, build_updates
+from paceline.kernels.adamw import LARGE, adamw_
+from paceline.recipe.parts import OptimizerPart
+from tests.gpu.test_step import waits_are_errors
+from tests.parity import test_flat_update as cpu
+
+CUDA = torch.device("cuda")
+
+Made = tuple[nn.Module, Updates, FlatGradients]
+
+
+def flat(kind: str) -> Made:
+    model = cpu.network().to(CUDA)
+    part = OptimizerPart(type=kind, **cpu.PART)
+    groups = cpu.groups_of(model, part)
+    updates, gradients = build_updates(groups, part, cpu.rates(groups), CUDA)
+    assert isinstance(updates, FlatAdam)
+    return model, updates, gradients
+
+
+def torchs(kind: str) -> Made:
+    model = cpu.network().to(CUDA)
+    part = OptimizerPart(type=kind, **cpu.PART)
+    groups = cpu.groups_of(model, part)
+    updates = DeviceGated(build_optimizer(groups, part, fused=True), cpu.rates(groups), CUDA)
+    return model, updates, FlatGradients(updates.parameters)
+
+
+def apply(updates: Updates, gradients: FlatGradients) -> None:
+    norm = gradients.norm()
+    updates.apply(gradients, (cpu.CLIP / (norm + 1e-6)).clamp(max=1.0), norm.isfinite())
+
+
+def put(model: nn.Module, found: Sequence[torch.Tensor]) -> None:
+    for parameter, gradient in zip(model.parameters(), found, strict=True):
+        parameter.grad.copy_(gradient, non_blocking=True)
+
+
+def all_gradients(model: nn.Module, skipped: Sequence[int]) -> list[list[torch.Tensor]]:
+    found = [[g.to(CUDA) for g in cpu.gradients_of(model, step)] for step in range(cpu.STEPS)]
+    for step in skipped:
+        found[step][0][0, 0, 0, 0] = float("nan")
+    return found
+
+
+def recorded(updates: Updates, gradients: FlatGradients) -> Callable[[], None]:
+    """Applies an update by replaying it; recording applies none."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        apply(updates, gradients)
+    return graph.replay
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam"])
+@pytest.mark.parametrize("skipped", [(), cpu.SKIPPED], ids=["all", "some skipped"])
+def test_it_has_the_bits_of_torchs_fused_optimizer(kind: str, skipped: Sequence[int]) -> None:
+    (ours, *flat_parts), (theirs, *torch_parts) = flat(kind), torchs(kind)
+    for found in all_gradients(ours, skipped):
+        for model, parts in ((ours, flat_parts), (theirs, torch_parts)):
+            put(model, found)
+            apply(*parts)
+    assert cpu.different(ours, theirs) == []
+    assert cpu.different(ours, cpu.network().to(CUDA)), "nothing was trained"
+    assert flat_parts[0].applied == torch_parts[0].applied == cpu.STEPS - len(skipped)
+    found = flat_parts[0].tensors({p: n for n, p in ours.named_parameters()})
+    expected = torch_parts[0].tensors({p: n for n, p in theirs.named_parameters()})
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+@pytest.mark.parametrize(("kind", "make"), [("adamw", flat), ("adam", flat), ("adamw", torchs), ("sgd", torchs)])
+def test_a_recorded_update_has_the_bits_of_a_launched_one(kind: str, make: Callable[[str], Made]) -> None:
+    (launched, *parts), (replayed, *other_parts) = make(kind), make(kind)
+    assert other_parts[0].capturable is None
+    everything = all_gradients(launched, cpu.SKIPPED)
+    for found in everything[:2]:  # the first is skipped, the second allocates what is allocated late
+        for model, each in ((launched, parts), (replayed, other_parts)):
+            put(model, found)
+            apply(*each)
+    replay = recorded(*other_parts)
+    with waits_are_errors():
+        for found in everything[2:]:
+            put(launched, found)
+            apply(*parts)
+            put(replayed, found)
+            replay()
+    assert cpu.different(launched, replayed) == []
+    assert parts[0].applied == other_parts[0].applied == cpu.STEPS - len(cpu.SKIPPED)
+
+
+def test_the_norm_of_the_buffer_is_the_norm_of_the_gradients() -> None:
+    model, _, gradients = flat("adamw")
+    for found in all_gradients(model, ())[:5]:
+        put(model, found)
+        torch.testing.assert_close(gradients.norm(), torch.nn.utils.get_total_norm(found), rtol=1e-6, atol=0)
+
+
+def test_gradients_are_written_and_added_without_a_wait() -> None:
+    model, _, gradients = flat("adamw")
+    images = torch.randn(3, 4, 3, 8, 8, device=CUDA)
+    gradients.add(model(images[2]).square().sum(), first=True, last=True)  # loads kernels, which may wait
+    with waits_are_errors():
+        for index in range(3):
+            gradients.add(model(images[index]).square().sum(), first=index == 0, last=index == 2)
+        gradients.check()
+    plain = cpu.network().to(CUDA)
+    for part in images:
+        plain(part).square().sum().backward()
+    for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-2, atol=1e-2, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_an_ordinary_model_leaves_nothing_apart_and_its_weights_are_aligned() -> None:
+    model, updates, _ = flat("adamw")
+    assert isinstance(updates, FlatAdam)
+    assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 1
+    assert all(p.data_ptr() % 256 == 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("count", [LARGE, 3 * LARGE + 17])
+def test_the_kernel_for_large_buffers_follows_torchs(count: int, decoupled: bool) -> None:
+    generator = torch.Generator(CUDA).manual_seed(count)
+    ours = [torch.randn(count, device=CUDA, generator=generator) for _ in range(2)] + [
+        torch.zeros(count, device=CUDA) for _ in range(2)
+    ]
+    theirs = [tensor.clone() for tensor in ours]
+    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    rate, scale, finite, overflow = (torch.full((), value, device=CUDA) for value in (1e-3, 4.0, 0.0, 1.0))
+    for index in range(1, 21):
+        gradient = torch.randn(count, device=CUDA, generator=generator)
+        step = torch.full((), float(index), device=CUDA)
+        for state in (ours, theirs):
+            state[1].copy_(gradient)
+        adamw_(*([tensor] for tensor in ours), step, rate, scale, finite, 0.9, 0.999, 1e-8, 0.01, decoupled)
+        update(
+            *([tensor] for tensor in theirs), [], [step], lr=rate, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8,
+            amsgrad=False, maximize=False, grad_scale=scale, found_inf=finite,
+        )  # fmt: skip
+    for index in (0, 2, 3):
+        torch.testing.assert_close(ours[index], theirs[index], rtol=1e-5, atol=1e-6)
+    before = [tensor.clone() for tensor in ours]
+    adamw_(*([tensor] for tensor in ours), step, rate, scale, overflow, 0.9, 0.999, 1e-8, 0.01, decoupled)
+    assert all(torch.equal(ours[index], before[index]) for index in (0, 2, 3)), "a skipped update changed something"

@@ -1,0 +1,311 @@
+"""Compiled training passes compute what the plain ones do, and one compilation serves all equal blocks and lengths."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from paceline.errors import RecipeError
+from paceline.techniques import compile as technique
+from paceline.techniques.compile import apply_compile, apply_compile_whole, embeddings_of, kept_cache, reason_of, undo
+from paceline.techniques.fused_qkv import apply_fused_qkv
+from paceline.techniques.packing import apply_packing
+from paceline.techniques.recompute import apply_recompute
+from tests.parity.driving import assembled, recipe, train
+from tests.parity.reference import tiny_model
+
+pytestmark = [
+    # torch hides both while it compiles, in a way that turning warnings into errors defeats
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WIDTH, LAYERS = 64, 3
+TOTALS = (WIDTH, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+"""Lengths of packed rows, from one that is as long as the models are wide."""
+
+FAMILIES = {"distilbert": 1, "bert": 1, "roberta": 1, "electra": 1, "modernbert": 3}
+"""Kind -> distinct blocks: ModernBERT's first has no norm, and the others alternate local and global attention."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_compilers() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def packed_model(kind: str) -> tuple[nn.Module, list[nn.Module]]:
+    """A model of three layers without dropout, and its blocks."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    settings: dict[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
+    settings |= {"intermediate_size": 96, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if kind == "distilbert":
+        settings = {"dim": WIDTH, "n_layers": LAYERS, "n_heads": 2, "hidden_dim": 96}
+        settings |= {"dropout": 0.0, "attention_dropout": 0.0}
+    if kind == "modernbert":
+        settings |= {"local_attention": 16, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2}
+        settings |= {"bos_token_id": 1, "eos_token_id": 2}
+    config = AutoConfig.for_model(kind, vocab_size=100, num_labels=2, pad_token_id=0, **settings)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").train()
+    apply_packing(model)
+    base = model.base_model
+    holder = {"distilbert": "transformer.layer", "modernbert": "layers"}.get(kind, "encoder.layer")
+    return model, list(base.get_submodule(holder))
+
+
+def packed_loss(model: nn.Module, total: int, sequences: int) -> Tensor:
+    """Loss of a made-up packed row of ``total`` positions."""
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(total)
+    ids = torch.randint(5, 100, (1, total), generator=generator).to(device)
+    ends = torch.linspace(0, total, sequences + 1).int().to(device)
+    place = (torch.arange(total, device=device) % 32)[None] + 2
+    out = model.base_model(input_ids=ids, position_ids=place, cu_seq_lens_q=ends, max_length_q=512)
+    # not a sum of squares, which a last LayerNorm makes a constant
+    return (out.last_hidden_state * torch.randn(1, total, WIDTH, generator=generator).to(device)).sum() / total
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_one_compilation_serves_every_length_and_every_equal_block(kind: str) -> None:
+    model, blocks = packed_model(kind)
+    of_blocks, of_embeddings = CompileCounterWithBackend("eager"), CompileCounterWithBackend("eager")
+    embeddings = embeddings_of(model, blocks)
+    assert [type(module).__name__.endswith("Embeddings") for module in embeddings] == [True], embeddings
+    apply_compile(blocks, backend=of_blocks)
+    apply_compile(embeddings, backend=of_embeddings)
+    for index, total in enumerate(TOTALS):
+        packed_loss(model, total, sequences=3 + index % 4)
+    assert of_blocks.frame_count == FAMILIES[kind], "a length, a number of sequences or a block was compiled for anew"
+    assert of_embeddings.frame_count == 1
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
+def test_gradients_are_those_of_the_plain_pass(recomputed: bool) -> None:
+    (plain, _), (compiled, blocks) = packed_model("bert"), packed_model("bert")
+    counter = CompileCounterWithBackend("aot_eager")
+    assert apply_fused_qkv(compiled) == LAYERS
+    if recomputed:
+        apply_recompute(blocks)
+    apply_compile(blocks, embeddings_of(compiled, blocks), backend=counter)
+    for total in (WIDTH, 128):
+        losses = [packed_loss(model, total, 4) for model in (plain, compiled)]
+        for loss in losses:
+            loss.backward()
+        assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)
+    assert counter.frame_count == 2, "the block and the embeddings"
+    for (name, one), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_padded_steps_have_the_losses_of_the_plain_ones() -> None:
+    chosen = recipe()
+    plain, compiled = tiny_model(dropout=0.0), tiny_model(dropout=0.0)
+    blocks = list(compiled.distilbert.transformer.layer)
+    counter = CompileCounterWithBackend("aot_eager")
+    apply_compile(blocks, embeddings_of(compiled, blocks), backend=counter)
+    losses = [train(assembled(model, chosen), chosen, steps=8) for model in (plain, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert counter.frame_count == 2, "padded lengths were compiled one by one"
+
+
+def test_under_autocast_the_products_run_in_bf16() -> None:
+    (plain, _), (compiled, blocks) = packed_model("distilbert"), packed_model("distilbert")
+    apply_compile(blocks, backend="aot_eager")
+    losses = []
+    for model in (plain, compiled):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(packed_loss(model, 128, 4))
+        losses[-1].backward()
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-2)
+    assert losses[1].item() != packed_loss(packed_model("distilbert")[0], 128, 4).item(), "autocast had no effect"
+
+
+class Dropping(nn.Module):
+    """Its input's gradient shows which values the dropout kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.other, self.dropout = nn.Linear(1, 1), nn.Linear(1, 1), nn.Dropout(0.5)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.dropout(hidden * self.linear.weight)
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
+def test_the_backward_pass_uses_the_dropout_of_the_forward_pass(recomputed: bool) -> None:
+    block = Dropping()
+    if recomputed:
+        apply_recompute([block])
+    apply_compile([block], backend="aot_eager")
+    hidden = torch.ones(40, 50, requires_grad=True)
+    out = block(hidden)
+    out.sum().backward()
+    assert torch.equal(out == 0, hidden.grad == 0)
+    assert 0.4 < (out == 0).float().mean().item() < 0.6
+    assert not torch.equal(out == 0, block(hidden) == 0), "the same values are dropped in every pass"
+
+
+def test_evaluation_runs_as_written() -> None:
+    model, blocks = packed_model("distilbert")
+    counter = CompileCounterWithBackend("eager")
+    apply_compile(blocks, embeddings_of(model, blocks), backend=counter)
+    with torch.no_grad():
+        packed_loss(model, 64, 2)
+    packed_loss(model.eval(), 64, 2)
+    assert counter.frame_count == 0
+    packed_loss(model.train(), 64, 2)
+    assert counter.frame_count == 2
+
+
+def test_names_hooks_and_other_models_are_left_alone() -> None:
+    (model, blocks), (other, _) = packed_model("bert"), packed_model("bert")
+    names, calls = list(model.state_dict()), []
+    apply_compile(blocks, embeddings_of(model, blocks), backend="eager")
+    blocks[1].register_forward_hook(lambda *_: calls.append(1))
+    assert list(model.state_dict()) == names
+    packed_loss(model, 64, 2)
+    assert calls == [1]
+    assert undo(other) == 0
+    assert undo(model) == LAYERS + 1
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_undoing_keeps_what_another_technique_put_there() -> None:
+    block = Dropping()
+    apply_recompute([block])
+    kept = block.forward
+    apply_compile([block], backend="eager")
+    undo(block)
+    assert block.forward is kept
+
+
+def test_a_whole_model_is_compiled_for_its_largest_batch_only() -> None:
+    model, counter = (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2)),
+        CompileCounterWithBackend("eager"),
+    )
+    apply_compile_whole(model, static=True, backend=counter)
+    for rows in (16, 5, 16, 3):
+        assert model(torch.ones(rows, 1, 8, 8)).shape == (rows, 2)
+    assert counter.frame_count == 1, "the tail of an epoch was compiled for"
+    model(torch.ones(32, 1, 8, 8))
+    assert counter.frame_count == 2, "a larger batch came later and was not compiled for"
+
+
+def test_the_path_says_what_is_compiled() -> None:
+    build = assembled(tiny_model(), recipe()).build
+    assert technique.apply(build, False).path["compile"] == "off"
+    assert undo(build.model) == 0
+    assert technique.apply(build, "auto").path["compile"] == "each of 2 blocks and the embeddings"
+    assert undo(build.model) == 3
+    convolutions = replace(build, model=nn.Sequential(nn.Conv2d(3, 4, 3)), blocks=())
+    assert technique.apply(convolutions, True).path["compile"] == "the whole model"
+
+
+class Breaking(Dropping):
+    """Cannot be one graph: it looks at a value."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.dropout(hidden) * (2.0 if hidden.sum().item() > 0 else 1.0)
+
+
+def test_what_cannot_be_compiled_runs_as_written_and_the_reason_is_kept() -> None:
+    block = Breaking()
+    build = replace(assembled(tiny_model(), recipe()).build, model=block, blocks=(block,), path={"layout": "padded"})
+    build = technique.apply(build, "auto")
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException) as caught:
+        block(torch.ones(3, 4))
+    with pytest.raises(RecipeError, match="this model cannot be compiled: ") as refused:
+        technique.fall_back(technique.apply(build, True), True, caught.value)
+    assert "--set techniques.compile=false" in str(refused.value)
+    fallen = technique.fall_back(technique.apply(build, "auto"), "auto", caught.value)
+    assert fallen.path["compile"].startswith("off: ")
+    assert fallen.path["layout"] == "padded"
+    assert fallen.decisions[-1].setting == "techniques.compile"
+    assert fallen.decisions[-1].value == "false"
+    assert block(torch.ones(3, 4)).shape == (3, 4), "still compiled"
+
+
+def test_only_the_compilers_errors_are_reasons() -> None:
+    assert reason_of(ValueError("shapes differ")) is None
+    wrapped = RuntimeError("step failed")
+    wrapped.__cause__ = torch._dynamo.exc.Unsupported("call of .item()\n  long explanation")
+    assert reason_of(wrapped) == "Unsupported: call of .item()"
+
+
+def test_kernels_are_kept_where_the_user_said_or_with_our_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    ours = tmp_path / "ours"
+    with kept_cache(ours):
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(ours)
+        assert ours.stat().st_mode & 0o777 == 0o700, "what torch unpickles can be written by others"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "theirs"))
+    with kept_cache(ours):
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "theirs")
+
+
+def test_a_note_tells_whether_these_blocks_were_compiled_before(tmp_path: Path) -> None:
+    build = assembled(tiny_model(), recipe()).build
+    assert not technique.is_kept(build, tmp_path)
+    technique.note_kept(build, tmp_path)
+    assert technique.is_kept(assembled(tiny_model(), recipe()).build, tmp_path)
+    assert not technique.is_kept(assembled(tiny_model(dropout=0.3), recipe()).build, tmp_path)
+
+
+KEPT = """
+import sys
+from pathlib import Path
+
+import torch
+from tests.parity.reference import padded, samples, tiny_model
+from paceline.techniques.compile import apply_compile, embeddings_of, kept_cache
+from paceline.techniques.fused_qkv import apply_fused_qkv
+
+inputs = padded(samples()[0][:6])
+plain, compiled = tiny_model(dropout=0.0), tiny_model(dropout=0.0)
+blocks = list(compiled.distilbert.transformer.layer)
+apply_fused_qkv(compiled)
+apply_compile(blocks, embeddings_of(compiled, blocks))
+with kept_cache(Path(sys.argv[1])):
+    logits = [model(**inputs).logits for model in (plain, compiled)]
+    for each in logits:
+        each.square().sum().backward()
+torch.testing.assert_close(logits[1], logits[0])
+for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+    torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-6)
+counted = torch._dynamo.utils.counters["aot_autograd"]
+print(*(counted[f"autograd_cache_{what}"] for what in ("hit", "miss", "bypass")))
+"""
+
+
+@pytest.mark.slow
+def test_generated_kernels_agree_and_a_second_run_finds_them_kept(tmp_path: Path) -> None:
+    """The whole chain, C++ compiler included; processes of their own, since torch's compilers keep threads running."""
+    counted = []
+    for _ in range(2):
+        command = [sys.executable, "-c", KEPT, str(tmp_path / "kernels")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        counted.append(done.stdout.split()[-3:])
+    assert counted == [["0", "2", "0"], ["2", "0", "0"]], "hits, misses and bypasses of the two runs"

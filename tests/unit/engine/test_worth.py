@@ -1,0 +1,83 @@
+"""Compiling is chosen where it wins back its own seconds, by operations counted from the model's structure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
+from paceline.testing.tiny import tiny_resnet_config
+from tests.parity.reference import tiny_model
+
+H200, FLOPS = "NVIDIA H200", 75e9  # a review of 273 tokens through DistilBERT
+
+
+def test_the_reckoning_is_told_and_longer_runs_pay() -> None:
+    pays, reason = compile_pays(FLOPS, 105_000, H200, cached=False)
+    assert pays is False, "38 s of steps do not win back 10 s"
+    assert reason == "saves about 10 s of 38 s of steps, compiling takes about 10 s"
+    assert compile_pays(FLOPS, 120_000, H200, cached=False)[0]
+    assert not compile_pays(FLOPS, 3_500, H200, cached=False)[0]
+
+
+def test_kept_kernels_pay_earlier_and_a_whole_model_later() -> None:
+    pays, reason = compile_pays(FLOPS, 40_000, H200, cached=True)
+    assert pays
+    assert reason.endswith("compiling takes about 2 s from kept kernels")
+    assert not compile_pays(FLOPS, 40_000, H200, cached=False)[0]
+    assert not compile_pays(FLOPS, 150_000, H200, cached=False, whole_model=True)[0]
+
+
+def test_a_slower_card_has_more_to_save() -> None:
+    assert compile_pays(FLOPS, 50_000, "NVIDIA A100-SXM4-80GB", cached=False)[0]
+    assert compile_pays(FLOPS, 50_000, "Tesla V100-SXM2-16GB", cached=False)[0], "no bf16: its fp16 rate counts"
+    assert not compile_pays(FLOPS, 50_000, H200, cached=False)[0]
+
+
+def test_an_unknown_card_counts_as_the_fastest_and_the_reason_says_so() -> None:
+    pays, reason = compile_pays(FLOPS, 40_000, "Made-up 1000", cached=False)
+    assert not pays
+    assert "no rate is known of Made-up 1000: reckoned as fast as an NVIDIA H200" in reason
+    assert compile_pays(FLOPS, 1_000_000, "Made-up 1000", cached=False)[0]
+
+
+def test_a_cpu_is_never_compiled_for_unasked() -> None:
+    pays, reason = compile_pays(FLOPS, 10**9, None, cached=True)
+    assert not pays
+    assert "CPU" in reason
+
+
+def test_operations_of_a_text_are_those_that_torch_counts() -> None:
+    model = tiny_model(dropout=0.0)
+    model.set_attn_implementation("eager")  # whose products torch's counter sees
+    blocks = model.distilbert.transformer
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        blocks(torch.randn(1, 24, 32))
+    assert flops_per_text(list(blocks.layer), np.array([24])) == pytest.approx(3 * counter.get_total_flops())
+
+
+def test_long_texts_weigh_by_the_square() -> None:
+    blocks = list(tiny_model().distilbert.transformer.layer)
+    even, uneven = flops_per_text(blocks, np.array([20, 20])), flops_per_text(blocks, np.array([10, 30]))
+    assert uneven - even == pytest.approx(12 * 2 * 32 * 100)
+    assert flops_per_text(blocks, np.array([], dtype=np.int64)) == 0
+
+
+def test_operations_of_an_image_are_counted_without_touching_the_model() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 64, 2))
+    model.train()
+    assert flops_per_image(model, (3, 8, 8)) == 3 * 2 * (4 * 3 * 9 * 64 + 4 * 64 * 2)
+    assert model.training
+    assert int(model[1].num_batches_tracked) == 0
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+def test_a_resnet_of_transformers_is_counted_too() -> None:
+    from transformers import AutoConfig, AutoModelForImageClassification
+
+    settings = tiny_resnet_config()
+    model = AutoModelForImageClassification.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    assert flops_per_image(model, (3, 32, 32)) > 1e6
