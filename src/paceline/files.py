@@ -8,11 +8,14 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from paceline.errors import DiskFullError, RunFolderError
+
+_UMASK = threading.Lock()
 
 
 def cache_folder() -> Path:
@@ -20,6 +23,11 @@ def cache_folder() -> Path:
     given = os.environ.get("PACELINE_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(given) if given else Path(base) / "paceline"
+
+
+def compiled_folder() -> Path:
+    """Where compiled kernels are kept from run to run."""
+    return cache_folder() / "compiled"
 
 
 @contextlib.contextmanager
@@ -34,15 +42,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
+        os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
     fsync_folder(path.parent)
+
+
+def _umask() -> int:
+    """The process's; it can only be read by setting it, which no two threads may do at once."""
+    with _UMASK:
+        umask = os.umask(0)
+        os.umask(umask)
+    return umask
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -59,9 +59,11 @@ def test_batch_sizes_are_filled_in() -> None:
 
 def test_what_is_set_stays_and_choosing_again_changes_nothing() -> None:
     given = recipe("device=cpu", "techniques.precision=bf16", "loop.micro_batch_size=4", "loop.evaluation_batch_size=5")
+    switches = ("channels_last", "fused_qkv", "compile", "capture")
+    given = given.with_settings(["data.resident=false", *(f"techniques.{name}=false" for name in switches)])
     assert choose(given, HOPPER) == (given, ())
     chosen, decisions = choose(recipe(), HOPPER)
-    assert len(decisions) == 4
+    assert len(decisions) == 6
     assert choose(chosen, HOPPER) == (chosen, ())
 
 
@@ -111,7 +113,7 @@ def test_what_works_is_not_refused(facts: Facts, settings: list[str]) -> None:
     choose(recipe(*settings), facts)
 
 
-PRECISION = CATALOGUE[0]
+PRECISION = next(entry for entry in CATALOGUE if entry.name == "precision")
 
 
 @pytest.mark.parametrize(

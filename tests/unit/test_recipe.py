@@ -117,3 +117,16 @@ def test_fields_that_only_change_how_a_run_is_carried_out() -> None:
 def test_a_recipe_cannot_be_changed_in_place() -> None:
     with pytest.raises(ValueError, match="frozen"):
         recipe().seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("written", ["auto", {}])
+def test_techniques_auto_leaves_each_as_it_is_by_default(written: Any) -> None:
+    assert recipe(techniques=written) == recipe()
+    assert recipe(techniques=written).with_settings(["techniques.precision=bf16"]).techniques.precision == "bf16"
+    changed = recipe(techniques={"precision": "fp16"}).with_settings(["techniques=auto"])
+    assert changed.techniques == recipe().techniques, "auto does not undo what was set before"
+
+
+def test_techniques_take_no_other_word() -> None:
+    with pytest.raises(RecipeError, match="techniques = 'fast'"):
+        recipe(techniques="fast")

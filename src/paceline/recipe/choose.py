@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paceline.errors import RecipeError
 from paceline.facts import Card, Facts
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.techniques import check_rules
 from paceline.records import Decision
+
+Decide = Callable[[Recipe, Facts], Decision | None]
 
 EIGHT_BIT_PACKAGES = ("bitsandbytes", "torchao")
 """Either brings the 8-bit AdamW."""
@@ -23,14 +27,15 @@ _CARDS_ONLY = {
 def choose(recipe: Recipe, facts: Facts) -> tuple[Recipe, tuple[Decision, ...]]:
     """The recipe with every ``auto`` of this floor made explicit, and the decisions taken.
 
-    Chosen are ``device``, ``techniques.precision``, ``loop.micro_batch_size`` and ``loop.evaluation_batch_size``,
-    where the recipe leaves them open. Choosing again from the result changes nothing.
+    Chosen is what the machine decides: device, precision, sizes of batches, and which of the fast path's techniques
+    have no use here. What depends on the model and the data stays ``auto`` until they are there. Choosing again from
+    the result changes nothing.
 
     Raises:
         RecipeError: a setting that cannot work on this machine.
     """
     decisions = []
-    for decide in (_device, _precision, _micro_batch_size, _evaluation_batch_size):
+    for decide in (_device, _precision, _micro_batch_size, _evaluation_batch_size, *_SWITCHES):
         decision = decide(recipe, facts)
         if decision is not None:
             decisions.append(decision)
@@ -100,6 +105,56 @@ def _evaluation_batch_size(recipe: Recipe, facts: Facts) -> Decision | None:
         return None
     reason = "twice the micro-batch: without gradients the activations are not kept"
     return Decision(setting="loop.evaluation_batch_size", value=str(2 * micro), reason=reason)
+
+
+def _on_cards_only(path: str, reason: str) -> Decide:
+    """Switches off what has no use on a CPU; on a card it stays open."""
+
+    def decide(recipe: Recipe, facts: Facts) -> Decision | None:
+        part, _, name = path.partition(".")
+        if recipe.device != "cpu" or getattr(getattr(recipe, part), name) != "auto":
+            return None
+        return Decision(setting=path, value="false", reason=reason)
+
+    return decide
+
+
+def _compile(recipe: Recipe, facts: Facts) -> Decision | None:
+    if recipe.techniques.compile is False or recipe.device != "cuda":
+        return None
+    setting = "techniques.compile"
+    if recipe.techniques.compile is True:
+        if facts.versions.get("triton") is None:
+            raise RecipeError(f"{setting} = true", "needs triton, which is not installed", f"--set {setting}=false")
+        return None
+    if recipe.model.train == "features":
+        return Decision(setting=setting, value="false", reason="no step is made with train: features")
+    if facts.versions.get("triton") is None:
+        return Decision(setting=setting, value="false", reason="triton is not installed")
+    return None
+
+
+def _capture(recipe: Recipe, facts: Facts) -> Decision | None:
+    if recipe.techniques.capture != "auto" or recipe.device != "cuda":
+        return None
+    setting = "techniques.capture"
+    if recipe.model.train == "features":
+        return Decision(setting=setting, value="false", reason="no step is made with train: features")
+    if recipe.techniques.recompute:
+        reason = "recompute saves and restores the random numbers' state on the host"
+        return Decision(setting=setting, value="false", reason=reason)
+    return Decision(setting=setting, value="true", reason="replayed steps cost the host next to nothing")
+
+
+_SWITCHES: tuple[Decide, ...] = (
+    _on_cards_only("data.resident", "the device's memory is the host's"),
+    _on_cards_only("techniques.channels_last", "measured on cards only"),
+    _on_cards_only("techniques.fused_qkv", "measured on cards only"),
+    _on_cards_only("techniques.compile", "measured on cards only"),
+    _on_cards_only("techniques.capture", "CUDA graphs need a card"),
+    _compile,
+    _capture,
+)
 
 
 def _check_optimizer(recipe: Recipe, facts: Facts) -> None:

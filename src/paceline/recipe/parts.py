@@ -18,6 +18,9 @@ Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 Columns = str | tuple[str, ...]
 
+Switch = Literal["auto"] | bool
+"""``auto``: on where it is safe and pays, which is recorded with the reason."""
+
 
 class Part(BaseModel):
     """A frozen group of settings that refuses keys it does not know."""
@@ -92,6 +95,19 @@ class RandomPart(Part):
     image: tuple[int, int, int] | None = Field(None, description="Height, width, channels: images, not tokens.")
 
 
+class AugmentPart(Part):
+    """Random changes of training images, drawn anew each time an image is seen; 0 or false: none."""
+
+    flip: bool = Field(False, description="Mirror left and right, every second time.")
+    crop: int = Field(0, ge=0, description="Shift by up to this many pixels each way; what is uncovered is black.")
+    cutout: int = Field(0, ge=0, description="Blank a square of this many pixels a side.")
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is changed at all."""
+        return self.flip or self.crop > 0 or self.cutout > 0
+
+
 class DataPart(Part):
     """Where the labelled samples are and what their columns mean."""
 
@@ -118,6 +134,13 @@ class DataPart(Part):
         0.01, ge=0, le=1, description="With on_bad_row: skip, the share of rows above which the run stops."
     )
     allow_single_class: bool = Field(False, description="Accept data in which every label is the same.")
+    augment: AugmentPart = AugmentPart()
+    resident: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Keep all samples on the card and gather batches there. auto: when they take at most a tenth of"
+        " its memory.",
+    )
     random: RandomPart = RandomPart()
 
 
@@ -255,13 +278,41 @@ class LoopPart(Part):
 class TechniquesPart(Part):
     """One field a technique; see ``paceline techniques``."""
 
+    packing: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Put the texts of a micro-batch one after the other in one row, so that nothing is padded. auto:"
+        " wherever packed and padded gradients of this model are found equal at the start.",
+    )
+    channels_last: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Keep images and convolution weights with the channels last in memory. auto: for convolutions on"
+        " a card.",
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         "auto", description="auto: bf16 on cards that compute in it, fp32 elsewhere."
+    )
+    fused_qkv: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Compute query, key and value of an attention layer in one matrix product. auto: on a card.",
     )
     recompute: bool = Field(
         False,
         json_schema_extra=EXECUTION,
         description="Recompute each block's activations in the backward pass instead of keeping them.",
+    )
+    compile: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Compile each block of the model for training. auto: on a card, when the run is long enough to win"
+        " back the seconds of compiling.",
+    )
+    capture: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Record the kernels of a step as CUDA graphs and replay them. auto: on a card.",
     )
 
 

@@ -6,10 +6,10 @@ import difflib
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from paceline.errors import RecipeError, excerpt, nearest
@@ -25,6 +25,10 @@ from paceline.recipe.parts import (
     TaskPart,
     TechniquesPart,
 )
+
+
+def _all_auto(value: object) -> object:
+    return {} if value == "auto" else value
 
 
 class Recipe(Part):
@@ -44,7 +48,9 @@ class Recipe(Part):
     task: TaskPart = TaskPart()
     optimizer: OptimizerPart = OptimizerPart()
     schedule: SchedulePart = SchedulePart()
-    techniques: TechniquesPart = TechniquesPart()
+    techniques: Annotated[
+        TechniquesPart, BeforeValidator(_all_auto, json_schema_input_type=TechniquesPart | Literal["auto"])
+    ] = Field(TechniquesPart(), description="One setting a technique; auto: each as it is by default.")
     loop: LoopPart = LoopPart()
     observe: ObservePart = ObservePart()
     seed: int = Field(0, ge=0, lt=2**32, description="Of new weights, order and dropout.")

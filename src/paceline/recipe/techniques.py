@@ -69,17 +69,45 @@ class TechniqueEntry:
 
     def is_on(self, recipe: Recipe) -> bool:
         """Whether ``recipe`` uses it."""
-        return bool(_value(recipe, self.setting) != self.off)
+        return _value(recipe, self.setting) not in (self.off, "auto")
 
 
 CATALOGUE: tuple[TechniqueEntry, ...] = (
+    TechniqueEntry(
+        "packing",
+        "Put the texts of a micro-batch one after the other in one row: no padding, no mask.",
+        "layout",
+        "up to rounding",
+    ),
+    TechniqueEntry("channels_last", "Keep images with the channels last in memory.", "layout", "up to rounding"),
     TechniqueEntry("precision", "Compute in tf32, bf16 or fp16.", "numerics", "up to rounding", off="fp32"),
+    TechniqueEntry(
+        "fused_qkv",
+        "Compute query, key and value of an attention layer in one matrix product.",
+        "numerics",
+        "up to rounding",
+    ),
     TechniqueEntry(
         "recompute",
         "Recompute each block's activations in the backward pass instead of keeping them.",
         "memory",
         "bit-exact",
         excludes=("model.train=head|features",),
+    ),
+    TechniqueEntry(
+        "compile",
+        "Compile each block of the model for training.",
+        "compile",
+        "up to rounding",
+        excludes=("model.train=features",),
+    ),
+    TechniqueEntry(
+        "capture",
+        "Record the kernels of a step as CUDA graphs and replay them.",
+        "capture",
+        "bit-exact",
+        needs=("device=cuda",),
+        excludes=("model.train=features", "recompute"),
     ),
 )
 """Every technique, in the order of application."""

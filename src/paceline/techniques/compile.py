@@ -1,0 +1,278 @@
+"""Compile: each block's training pass as fused kernels; n equal blocks are one compilation.
+
+Blocks, not the model: a compiler that sees one layer is done in seconds, and equal layers share what it makes. Lengths
+are dynamic from the first call, so a packed row of another length runs the same code. Evaluation runs the code as
+written, so that no second compilation is paid for.
+
+Source: torch.compile's documentation; PyTorch recipe "Reducing torch.compile cold start with regional compilation".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import json
+import os
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from paceline.errors import RecipeError
+from paceline.files import write_atomically
+from paceline.records import Decision
+from paceline.seams import Build
+
+SETTING = "techniques.compile"
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+"""Packages whose exceptions say that a model could not be compiled, not that it is wrong."""
+
+OPTIONS: dict[str, Any] = {
+    # CUDA graphs are the engine's: two owners of static memory lose gradients (pytorch#96693)
+    "triton.cudagraphs": False,
+    # sums over a row's positions that ride on a pass over its width: the default cut leaves torch a long second sum,
+    # 0.52 ms of a 14.7 ms step against 0.27 with a cut that is tried out
+    "triton.mix_order_reduction_autotune_split_size": True,
+}
+"""Of torch's Inductor."""
+
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Where torch and triton keep compiled kernels; a user who sets the first has chosen."""
+
+Call = Callable[..., Any]
+
+
+def apply_compile(
+    blocks: Sequence[nn.Module], embeddings: Sequence[nn.Module] = (), *, backend: str | Call = "inductor"
+) -> None:
+    """Compile the training pass of each module in place, at its first training call; names of weights stay as they are.
+
+    Equal blocks are compiled once. Sizes of inputs may change from call to call. Passes without gradients, or with the
+    module in evaluation mode, run as written.
+
+    Args:
+        blocks: the model's repeated blocks.
+        embeddings: what comes before them, see ``embeddings_of``.
+        backend: as of ``torch.compile``.
+
+    Raises, at a module's first training call:
+        Exception: of torch's compilers, when it cannot be compiled as one graph; see ``reason_of``.
+    """
+    for group in (blocks, embeddings):
+        compiled = _compiled_call(backend, dynamic=None)
+        for module in group:
+            _install(module, TrainingPass(module.forward, compiled, module, static=False))
+
+
+def apply_compile_whole(model: nn.Module, *, static: bool, backend: str | Call = "inductor") -> None:
+    """Compile the model's training pass as one graph; for models whose blocks differ in shape, such as ResNets.
+
+    Args:
+        model: is changed in place.
+        static: one compilation for the largest batch, tuned to its sizes; smaller batches (the tail of an epoch) run
+            as written, which is quicker than compiling for them. Otherwise sizes are dynamic.
+        backend: as of ``torch.compile``.
+    """
+    compiled = _compiled_call(backend, dynamic=False if static else None)
+    _install(model, TrainingPass(model.forward, compiled, model, static=static))
+
+
+@final
+class TrainingPass:
+    """A module's ``forward``: compiled in training, as written elsewhere.
+
+    Args:
+        plain: the forward pass as written.
+        compiled: called with ``plain`` and its arguments.
+        module: whose mode tells whether this is training.
+        static: compile for the largest batch only.
+    """
+
+    def __init__(self, plain: Call, compiled: Call, module: nn.Module, *, static: bool) -> None:
+        self.plain, self._compiled, self._module, self._static = plain, compiled, module, static
+        self._largest = 0
+        functools.update_wrapper(self, plain)  # the signature stays to be read
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not (self._module.training and torch.is_grad_enabled()):
+            return self.plain(*args, **kwargs)
+        tensors = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not self._static:
+            _mark_dynamic(tensors)
+        elif not self._is_largest(tensors):
+            return self.plain(*args, **kwargs)
+        return self._compiled(self.plain, *args, **kwargs)
+
+    def _is_largest(self, tensors: Sequence[Tensor]) -> bool:
+        rows = tensors[0].shape[0] if tensors else 0
+        self._largest = max(self._largest, rows)
+        return rows == self._largest
+
+
+def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
+    """Compile the build's blocks and embeddings, or the whole model where its blocks are convolutions.
+
+    Nothing is compiled yet: that is done by the first training pass, whose failure ``fall_back`` answers.
+    """
+    if setting is False:
+        return replace(build, path={**build.path, "compile": "off"})
+    if build.blocks and not any(_has_convolutions(block) for block in build.blocks):
+        embeddings = embeddings_of(build.model, build.blocks)
+        apply_compile(build.blocks, embeddings)
+        taken = f"each of {len(build.blocks)} blocks{' and the embeddings' if embeddings else ''}"
+    else:
+        # convolution stages differ in shape, so that block by block would be many compilations; image sizes are fixed
+        apply_compile_whole(build.model, static=_has_convolutions(build.model))
+        taken = "the whole model"
+    return replace(build, path={**build.path, "compile": taken})
+
+
+def fall_back(build: Build, setting: bool | Literal["auto"], error: BaseException) -> Build:
+    """The build with every forward pass as written again, after compiling failed with ``error``.
+
+    Whoever holds the model sees the change: it is made in place.
+
+    Raises:
+        RecipeError: compiling was asked for (``setting`` is true).
+    """
+    reason = reason_of(error) or f"{type(error).__name__}: {error}"
+    undo(build.model)
+    if setting is True:
+        fix = f"--set {SETTING}=false, or auto, which goes on without"
+        raise RecipeError(f"{SETTING} = true", f"this model cannot be compiled: {reason}", fix) from error
+    decision = Decision(setting=SETTING, value="false", reason=f"compiling failed: {reason}")
+    return replace(build, path={**build.path, "compile": f"off: {reason}"}, decisions=(*build.decisions, decision))
+
+
+def undo(model: nn.Module) -> int:
+    """Take every compiled training pass out of ``model``; returns how many there were."""
+    found = [module for module in model.modules() if isinstance(vars(module).get("forward"), TrainingPass)]
+    for module in found:
+        plain = vars(module)["forward"].plain
+        del module.forward
+        if module.forward != plain:  # another technique had replaced it on the instance
+            module.forward = plain
+    return len(found)
+
+
+def reason_of(error: BaseException) -> str | None:
+    """One line on why compiling failed; None when ``error`` did not come from torch's compilers."""
+    current: BaseException | None = error
+    while current is not None:
+        if any(kind.__module__.startswith(COMPILERS) for kind in type(current).__mro__):
+            first = next((line.strip() for line in str(current).splitlines() if line.strip()), "")
+            return f"{type(current).__name__}: {first}"
+        current = current.__cause__ or current.__context__
+    return None
+
+
+def embeddings_of(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Outermost modules before the blocks that look up embeddings and do more: add, normalise, drop out.
+
+    Found by structure: they hold ``nn.Embedding``, hold no block and stand in none. A bare ``nn.Embedding`` is not
+    among them, since there is nothing to fuse.
+    """
+    members = set(blocks)
+
+    def search(module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():
+            if child in members:
+                continue
+            if any(inner in members for inner in child.modules()):
+                yield from search(child)
+            elif not isinstance(child, nn.Embedding) and any(isinstance(m, nn.Embedding) for m in child.modules()):
+                yield child
+
+    return list(search(model))
+
+
+@contextlib.contextmanager
+def kept_cache(folder: Path) -> Iterator[None]:
+    """Compiled kernels are looked up in and written to ``folder`` while inside, unless the user chose a place.
+
+    torch's own caches of graphs (FX graph cache, AOTAutograd cache) are on by default and live there, so that the next
+    run compiles nothing. torch reads pickles from it: it is as private as the code itself, and made for its owner only.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    before = {name: os.environ.get(name) for name in CACHE_VARIABLES}
+    # torch writes its own choice into the variable, which is no wish of the user's
+    if before["TORCHINDUCTOR_CACHE_DIR"] not in (None, default_cache_dir()):
+        yield
+        return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def load_compiler() -> None:
+    """Import torch's compilers, which takes seconds: for a thread of its own while data is being prepared."""
+    importlib.import_module("torch._inductor.compile_fx")
+
+
+def is_kept(build: Build, folder: Path) -> bool:
+    """Whether ``note_kept`` was called for the same blocks, torch and device: a guess that steers an estimate only."""
+    return _mark_of(build, folder).exists()
+
+
+def note_kept(build: Build, folder: Path) -> None:
+    """Remember that the build's blocks have been compiled into ``folder``."""
+    write_atomically(_mark_of(build, folder), b"")
+
+
+def _mark_of(build: Build, folder: Path) -> Path:
+    device = torch.cuda.get_device_name(build.device) if build.device.type == "cuda" else build.device.type
+    modules = sorted({repr(module) for module in build.blocks or (build.model,)})
+    said = json.dumps([torch.__version__, device, type(build.layout).__name__, modules])
+    return folder / f"paceline-{hashlib.sha256(said.encode()).hexdigest()[:16]}.mark"
+
+
+def _forward(forward: Call, /, *args: Any, **kwargs: Any) -> Any:
+    return forward(*args, **kwargs)
+
+
+def _compiled_call(backend: str | Call, *, dynamic: bool | None) -> Call:
+    """``_forward``, compiled; one for all modules of a group, so that equal ones share their graph.
+
+    torch keeps at most eight graphs a code object: each call has its own, so that many runs in one process do not
+    use up one another's, and it is freed with the model.
+    """
+    own = types.FunctionType(_forward.__code__.replace(), globals(), _forward.__name__)
+    options = dict(OPTIONS) if backend == "inductor" else None
+    return torch.compile(own, fullgraph=True, dynamic=dynamic, backend=backend, options=options)
+
+
+def _mark_dynamic(tensors: Sequence[Tensor]) -> None:
+    """Let every size be a variable of its own; those that meet a weight's become constants while tracing.
+
+    ``dynamic=True`` takes equal sizes for one variable, so that a first row as long as the model is wide would be
+    compiled for that length alone.
+    """
+    for tensor in tensors:
+        for dim, size in enumerate(tensor.shape):
+            if size > 1:
+                torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def _install(module: nn.Module, forward: TrainingPass) -> None:
+    # on the instance, so that hooks, names of weights and every other model of the class are left alone
+    module.forward = forward
+
+
+def _has_convolutions(module: nn.Module) -> bool:
+    return any(parameter.ndim == 4 for parameter in module.parameters())
