@@ -1,29 +1,42 @@
-"""Before the first step: data and model from a recipe, put into a build."""
+"""Before the first step: data and model from a recipe, put into a build.
+
+Everything here that runs in Python runs on one thread, and what does not (a tokenizer's own threads, the driver that
+wakes a card) runs beside it: texts are encoded while the code of the model is imported and its weights are read.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 
-from paceline.data.dataset import Dataset, Images, Tokens
-from paceline.data.prepare import prepare
+from paceline.data.dataset import Dataset, Tokens
+from paceline.data.encode import KeepGoing, wanted
+from paceline.data.prepare import Outline, outline
 from paceline.engine.assemble import assemble_build
 from paceline.errors import RecipeError
 from paceline.files import cache_folder
-from paceline.models.config import max_positions, modality, read_config
+from paceline.models.config import import_readers, max_positions, modality, read_config
 from paceline.models.images import image_settings, preferred_size
-from paceline.models.load import load_model
+from paceline.models.load import import_class, load_model
 from paceline.models.saved import SavedModel
 from paceline.models.structure import blocks, final_linear, set_trained
-from paceline.models.tokenizers import tokenizer_source
+from paceline.models.tokenizers import TokenizerSource, tokenizer_source
 from paceline.recipe import Recipe
 from paceline.records import Decision
-from paceline.seams import Build
+from paceline.seams import Build, Task
 from paceline.stopwatch import Stopwatch
 from paceline.tasks import task_for
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -50,46 +63,46 @@ def prepare_run(
 
     Args:
         recipe: checked against this machine.
-        decisions: those taken so far; the ones about sizes of samples are added.
+        decisions: those taken so far; the ones about sizes of samples and those of assembling are added.
         watch: told how long data and model take.
         rows: data in memory in place of the recipe's source.
         quarantine: takes rows that cannot be used, where the recipe says to skip them.
     """
-    part = recipe.model
-    with watch.phase("model"):
-        config = read_config(part)
-        shapes = _shape_decisions(recipe, max_positions(config), preferred_size(part, config) if part.source else None)
-        recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
-    with watch.phase("data"):
-        dataset, tokenizer = encoded(recipe, rows, quarantine)
-    with watch.phase("model"):
-        task = task_for(dataset.kind, dataset.label_names, recipe.task)
-        shape = dataset.inputs.pixels.shape[1:] if isinstance(dataset.inputs, Images) else None
-        images = image_settings(part, shape) if shape else None
-        random = recipe.data.random.vocabulary
-        model = load_model(
-            part,
-            config,
-            num_labels=task.num_outputs,
-            label_names=dataset.label_names,
-            kind=dataset.kind,
-            vocabulary_size=None if shape else len(tokenizer) if tokenizer else random,
-            pad_id=dataset.inputs.pad_id if isinstance(dataset.inputs, Tokens) else None,
-            image_shape=shape,
-            seed=recipe.seed,
-        )
-        set_trained(model, part.train)
-        if part.train == "features":
-            final_linear(model, task.num_outputs).requires_grad_()  # the one that is fitted
-        build = assemble_build(
-            recipe,
-            model,
-            dataset,
-            task,
-            torch.device(recipe.device),
-            blocks=[block for _, block in blocks(model)],
-            normalisation=(images.mean, images.std) if images else ((), ()),
-        )
+    part, device = recipe.model, torch.device(recipe.device)
+    with _Beside(watch) as beside:
+        awake = beside.start("model", lambda _: _wake(device)) if device.type == "cuda" else None
+        with watch.importing():
+            import_readers(part)
+        with watch.phase("model"):
+            config = read_config(part)
+            size = preferred_size(part, config) if part.source else None
+            shapes = _shape_decisions(recipe, max_positions(config), size)
+            recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
+        with watch.phase("data"):
+            known, source = _outlined(recipe, config, rows, quarantine)
+        encoding = beside.start("data", known.finish)
+        with watch.importing():
+            import_class(part, config)
+        with watch.phase("model"):
+            task = task_for(known.kind, known.label_names, recipe.task)
+            model = _model(recipe, config, known, task)
+        with watch.phase("data"):
+            dataset = encoding.result()
+            tokenizer = _settled(source, dataset)
+        with watch.phase("model"):
+            if awake is not None:
+                awake.result()
+            images = image_settings(part, known.image_shape) if known.image_shape else None
+            build = assemble_build(
+                recipe,
+                model,
+                dataset,
+                task,
+                device,
+                blocks=[block for _, block in blocks(model)],
+                normalisation=(images.mean, images.std) if images else ((), ()),
+            )
+    recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
     saved = SavedModel(
         label_names=dataset.label_names,
         kind=dataset.kind,
@@ -99,7 +112,113 @@ def prepare_run(
         image=images,
         factory=part.factory,
     )
-    return Prepared(recipe, (*decisions, *shapes), dataset, tokenizer, build, saved)
+    return Prepared(recipe, (*decisions, *shapes, *build.decisions), dataset, tokenizer, build, saved)
+
+
+@final
+class _Beside:
+    """Threads for work beside the main thread's; on the way out it has ended, or been broken off where that failed."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch, self._broken_off = watch, threading.Event()
+        self._threads = ThreadPoolExecutor(2, "paceline-prepare")
+
+    def __enter__(self) -> _Beside:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            self._broken_off.set()
+        self._threads.shutdown(wait=True, cancel_futures=kind is not None)
+
+    def start(self, phase: str, work: Callable[[KeepGoing], Result]) -> Future[Result]:
+        """Begin ``work``; it is given what to call from time to time, and counted as overlapped ``phase``."""
+
+        def timed() -> Result:
+            with self._watch.phase(phase):
+                return work(self._keep_going)
+
+        return self._threads.submit(timed)
+
+    def _keep_going(self) -> None:
+        if self._broken_off.is_set():
+            raise _BrokenOff
+
+
+class _BrokenOff(Exception):
+    """The main thread has failed, so nobody waits for this work; its future is not looked at."""
+
+
+def _wake(device: torch.device) -> None:
+    """Have the driver make ready for this process, which takes about a second and none of Python's."""
+    torch.zeros(1, device=device)
+
+
+def _model(recipe: Recipe, config: PretrainedConfig | None, known: Outline, task: Task) -> torch.nn.Module:
+    part, tokenizer = recipe.model, known.tokenizer
+    vocabulary = None
+    if known.image_shape is None:
+        vocabulary = recipe.data.random.vocabulary if tokenizer is None else len(tokenizer)
+    model = load_model(
+        part,
+        config,
+        num_labels=task.num_outputs,
+        label_names=known.label_names,
+        kind=known.kind,
+        vocabulary_size=vocabulary,
+        pad_id=known.pad_id,
+        image_shape=known.image_shape,
+        seed=recipe.seed,
+    )
+    set_trained(model, part.train)
+    if part.train == "features":
+        final_linear(model, task.num_outputs).requires_grad_()  # the one that is fitted
+    return model
+
+
+def encoded(recipe: Recipe, rows: object | None = None, quarantine: Path | None = None) -> tuple[Dataset, Any]:
+    """The data set of a recipe whose sizes are settled, and the tokenizer it was encoded with (None without one)."""
+    known, source = _outlined(recipe, read_config(recipe.model), rows, quarantine)
+    dataset = known.finish(wanted)
+    return dataset, _settled(source, dataset)
+
+
+def _outlined(
+    recipe: Recipe, config: PretrainedConfig | None, rows: object | None, quarantine: Path | None
+) -> tuple[Outline, TokenizerSource | None]:
+    """What is known of the data before they are encoded, and where their tokenizer comes from; None: they need none."""
+    part, cache = recipe.model, cache_folder()
+    reads = modality(part, config)
+    needs_no_tokenizer = reads == "image" or recipe.data.source == "builtin:random"
+    source = None if needs_no_tokenizer else tokenizer_source(part, config, cache)
+
+    def begin(cache: Path | None) -> Outline:
+        return outline(
+            recipe.data,
+            recipe.task,
+            tokenizer=source,
+            max_length=recipe.data.max_length,
+            modality=reads,
+            cache=cache,
+            rows=rows,
+            quarantine=quarantine,
+        )
+
+    known = begin(cache)
+    if source is None or known.image_shape:
+        return known, None
+    if known.cached is None:
+        return known, source
+    tokenizer = source.settle(known.cached.fingerprint)
+    if tokenizer is None:
+        # the encoded data were cached, but the vocabulary trained on them is gone: train it again
+        return begin(None), source
+    return replace(known, tokenizer=tokenizer), source
+
+
+def _settled(source: TokenizerSource | None, dataset: Dataset) -> Any:
+    """The tokenizer that the data set was encoded with, kept for the next time."""
+    return None if source is None else source.settle(dataset.fingerprint)
 
 
 def _shape_decisions(recipe: Recipe, positions: int | None, image_size: int | None) -> list[Decision]:
@@ -118,35 +237,3 @@ def _shape_decisions(recipe: Recipe, positions: int | None, image_size: int | No
         reason = "the size that the model was trained on"
         return [Decision(setting="data.image_size", value=str(image_size), reason=reason)]
     return []
-
-
-def encoded(recipe: Recipe, rows: object | None = None, quarantine: Path | None = None) -> tuple[Dataset, Any]:
-    """The data set of a recipe whose sizes are settled, and the tokenizer it was encoded with (None without one)."""
-    part = recipe.model
-    config = read_config(part)
-    reads = modality(part, config)
-    cache = cache_folder()
-    needs_no_tokenizer = reads == "image" or recipe.data.source == "builtin:random"
-    source = None if needs_no_tokenizer else tokenizer_source(part, config, cache)
-
-    def encode(cache: Path | None) -> Dataset:
-        return prepare(
-            recipe.data,
-            recipe.task,
-            tokenizer=source,
-            max_length=recipe.data.max_length,
-            modality=reads,
-            cache=cache,
-            rows=rows,
-            quarantine=quarantine,
-        )
-
-    dataset = encode(cache)
-    if source is None or isinstance(dataset.inputs, Images):
-        return dataset, None
-    tokenizer = source.settle(dataset.fingerprint)
-    if tokenizer is None:
-        # the encoded data were cached, but the vocabulary trained on them is gone: train it again
-        dataset = encode(None)
-        tokenizer = source.settle(dataset.fingerprint)
-    return dataset, tokenizer

@@ -125,7 +125,8 @@ class RunRecord:
     """Updates that changed the weights: ``steps`` less those skipped by fp16 loss scaling."""
     epochs: float
     seconds: Mapping[str, float]
-    """Wall seconds by phase: import, data, model, train, evaluate, checkpoint, save, other, total."""
+    """Wall seconds by phase, which add up to ``total``: start (of the process, on the command line), import, data,
+    model, compile, capture, train, evaluate, checkpoint, save, and other for what is none of them."""
     samples_per_second: float
     """Training samples over the seconds spent training, evaluation and saving excluded."""
     tokens_per_second: float
@@ -137,6 +138,13 @@ class RunRecord:
     peak_bytes: int | None
     decisions: tuple[Decision, ...]
     notices: tuple[str, ...] = ()
+    first_update_seconds: float | None = None
+    """From the start (of the process, on the command line; of the call, from Python) to the end of the first update
+    that this process made; None when it made none."""
+    overlapped_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase that threads worked beside the phases of ``seconds``, such as reading data during imports."""
+    path: Mapping[str, str] = field(default_factory=dict)
+    """The path that the steps really took, a word or reason a stage: layout, attention, compile, capture, data."""
 
 
 Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | RunRecord

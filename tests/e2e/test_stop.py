@@ -61,8 +61,8 @@ def test_asked_twice_is_asked_once(
 ) -> None:
     """A launcher may repeat its SIGTERM: in the middle of a step, and in the middle of the save that follows."""
     with (
-        signals_in(monkeypatch, "paceline.engine.torch_engine.micro", TERM, TERM, call=4),
-        signals_in(monkeypatch, "paceline.loop.CheckpointStore.save", TERM, signal.SIGUSR1),
+        signals_in(monkeypatch, "paceline.engine.step.Step.micro", TERM, TERM, call=4),
+        signals_in(monkeypatch, "paceline.loop.BackgroundStore.save", TERM, signal.SIGUSR1),
         pytest.raises(Preempted, match="SIGTERM after step 2 of 12"),
     ):
         train(recipe(pretrained, reviews), out=tmp_path / "run")
@@ -73,10 +73,10 @@ def test_asked_twice_is_asked_once(
 def test_a_second_ctrl_c_interrupts_at_once(
     pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in the middle of a save; what was saved before stays good."""
+    """In the middle of a step; what was saved before stays good."""
     chosen = recipe(pretrained, reviews, loop={"checkpoint_every": 3})
     with (
-        signals_in(monkeypatch, "paceline.checkpoint.store.digest", INTERRUPT, INTERRUPT, call=7),  # the second save
+        signals_in(monkeypatch, "paceline.engine.step.Step.micro", INTERRUPT, INTERRUPT, call=11),  # the fourth step
         pytest.raises(KeyboardInterrupt),
     ):
         train(chosen, out=tmp_path / "run")
@@ -109,7 +109,13 @@ def test_an_evaluation_is_broken_off_and_done_again(
 
 
 @pytest.mark.parametrize(
-    "where", ["paceline.preparation.read_config", "paceline.preparation.prepare", "paceline.run.assemble"]
+    "where",
+    [
+        "paceline.preparation.read_config",
+        "paceline.preparation.outline",
+        "paceline.preparation.import_class",
+        "paceline.run.assemble",
+    ],
 )
 @pytest.mark.parametrize("number", [TERM, INTERRUPT], ids=lambda number: number.name)
 def test_before_the_first_step_nothing_is_waited_for_and_nothing_left(
@@ -133,7 +139,7 @@ def test_before_the_first_step_of_a_resumed_run(
     with pytest.raises(Preempted):
         train(recipe(pretrained, reviews), out=folder)
     with (
-        signals_in(monkeypatch, "paceline.preparation.prepare", TERM),
+        signals_in(monkeypatch, "paceline.preparation.outline", TERM),
         pytest.raises(Preempted, match=r"^stopped by SIGTERM; paceline train .* --resume goes on$"),
     ):
         resume(folder)
@@ -242,7 +248,7 @@ def test_the_caller_finds_everything_as_it_was(
                     train(chosen, out=tmp_path / "run")
             case "interrupted":
                 with (
-                    signals_in(monkeypatch, "paceline.loop.CheckpointStore.save", INTERRUPT, INTERRUPT),
+                    signals_in(monkeypatch, "paceline.loop.BackgroundStore.save", INTERRUPT, INTERRUPT),
                     pytest.raises(KeyboardInterrupt),
                 ):
                     train(chosen, out=tmp_path / "run")

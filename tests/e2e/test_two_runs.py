@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engine import torch_engine
+from paceline.engine.step import Step
 from paceline.errors import DataError, RunFolderError
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import assert_same, outcome, recipe
@@ -18,7 +18,7 @@ def test_a_second_run_is_refused_and_the_first_unharmed(
     pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both a new and a resumed one, while the first is in the middle of a step."""
-    folder, micro, refusals = tmp_path / "run", torch_engine.micro, []
+    folder, micro, refusals = tmp_path / "run", Step.micro, []
 
     def intruded(*arguments: Any) -> Any:
         if len(refusals) < 2:
@@ -27,7 +27,7 @@ def test_a_second_run_is_refused_and_the_first_unharmed(
             refusals.append(refused.value)
         return micro(*arguments)
 
-    monkeypatch.setattr(torch_engine, "micro", intruded)
+    monkeypatch.setattr(Step, "micro", intruded)
     record = train(recipe(pretrained, reviews), out=folder)
     assert [refusal.exit_code for refusal in refusals] == [2, 2]
     assert all(f"process {os.getpid()}" in str(refusal) and "in use" in str(refusal) for refusal in refusals)

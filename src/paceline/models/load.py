@@ -40,6 +40,24 @@ _BUILD_ERRORS = (ValueError, TypeError, KeyError, RuntimeError, AssertionError, 
 """What transformers and torch raise for a configuration that makes no model."""
 
 
+def import_class(part: ModelPart, config: PretrainedConfig | None) -> None:
+    """Load the code of the model's class, seconds that can pass while something else is waited for.
+
+    ``load_model`` would do so itself. Code that comes with a model is left to it.
+    """
+    if config is None:
+        return
+    from transformers.models.auto import modeling_auto
+
+    mapping: Any = (
+        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        if modality(part, config) == "image"
+        else modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    )
+    if type(config) in mapping:
+        mapping[type(config)]
+
+
 def load_model(
     part: ModelPart,
     config: PretrainedConfig | None,

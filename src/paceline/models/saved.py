@@ -73,7 +73,8 @@ def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerFast | None, fold
     """
     folder = Path(folder)
     module = unwrapped(model)
-    state = {_plain_name(name): value.detach() for name, value in module.state_dict().items()}
+    # in the usual order in memory, which is the only one that files have
+    state = {_plain_name(name): value.detach().contiguous() for name, value in module.state_dict().items()}
     needed = sum(value.numel() * value.element_size() for value in state.values())
     with disk_errors(folder / FILE, needed):
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -300,8 +300,14 @@ def _summary(run: _Run, record: RunRecord) -> Facts:
     total = record.seconds.get("total") or sum(record.seconds.values())
     phases = [(name, spent) for name, spent in record.seconds.items() if name != "total" and spent >= 0.005 * total]
     spent = ", ".join(f"{share(part / total)} {printable(name)}" for name, part in sorted(phases, key=lambda f: -f[1]))
+    first = record.first_update_seconds
+    whole = duration(total) + (f", {duration(first)} to the first update" if first is not None else "")
+    rows.append(("time", f"{whole}: {spent}" if spent else whole))
+    if record.path:
+        # the reasons are in the report
+        taken = (f"{printable(stage)} {printable(what.partition(':')[0])}" for stage, what in record.path.items())
+        rows.append(("path", ", ".join(taken)))
     rows += [
-        ("time", f"{duration(total)}: {spent}" if spent else duration(total)),
         ("folder", _near(record.folder)),
     ]
     if run.has_report:

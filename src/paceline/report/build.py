@@ -6,10 +6,9 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from paceline import __version__
 from paceline.files import write_atomically
@@ -18,7 +17,13 @@ from paceline.observe.formats import amount, duration, figure, printable, rate, 
 from paceline.records import Decision, EvaluationRecord
 from paceline.report.curves import curves
 
-PHASES = ("import", "data", "model", "train", "evaluate", "checkpoint", "save", "other")
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+PHASES = (
+    *("start", "import", "data", "model", "compile", "capture"),
+    *("train", "evaluate", "checkpoint", "save", "other"),
+)
 """Each phase has a colour of its own in the style sheet, in this order."""
 LARGEST_MATRIX = 20
 """Classes above which the most frequent confusions are listed instead of the whole matrix."""
@@ -46,6 +51,8 @@ def build_report(folder: Path) -> Path:
 
 @functools.cache
 def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # of no use before a run's end
+
     environment = Environment(
         loader=PackageLoader("paceline.report", "."),
         autoescape=True,
@@ -73,6 +80,8 @@ def _content(run: Collected) -> dict[str, Any]:
         "tiles": list(_tiles(run)),
         "curves": curves(run),
         "phases": _phases(run),
+        "overlapped": sorted(run.summary.overlapped_seconds.items()) if run.summary else [],
+        "path": list(run.summary.path.items()) if run.summary else [],
         "final": _final(run),
         "matrix": _matrix(run),
         "decisions": _decisions(run),
@@ -121,6 +130,8 @@ def _tiles(run: Collected) -> Iterator[_Tile]:
             yield _Tile(value=value, unit=unit, label="peak memory")
         if "total" in summary.seconds:
             yield _Tile(value=duration(summary.seconds["total"]), unit="", label="from start to end")
+        if summary.first_update_seconds is not None:
+            yield _Tile(value=duration(summary.first_update_seconds), unit="", label="to the first update")
 
 
 def _headline_metric(run: Collected, metrics: Mapping[str, float]) -> str | None:
@@ -170,7 +181,7 @@ def _decisions(run: Collected) -> tuple[Decision, ...]:
 
 
 def _phases(run: Collected) -> list[tuple[str, float, float, int]]:
-    """Name, seconds, share and number of the colour of each phase, as far as known."""
+    """Name, seconds, share and number of the colour of each phase, as far as known, in the order of a run."""
     if run.summary:
         seconds = {name: spent for name, spent in run.summary.seconds.items() if name != "total"}
     else:
@@ -181,7 +192,8 @@ def _phases(run: Collected) -> list[tuple[str, float, float, int]]:
         }
     total = sum(seconds.values())
     colours = {name: colour for colour, name in enumerate(PHASES)}
-    return [(name, s, s / total, colours.get(name, len(PHASES) - 1)) for name, s in seconds.items() if s > 0]
+    ordered = sorted(seconds.items(), key=lambda phase: colours.get(phase[0], len(PHASES) - 1))
+    return [(name, s, s / total, colours.get(name, len(PHASES) - 1)) for name, s in ordered if s > 0]
 
 
 def _matrix(run: Collected) -> dict[str, Any] | None:

@@ -109,14 +109,16 @@ def train(
         changes.insert(0, f"data.on_bad_row={on_bad_row.value}")
     if resume:
         folder = _folder_to_resume(target, {"--model": model, "--data": data, "--out": out})
+        from paceline.stopwatch import process_start
         from paceline.verbs.train import resume as resume_run
 
-        resume_run(folder, changes)
+        resume_run(folder, changes, started=process_start())
         return
     recipe = build_recipe(target, model, data, changes)
+    from paceline.stopwatch import process_start
     from paceline.verbs.train import train as train_run
 
-    train_run(recipe, out=out)
+    train_run(recipe, out=out, started=process_start())
 
 
 @app.command()

@@ -1,29 +1,68 @@
-"""``paceline techniques``: the catalogue, for reading."""
+"""``paceline techniques``: the catalogue, and what of it this machine can do."""
 
 from __future__ import annotations
 
 import sys
 import types
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
 
+from paceline.errors import RecipeError
+from paceline.facts import Facts, this_machine
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
 from paceline.recipe.parts import TechniquesPart
 from paceline.recipe.techniques import CATALOGUE, TechniqueEntry
 
 
 def techniques() -> tuple[TechniqueEntry, ...]:
-    """Print every technique with its settings, what it needs, excludes and preserves; return the catalogue."""
-    sys.stdout.write("\n\n".join(_shown(entry) for entry in CATALOGUE) + "\n")
+    """Print every technique with its settings, whether it works here, what it needs, excludes and preserves.
+
+    Returns:
+        The catalogue.
+    """
+    facts = this_machine()
+    sections = [_machine(facts), *(_shown(entry, facts) for entry in CATALOGUE)]
+    sys.stdout.write("\n\n".join(sections) + "\n")
     return CATALOGUE
 
 
-def _shown(entry: TechniqueEntry) -> str:
+def unavailable(entry: TechniqueEntry, value: object, facts: Facts) -> str | None:
+    """Why a technique cannot be set to ``value`` on this machine, whatever is trained; None when it can."""
+    try:
+        _chosen(facts, f"{entry.setting}={_word(value)}")
+    except RecipeError as error:
+        # that a card is needed says little where one is there and cannot be used
+        needs_card = facts.cuda_problem is not None and "device" in error.why
+        return f"no card can be used: {facts.cuda_problem}" if needs_card else error.why
+    return None
+
+
+def _chosen(facts: Facts, *settings: str) -> tuple[Recipe, dict[str, str]]:
+    """What would become of a recipe with nothing but these settings, and the reasons by setting."""
+    plain = Recipe.parse({"model": {"source": "any"}, "data": {"source": "any.csv"}})
+    recipe, decisions = choose(plain.with_settings(settings), facts)
+    return recipe, {decision.setting: decision.reason for decision in decisions}
+
+
+def _machine(facts: Facts) -> str:
+    names = [f"{card.name} (compute capability {_dotted(card.compute_capability)})" for card in facts.cards]
+    versions = [f"{name} {facts.versions.get(name) or 'not installed'}" for name in ("torch", "triton")]
+    built = f"built for CUDA {facts.torch_cuda}" if facts.torch_cuda else "built without CUDA"
+    problem = f"; no card can be used: {facts.cuda_problem}" if facts.cuda_problem else ""
+    return f"this machine: {', '.join([*names, *versions])} ({built}){problem}".replace(") (", ", ")
+
+
+def _shown(entry: TechniqueEntry, facts: Facts) -> str:
     field = TechniquesPart.model_fields[entry.name]
     needs = list(entry.needs) + list(entry.packages)
     if entry.capability:
-        needs.append("a card of compute capability {}.{}".format(*entry.capability))
+        needs.append(f"a card of compute capability {_dotted(entry.capability)}")
     lines = [
         f"{entry.name}: {entry.summary}",
-        f"  setting    {entry.setting} = {_choices(field.annotation)}  (default {_word(field.default)})",
+        f"  setting    {entry.setting} = {' | '.join(map(_word, _values(field.annotation)))}"
+        f"  (default {_word(field.default)})",
+        *(f"  {label:<10} {text}" for label, text in _here(entry, field, facts)),
         f"  preserves  {entry.preserves}",
         f"  needs      {', '.join(needs)}" if needs else "",
         f"  excludes   {', '.join(entry.excludes)}" if entry.excludes else "",
@@ -32,16 +71,42 @@ def _shown(entry: TechniqueEntry) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _choices(annotation: Any) -> str:
-    """The values a field takes, as YAML writes them."""
+def _here(entry: TechniqueEntry, field: Any, facts: Facts) -> Iterator[tuple[str, str]]:
+    """What can be set here, what cannot and why, and what ``auto`` makes of it."""
+    values = [value for value in _values(field.annotation) if value not in ("auto", entry.off)]
+    refused = {value: reason for value in values if (reason := unavailable(entry, value, facts))}
+    if not refused:
+        yield "here", "available"
+    elif len(refused) == len(values):
+        yield "here", f"not available: {'; '.join(dict.fromkeys(refused.values()))}"
+    else:
+        yield "here", f"available: {', '.join(_word(value) for value in values if value not in refused)}"
+        for value, reason in refused.items():
+            yield "", f"not {_word(value)}: {reason}"
+    if field.default == "auto":
+        recipe, reasons = _chosen(facts)
+        chosen = _word(getattr(recipe.techniques, entry.name))
+        told = (
+            f"{chosen}: {reasons.get(entry.setting)}" if chosen != "auto" else "decided when model and data are known"
+        )
+        yield "auto", told
+
+
+def _values(annotation: Any) -> list[Any]:
+    """The values that a field takes."""
     if annotation is bool:
-        return "true | false"
+        return [True, False]
     if get_origin(annotation) is Literal:
-        return " | ".join(_word(value) for value in get_args(annotation))
-    if isinstance(annotation, types.UnionType):
-        return " | ".join(_choices(member) for member in get_args(annotation))
-    return "null" if annotation is types.NoneType else str(getattr(annotation, "__name__", annotation))
+        return list(get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [value for member in get_args(annotation) for value in _values(member)]
+    return [None] if annotation is types.NoneType else []
+
+
+def _dotted(capability: tuple[int, int] | None) -> str:
+    return "{}.{}".format(*capability) if capability else "unknown"
 
 
 def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A value as YAML writes it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

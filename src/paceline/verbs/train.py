@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import CheckpointError, RecipeError
-from paceline.facts import this_machine
+from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.run_folder import RunFolder
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from paceline.records import RunRecord
 
 
-def train(recipe: Recipe, data: object | None = None, *, out: str | Path | None = None) -> RunRecord:
+def train(
+    recipe: Recipe, data: object | None = None, *, out: str | Path | None = None, started: float | None = None
+) -> RunRecord:
     """Fine-tune, evaluate and save a model as a recipe says.
 
     Args:
@@ -25,6 +28,8 @@ def train(recipe: Recipe, data: object | None = None, *, out: str | Path | None 
         data: rows in memory in place of ``recipe.data.source``: a pandas DataFrame, a datasets.Dataset or a list of
             dicts.
         out: the run folder; None: ``runs/<name>-<time>``.
+        started: when the run began, on the clock of ``time.perf_counter``; None: now. The command line gives the start
+            of its process, so that the interpreter's seconds are counted too.
 
     Returns:
         What became of it; the same is in ``summary.json``.
@@ -38,42 +43,48 @@ def train(recipe: Recipe, data: object | None = None, *, out: str | Path | None 
         ...                                 "data": {"source": "reviews.csv"}})
         >>> paceline.train(recipe).final["test"]["accuracy"]
     """
-    watch = Stopwatch()
+    watch = Stopwatch(started)
     if data is None and recipe.data.source == "memory":
         raise RecipeError(
             "data.source: missing", "no rows were given either", "--data FILE, or train(recipe, data=rows)"
         )
-    facts = this_machine()
-    chosen, decisions = choose(recipe, facts)
-    with watch.phase("import"):
-        from paceline.run import Request, run
-    with RunFolder.create(out) if out else RunFolder.create_named(recipe.name) as folder:
+    facts = _facts_beside_imports(watch)
+    from paceline.run import Request, run
+
+    with watch.phase("start"):
+        chosen, decisions = choose(recipe, facts)
+        place = RunFolder.create(out) if out else RunFolder.create_named(recipe.name)
+    with place as folder:
         return run(Request(recipe=chosen, decisions=decisions, facts=facts, folder=folder, rows=data, watch=watch))
 
 
-def resume(folder: str | Path, settings: Sequence[str] = (), data: object | None = None) -> RunRecord:
+def resume(
+    folder: str | Path, settings: Sequence[str] = (), data: object | None = None, *, started: float | None = None
+) -> RunRecord:
     """Go on with an interrupted run at the exact sample where its newest whole checkpoint left off.
 
     Args:
         folder: the run folder.
         settings: ``key=value`` changes, named on purpose.
         data: the same rows in memory, for a run that was started with some.
+        started: as in ``train``.
 
     Raises:
         CheckpointError: no checkpoint, none that is whole, or a run that would learn something else than before.
         RunFolderError: no run is there, or it is still going on.
     """
-    watch = Stopwatch()
+    watch = Stopwatch(started)
     with RunFolder.open(folder) as held:
         if not settings and held.summary.exists():
             raise CheckpointError(
                 f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
             )
-        facts = this_machine()
-        recipe, decisions = choose(held.read_recipe().with_settings(settings), facts)
-        with watch.phase("import"):
-            from paceline.checkpoint.store import CheckpointStore
-            from paceline.run import Request, run
+        asked = held.read_recipe().with_settings(settings)
+        facts = _facts_beside_imports(watch)
+        recipe, decisions = choose(asked, facts)
+        from paceline.checkpoint.store import CheckpointStore
+        from paceline.run import Request, run
+
         with watch.phase("checkpoint"):
             checkpoint = CheckpointStore(held.checkpoints, recipe.loop.keep_last).newest()
         watch.add(checkpoint.state["seconds"])
@@ -90,3 +101,12 @@ def resume(folder: str | Path, settings: Sequence[str] = (), data: object | None
                 named=named,
             )
         )
+
+
+def _facts_beside_imports(watch: Stopwatch) -> Facts:
+    """This machine's facts; while the driver's tool takes its second to answer, torch and the run are imported."""
+    with ThreadPoolExecutor(1, "paceline-facts") as beside, watch.importing():
+        asking = beside.submit(this_machine)
+        import paceline.run  # noqa: F401
+
+        return asking.result()

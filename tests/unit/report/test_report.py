@@ -83,6 +83,27 @@ def test_a_whole_run_is_told(records, tmp_path):
     assert re.findall(r">([\d,.%]+)", row) == ["9", "1", "10", "90.0%"], "counts, samples and share of the label 'no'"
 
 
+def test_every_second_is_in_one_bar_in_the_order_of_a_run(records, tmp_path):
+    seconds = {"train": 4.0, "other": 0.5, "compile": 1.0, "start": 0.5, "capture": 2.0, "import": 2.0, "total": 10.0}
+    path = {"layout": "padded: DeBERTa has an attention of its own", "capture": "on"}
+    summary = records.summary(
+        seconds=seconds, overlapped_seconds={"data": 3.0}, first_update_seconds=6.5, path=path, folder=EVIL
+    )
+    write(tmp_path, [records.started(), summary])
+    html = built(tmp_path)
+    assert_inert(html)
+    bar = re.search(r'<div class="bar".*?</div>', html, re.S)[0]
+    named = re.findall(r'title="(\w+): ', bar)
+    assert named == ["start", "import", "compile", "capture", "train", "other"]
+    colours = re.findall(r'class="p(\d+)"', bar)
+    assert len(set(colours)) == len(colours), "two phases share a colour"
+    assert all(f".p{colour} {{" in html for colour in colours), "a phase has no colour"
+    text = re.sub(r"\s+", " ", Page(html).text)
+    assert "Beside these, on other threads: data 3.00 s." in text
+    assert "6.50 sto the first update" in text
+    assert "layoutpadded: DeBERTa has an attention of its own" in text
+
+
 def test_nothing_from_a_user_is_obeyed(records, tmp_path):
     run = [
         records.started(name=EVIL, folder=EVIL, device=EVIL, label_names=(EVIL, "b"), group_names=(EVIL, "head")),

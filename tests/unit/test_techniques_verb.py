@@ -1,0 +1,80 @@
+"""``paceline techniques``: what works on which machine, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from paceline.facts import Card, Facts
+from paceline.recipe.techniques import CATALOGUE
+from paceline.verbs import techniques as verb
+
+CPU = Facts(
+    python="3.11.7",
+    platform="Linux",
+    cpu_model=None,
+    cpu_count=2,
+    memory_bytes=None,
+    versions={"torch": "2.13.0", "triton": None},
+)
+
+
+def machine(
+    name: str, capability: tuple[int, int], *, driver: str = "580.95.05", triton: str | None = "3.6.0"
+) -> Facts:
+    card = Card(name=name, compute_capability=capability, driver=driver)
+    return replace(CPU, cards=(card,), versions={"torch": "2.13.0", "triton": triton}, torch_cuda="13.0")
+
+
+Listing = Callable[[Facts], dict[str, str]]
+
+
+@pytest.fixture
+def listing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Listing:
+    """The printed section of each technique, and of ``this machine``."""
+
+    def listed(facts: Facts) -> dict[str, str]:
+        monkeypatch.setattr(verb, "this_machine", lambda: facts)
+        assert verb.techniques() == CATALOGUE
+        sections = capsys.readouterr().out.rstrip("\n").split("\n\n")
+        return {section.partition(":")[0]: section for section in sections}
+
+    return listed
+
+
+def test_every_technique_says_whether_it_works_here(listing: Listing) -> None:
+    found = listing(machine("NVIDIA H200", (9, 0)))
+    assert list(found) == ["this machine", *(entry.name for entry in CATALOGUE)]
+    assert "NVIDIA H200 (compute capability 9.0)" in found["this machine"]
+    assert "triton 3.6.0" in found["this machine"]
+    for entry in CATALOGUE:
+        assert "\n  here       available" in found[entry.name], found[entry.name]
+        assert entry.card in found[entry.name]
+    assert "techniques.packing = auto | true | false  (default auto)" in found["packing"]
+    assert "auto       bf16: NVIDIA H200 computes in bf16" in found["precision"]
+
+
+def test_without_a_card_the_reason_is_told(listing: Listing) -> None:
+    found = listing(CPU)
+    why = "no NVIDIA card is visible to this process"
+    assert why in found["this machine"]
+    assert f"here       not available: no card can be used: {why}" in found["capture"]
+    assert "available: bf16" in found["precision"]
+    assert "not fp16: fp16 with loss scaling is for cards" in found["precision"]
+    assert "here       available" in found["recompute"]
+    assert "auto" not in found["recompute"], "recompute is never chosen"
+
+
+def test_a_card_that_cannot_be_used_is_no_card(listing: Listing) -> None:
+    found = listing(machine("NVIDIA H200", (9, 0), driver="470.10"))
+    assert "driver 470.10 is too old" in found["capture"]
+
+
+def test_an_old_card_and_a_missing_compiler_are_named(listing: Listing) -> None:
+    found = listing(machine("Tesla V100-SXM2-16GB", (7, 0), triton=None))
+    assert "available: fp16" in found["precision"]
+    assert "not bf16: needs compute capability 8.0; Tesla V100-SXM2-16GB has 7.0" in found["precision"]
+    assert "here       not available: needs triton, which is not installed" in found["compile"]
+    assert "here       available" in found["capture"]
