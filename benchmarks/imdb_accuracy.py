@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -20,14 +19,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
+from processes import contender_command, environment
+from workloads import write_dataset
 
-from paceline.data.dataset import Tokens
 from paceline.facts import this_machine
 from paceline.preparation import encoded
 from paceline.recipe import Recipe
 
-HERE = Path(__file__).parent
 MARGIN = 0.003
 """Mean accuracies may differ by this much."""
 
@@ -62,13 +60,7 @@ def recipe(arguments: argparse.Namespace) -> Recipe:
 def write_workload(folder: Path, chosen: Recipe) -> None:
     """What a contender needs, in arrays and JSON."""
     dataset, _ = encoded(chosen)
-    assert isinstance(dataset.inputs, Tokens)
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / "flat.npy", dataset.inputs.flat)
-    np.save(folder / "offsets.npy", dataset.inputs.offsets)
-    np.save(folder / "labels.npy", dataset.labels)
-    for split, ids in dataset.splits.items():
-        np.save(folder / f"{split}.npy", ids)
+    write_dataset(folder, dataset)
     shutil.copytree(str(chosen.model.source), folder / "model", dirs_exist_ok=True)
     loop = chosen.loop
     steps = -(-len(dataset.splits["train"]) // loop.batch_size) * loop.epochs
@@ -90,9 +82,8 @@ def run_paceline(out: Path, chosen: Recipe, seed: int) -> dict[str, object]:
     folder = out / "runs" / f"paceline-{seed}"
     written = out / f"recipe-{seed}.yaml"
     written.write_text(chosen.with_settings([f"seed={seed}"]).to_yaml())
-    _run(
-        [sys.executable, "-m", "paceline.verbs.cli", "train", str(written), "--out", str(folder)], out / f"p{seed}.log"
-    )
+    command = [sys.executable, "-m", "paceline.verbs.cli", "train", str(written), "--out", str(folder)]
+    _run(command, environment(ours=True), out / f"p{seed}.log")
     summary = json.loads((folder / "summary.json").read_text())
     return {
         "contender": "paceline",
@@ -106,16 +97,14 @@ def run_paceline(out: Path, chosen: Recipe, seed: int) -> dict[str, object]:
 
 
 def run_trainer(out: Path, workload: Path, seed: int) -> dict[str, object]:
-    script = HERE / "contenders" / "hf_trainer.py"
-    printed = _run([sys.executable, "-P", str(script), str(workload), str(seed)], out / f"h{seed}.log")
+    command = contender_command("hf_trainer.py", str(workload), str(seed))
+    printed = _run(command, environment(), out / f"h{seed}.log")
     found = next(line for line in reversed(printed.splitlines()) if line.startswith('{"contender"'))
     return dict(json.loads(found))
 
 
-def _run(command: list[str], log: Path) -> str:
-    done = subprocess.run(
-        command, text=True, capture_output=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    )
+def _run(command: list[str], variables: dict[str, str], log: Path) -> str:
+    done = subprocess.run(command, text=True, capture_output=True, env=variables)
     log.write_text(done.stdout + done.stderr)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-3000:]}")

@@ -1,7 +1,7 @@
-"""Hugging Face Trainer on a workload folder. Never imports paceline: run with ``python -P hf_trainer.py FOLDER SEED``.
+"""Hugging Face Trainer on a workload folder, for its accuracy; run as workload.py says, with a seed for settings.
 
-The folder holds tokens (flat.npy, offsets.npy), labels.npy, one array of sample ids a split, a pretrained model in
-``model/`` and the settings in spec.json. Prints one JSON line.
+Beside tokens and labels the folder holds one array of sample ids a split, a pretrained model in ``model/`` and the
+settings in spec.json. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -16,31 +16,11 @@ import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+from workload import Texts, padding
 
 
-class Samples(torch.utils.data.Dataset):
-    def __init__(self, folder: Path, split: str) -> None:
-        self.flat = np.load(folder / "flat.npy")
-        self.offsets, self.labels = np.load(folder / "offsets.npy"), np.load(folder / "labels.npy")
-        self.ids = np.load(folder / f"{split}.npy")
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        i = self.ids[index]
-        return self.flat[self.offsets[i] : self.offsets[i + 1]], int(self.labels[i])
-
-
-def collate(rows: list[tuple[np.ndarray, int]]) -> dict[str, torch.Tensor]:
-    """Dynamic padding to the longest of the batch, rounded up to 8 as tensor cores like it."""
-    longest = -(-max(len(tokens) for tokens, _ in rows) // 8) * 8
-    ids = torch.zeros((len(rows), longest), dtype=torch.long)
-    mask = torch.zeros((len(rows), longest), dtype=torch.long)
-    for row, (tokens, _) in enumerate(rows):
-        ids[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
-        mask[row, : len(tokens)] = 1
-    return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([label for _, label in rows])}
+def split(folder: Path, name: str) -> Texts:
+    return Texts(folder, np.load(folder / f"{name}.npy"))
 
 
 def accuracy(prediction: transformers.EvalPrediction) -> dict[str, float]:
@@ -75,6 +55,7 @@ def main(folder: Path, seed: int) -> None:
             eval_strategy="no",
             save_strategy="no",
             report_to="none",
+            remove_unused_columns=False,
             disable_tqdm=True,
             dataloader_num_workers=spec["workers"],
             use_cpu=not on_card,
@@ -82,16 +63,16 @@ def main(folder: Path, seed: int) -> None:
         trainer = Trainer(
             model=model,
             args=arguments,
-            train_dataset=Samples(folder, "train"),
-            eval_dataset=Samples(folder, "test"),
-            data_collator=collate,
+            train_dataset=split(folder, "train"),
+            eval_dataset=split(folder, "test"),
+            data_collator=padding(multiple=8),
             compute_metrics=accuracy,
         )
         started = time.perf_counter()
         trained = trainer.train()
         seconds = time.perf_counter() - started
         tested = trainer.evaluate()
-        validated = trainer.evaluate(Samples(folder, "validation"))
+        validated = trainer.evaluate(split(folder, "validation"))
     print(
         json.dumps(
             {

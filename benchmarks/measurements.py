@@ -1,0 +1,195 @@
+"""A turn of a cell: the command that runs it, and what its output comes to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from processes import Line, Outcome, contender_command, environment, run
+from suites import Cell, Turn, set_options
+
+MATMUL_FLOPS = {"NVIDIA H200": 790e12}
+"""Card -> the rate that MFU is a share of: bf16 products of 8192 x 8192, the best seen. No figure for other cards."""
+
+LAST_LOSSES = 50
+"""As the contenders report it."""
+
+Record = dict[str, Any]
+
+
+def measure(turn: Turn, folder: Path, recipe: Sequence[str], workload: Path | None, limit_seconds: float) -> Record:
+    """Run one turn in a fresh process.
+
+    Args:
+        turn: what is run.
+        folder: of the whole suite: caches, logs and run folders go there.
+        recipe: the recipe's file and its ``--set`` options; empty where no workload is needed.
+        workload: the workload folder.
+        limit_seconds: wall time left for it.
+
+    Returns:
+        The record, with ``status`` ``ok``, ``failed``, ``timeout`` or ``not installed``.
+    """
+    cell = turn.cell
+    cache = cache_folder(turn, folder)
+    if turn.cold:
+        shutil.rmtree(cache, ignore_errors=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    name = f"{cell.name.replace('/', '_')}-{'cold' if turn.cold else 'warm'}{turn.round}"
+    log = folder / "logs" / cell.suite / f"{name}.log"
+    if cell.script:
+        command = contender_command(cell.script, str(workload or folder), json.dumps(dict(cell.settings)))
+        outcome = run(command, environment=environment(cache), log=log, limit_seconds=limit_seconds)
+        found = _of_contender(cell, outcome, workload)
+    else:
+        out = folder / "runs" / cell.suite / name
+        shutil.rmtree(out, ignore_errors=True)
+        command = paceline_command(cell, recipe, out)
+        variables = environment(cache, ours=True)
+        outcome = run(
+            command, environment=variables, log=log, limit_seconds=limit_seconds, follow=out / "metrics.jsonl"
+        )
+        found = _of_paceline(cell, outcome, workload, out)
+        for large in ("model", "checkpoints"):
+            shutil.rmtree(out / large, ignore_errors=True)
+    return {
+        "suite": cell.suite,
+        "work": cell.work,
+        "contender": cell.contender,
+        "settings": {**cell.settings, **cell.recipe_settings, "batch_size": cell.batch_size},
+        "cold": turn.cold,
+        "round": turn.round,
+        "status": outcome.status,
+        "total_seconds": round(outcome.seconds, 3),
+        **found,
+        **({"error": outcome.error} if outcome.error else {}),
+        "command": command,
+    }
+
+
+def cache_folder(turn: Turn, folder: Path) -> Path:
+    """Empty before a cold turn; what the first cold turn leaves in it is what the warm ones find."""
+    number = turn.round if turn.cold else 0
+    return folder / "caches" / turn.cell.suite / f"{turn.cell.name.replace('/', '_')}-{number}"
+
+
+def paceline_command(cell: Cell, recipe: Sequence[str], out: Path) -> list[str]:
+    """The real command line, on the cell's batch and number of steps."""
+    settings: dict[str, Any] = {"loop.batch_size": cell.batch_size}
+    if not cell.whole:
+        settings["loop.max_steps"] = cell.settings["warm_up"] + cell.settings["measured"]
+        if "precision" in cell.settings:
+            settings["techniques.precision"] = cell.settings["precision"]
+    options = set_options({**settings, **cell.recipe_settings})
+    return [sys.executable, "-m", "paceline.verbs.cli", "train", *recipe, *options, "--out", str(out)]
+
+
+def _of_contender(cell: Cell, outcome: Outcome, workload: Path | None) -> Record:
+    if outcome.first("event", "not installed"):
+        return {"status": "not installed"}
+    found: Record = {}
+    if first := outcome.first("event", "first_update"):
+        found["first_update_seconds"] = round(first.seconds, 3)
+    if (line := outcome.first("event", "result")) is None:
+        return found if outcome.status != "ok" else {**found, "status": "failed", "error": "it printed no result"}
+    result = {key: value for key, value in line.fields.items() if key not in ("event", "time")}
+    steady = result.pop("seconds", None)
+    if steady is None or workload is None:  # a matrix product
+        return {**found, **result}
+    warm = outcome.first("event", "warm")
+    assert warm is not None
+    step = steady / result["steps"]
+    found["one_time_seconds"] = round(warm.seconds - step * cell.settings["warm_up"], 3)
+    spec = read_spec(workload)
+    squared = result.pop("squared_lengths")
+    return {**found, **result, **_rates(spec, steady, result["samples"], result["tokens"], squared)}
+
+
+def _of_paceline(cell: Cell, outcome: Outcome, workload: Path | None, out: Path) -> Record:
+    steps = [line for line in outcome.lines if line.fields.get("kind") == "step"]
+    found: Record = {}
+    if steps:
+        found["first_update_seconds"] = round(steps[0].seconds, 3)
+    summary = out / "summary.json"
+    if outcome.status != "ok" or not summary.exists() or workload is None:
+        return found
+    told = json.loads(summary.read_text(encoding="utf-8"))
+    start = outcome.first("kind", "start")
+    found.update(
+        loss=statistics.fmean(line.fields["loss"] for line in steps[-LAST_LOSSES:]),
+        num_parameters=start.fields["num_parameters"] if start else None,
+        peak_allocated_bytes=told.get("peak_bytes"),
+        peak_reserved_bytes=told.get("peak_reserved_bytes"),
+        phases={name: round(seconds, 3) for name, seconds in told["seconds"].items()},
+        path=told.get("path"),
+        final=told.get("final"),
+    )
+    if cell.whole:
+        return {**found, "steps": told["steps"], "samples_per_second": told["samples_per_second"]}
+    return {**found, **_window(cell, steps, workload)}
+
+
+def _window(cell: Cell, steps: Sequence[Line], workload: Path) -> Record:
+    """The steady rate over the same steps as everybody's, and whether they were the same samples."""
+    warm_up, measured, size = (cell.settings[key] for key in ("warm_up", "measured", "batch_size"))
+    inside = steps[warm_up : warm_up + measured]
+    seconds = sum(line.fields["seconds"] for line in inside)
+    # what the run says of itself, beside what was seen from here
+    seen = inside[-1].seconds - steps[warm_up - 1].seconds
+    earlier = sum(line.fields["seconds"] for line in steps[1:warm_up])
+    reached = steps[0].seconds + earlier
+    lengths, order = _lengths(workload), np.load(workload / "order.npy")
+    ids = order[:, : order.shape[1] // size * size].reshape(-1)[: (warm_up + measured) * size]
+    expected = lengths[ids].reshape(-1, size).sum(1).tolist()
+    squared = int((lengths[ids[warm_up * size :]] ** 2).sum())
+    samples, tokens = (sum(line.fields[key] for line in inside) for key in ("samples", "tokens"))
+    return {
+        "steps": measured,
+        "samples": samples,
+        "tokens": tokens,
+        "one_time_seconds": round(reached - seconds / measured * warm_up, 3),
+        "seen_samples_per_second": round(samples / seen, 1) if seen > 0 else None,
+        "padding_share": round(1 - tokens / sum(line.fields["slots"] for line in inside), 4),
+        "same_batches": expected == [line.fields["tokens"] for line in steps],
+        **_rates(read_spec(workload), seconds, samples, tokens, squared),
+    }
+
+
+def _rates(spec: Mapping[str, Any], seconds: float, samples: int, tokens: int | None, squared: int | None) -> Record:
+    """Rates of the window; floating-point operations are those of real samples and tokens alone."""
+    if "flops_per_sample" in spec:
+        flops = spec["flops_per_sample"] * samples
+    else:
+        flops = spec["flops_per_token"] * (tokens or 0) + spec["flops_per_squared_length"] * (squared or 0)
+    return {
+        "steady_seconds": round(seconds, 4),
+        "samples_per_second": round(samples / seconds, 1),
+        "tokens_per_second": round(tokens / seconds) if "flops_per_token" in spec and tokens else None,
+        "model_flops_per_second": flops / seconds,
+    }
+
+
+def mfu(record: Mapping[str, Any], card: str | None) -> float | None:
+    """Model FLOP/s over the rate of a large matrix product; None for a card whose rate is not known."""
+    rate, peak = record.get("model_flops_per_second"), MATMUL_FLOPS.get(card or "")
+    return round(rate / peak, 4) if rate and peak else None
+
+
+def read_spec(workload: Path) -> dict[str, Any]:
+    """spec.json of a workload folder."""
+    spec: dict[str, Any] = json.loads((workload / "spec.json").read_text(encoding="utf-8"))
+    return spec
+
+
+def _lengths(workload: Path) -> np.ndarray:
+    """int64 [n]: tokens of each sample; 1 for an image."""
+    offsets = workload / "offsets.npy"
+    if offsets.exists():
+        return np.diff(np.load(offsets))
+    return np.ones(len(np.load(workload / "labels.npy")), dtype=np.int64)

@@ -1,0 +1,265 @@
+"""Where the milliseconds of a step go, beside the floor that this card's own rates set.
+
+    python benchmarks/step_anatomy.py --model distilbert --batch 64 --out FILE.jsonl [--set techniques.compile=false]
+
+Sequence lengths are drawn like IMDB's at 512 tokens (mean about 270, a seventh at 512), weights are random: speed does
+not depend on either's meaning. The first figure is the steady rate over replayed steps; the parts are the kernels of
+one launched step, by torch.profiler. The floor of a part is its operations or bytes over the rate that the same card
+reaches on a large matrix product or copy in the same process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.data.dataset import Dataset, Origins, Tokens
+from paceline.data.order import OrderState, ShuffledOrder
+from paceline.engine.assemble import Assembled, assemble, assemble_build
+from paceline.engine.numerics import numerics
+from paceline.facts import this_machine
+from paceline.kernels import varlen_attention
+from paceline.models.config import read_config
+from paceline.models.load import load_model
+from paceline.models.structure import blocks
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
+from paceline.tasks import task_for
+
+MODELS: dict[str, dict[str, Any]] = {
+    "distilbert": {"model_type": "distilbert", "vocab_size": 30522},
+    "bert-base": {"model_type": "bert", "vocab_size": 30522},
+    "bert-large": {
+        "model_type": "bert",
+        "vocab_size": 30522,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    "tiny": {"model_type": "distilbert", "vocab_size": 500, "dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128},
+}
+PARTS = (
+    ("attention", ("flash", "fmha", "short_attention", "attention", "_forward_kernel", "_backward_kernel")),
+    ("matmul", ("gemm", "cutlass", "nvjet", "xmma", "cublas", "splitk", "Kernel2")),
+    ("optimizer", ("adam", "FusedAdam", "multi_tensor_apply", "lpnorm", "LpNorm")),
+    ("fused pointwise", ("triton_",)),
+    ("copies", ("Memcpy", "Memset", "copy")),
+)
+
+
+def lengths(samples: int, generator: np.random.Generator) -> np.ndarray:
+    """Token counts like those of IMDB reviews cut at 512."""
+    return np.clip(np.exp(generator.normal(5.45, 0.62, samples)), 16, 512).astype(np.int64)
+
+
+def dataset(samples: int, vocabulary: int) -> Dataset:
+    generator = np.random.default_rng(0)
+    sizes = lengths(samples, generator)
+    flat = generator.integers(100, vocabulary, sizes.sum()).astype(np.uint16)
+    return Dataset(
+        inputs=Tokens(flat, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), pad_id=0),
+        labels=generator.integers(0, 2, samples),
+        kind="classification",
+        label_names=("negative", "positive"),
+        splits={"train": np.arange(samples)},
+        origins=Origins(("made",), np.zeros(samples, np.int32), np.arange(samples)),
+        fingerprint="made",
+    )
+
+
+def flops(config: Any, sizes: np.ndarray) -> float:
+    """Forward and backward operations of real tokens: 6 a weight and token, 12 a layer, width and pair of tokens."""
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    inner = getattr(config, "hidden_dim", None) or config.intermediate_size
+    weights = layers * (4 * hidden * hidden + 2 * hidden * inner)
+    return float(6 * weights * sizes.sum() + 12 * layers * hidden * (sizes.astype(np.float64) ** 2).sum())
+
+
+def build(recipe: Recipe, data: Dataset, steps: int) -> tuple[Assembled, Any]:
+    config = read_config(recipe.model)
+    task = task_for(data.kind, data.label_names, recipe.task)
+    settings = {"num_labels": 2, "label_names": data.label_names, "kind": data.kind, "seed": 0}
+    model = load_model(recipe.model, config, vocabulary_size=config.vocab_size, pad_id=0, **settings)
+    found = [block for _, block in blocks(model)]
+    made = assemble_build(recipe, model, data, task, torch.device(recipe.device), blocks=found, normalisation=((), ()))
+    return assemble(recipe, made, steps), model.config
+
+
+class Run:
+    """Drives an engine over its own order."""
+
+    def __init__(self, recipe: Recipe, assembled: Assembled, samples: int) -> None:
+        loop = recipe.loop
+        self.order = ShuffledOrder(
+            np.arange(samples), micro_batch_size=loop.micro_batch_size or loop.batch_size, drop_last=True
+        )
+        self.at = OrderState(seed=0, epoch=0, step=0, batch_size=loop.batch_size)
+        self.engine, self.layout = assembled.engine, assembled.build.layout
+        self.index = 0
+
+    def step(self) -> np.ndarray:
+        plan = self.order.plan(self.at)
+        batches = (self.layout.collate(ids) for ids in plan.microbatches)
+        self.engine.accumulate(batches, len(plan.samples), step=self.index)
+        self.engine.update()
+        self.at, self.index = self.order.after(self.at), self.index + 1
+        return plan.samples
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def matmul_rate(size: int = 8192) -> float:
+    """bf16 operations a second of a large square product on random numbers."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    synchronize()
+    started = time.perf_counter()
+    for _ in range(20):
+        a @ b
+    synchronize()
+    return 20 * 2 * size**3 / (time.perf_counter() - started)
+
+
+def copy_rate() -> float:
+    """Bytes a second, read and written, of a large copy on the card."""
+    source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    synchronize()
+    started = time.perf_counter()
+    for _ in range(10):
+        target.copy_(source)
+    synchronize()
+    return 10 * 2 * 2**30 / (time.perf_counter() - started)
+
+
+def parts_of_a_step(run: Run) -> tuple[dict[str, float], list[tuple[str, float, int]]]:
+    """Milliseconds of one launched step by kind of kernel, and its longest kernels."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step, runner = run.engine._step, run.engine._runner  # a measurement looks inside
+    batch = run.layout.collate(run.order.plan(run.at).samples)
+    share = runner.scalar(float(len(batch.labels)))
+
+    def launched() -> None:
+        step.micro(batch, share, True, True)
+        step.apply_update()
+
+    launched()
+    synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        launched()
+        synchronize()
+    kernels: dict[str, list[float]] = defaultdict(list)
+    for event in found.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and event.device_time > 0:
+            kernels[event.name].append(event.device_time / 1e3)
+    parts: dict[str, float] = defaultdict(float)
+    for name, times in kernels.items():
+        part = next((part for part, marks in PARTS if any(mark in name for mark in marks)), "other")
+        parts[part] += sum(times)
+    longest = sorted(((name, sum(times), len(times)) for name, times in kernels.items()), key=lambda row: -row[1])
+    return dict(parts), longest[:40]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="distilbert")
+    parser.add_argument("--batch", type=int, nargs="+", default=[64])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--parts", action="store_true", help="profile one launched step")
+    parser.add_argument("--attention", choices=("flash", "short"), help="which kernel; default: the project's choice")
+    parser.add_argument("--name", default="")
+    chosen = parser.parse_args()
+    if chosen.attention:
+        varlen_attention.PREFER_SHORT = chosen.attention == "short"
+    facts = this_machine()
+    for batch in chosen.batch:
+        started = time.perf_counter()
+        recipe, _ = choose(
+            Recipe.parse(
+                {
+                    "model": {"config": MODELS[chosen.model]},
+                    "data": {"source": "builtin:random"},
+                    "loop": {"batch_size": batch, "epochs": 3},
+                    "techniques": {"compile": True} if facts.cards else {},
+                }
+            ).with_settings(chosen.settings),
+            facts,
+        )
+        data = dataset(max(8000, 100 * batch) if facts.cards else 400, MODELS[chosen.model]["vocab_size"])
+        with numerics(recipe.techniques.precision, deterministic=False, device=recipe.device):
+            measure(chosen, recipe, data, batch, started)
+        torch._dynamo.reset()
+
+
+def measure(chosen: argparse.Namespace, recipe: Recipe, data: Dataset, batch: int, started: float) -> None:
+    assembled, config = build(recipe, data, 10_000)
+    run = Run(recipe, assembled, len(data))
+    sizes = data.inputs.lengths
+    run.engine.warm_up(run.layout.collate(np.arange(batch)), batch)
+    synchronize()
+    compiled = time.perf_counter() - started
+    for _ in range(150 if recipe.device == "cuda" else 2):
+        run.step()
+    synchronize()
+    warm = time.perf_counter() - started
+    if recipe.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    begun, seen = time.perf_counter(), []
+    for _ in range(chosen.steps if recipe.device == "cuda" else 5):
+        seen.append(run.step())
+    host = time.perf_counter() - begun
+    synchronize()
+    seconds = time.perf_counter() - begun
+    ids = np.concatenate(seen)
+    record: dict[str, Any] = {
+        "name": chosen.name or chosen.model,
+        "model": chosen.model,
+        "batch": batch,
+        "settings": chosen.settings,
+        "step_ms": 1e3 * seconds / len(seen),
+        "host_ms": 1e3 * host / len(seen),
+        "samples_per_second": len(ids) / seconds,
+        "tokens_per_step": float(sizes[ids].sum()) / len(seen),
+        "mfu_790": flops(config, sizes[ids]) / seconds / 790e12,
+        "compile_seconds": compiled,
+        "warm_seconds": warm,
+        "path": {**assembled.build.path, **run.engine.path},
+    }
+    if recipe.device == "cuda":
+        record |= {
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+            "reserved_gib": torch.cuda.memory_reserved() / 2**30,
+            "card": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+        }
+        if chosen.parts:
+            parts, longest = parts_of_a_step(run)
+            record |= {"parts_ms": parts, "longest": longest}
+            record |= {"matmul_tflops": matmul_rate() / 1e12, "copy_tb": copy_rate() / 1e12}
+    run.engine.close()
+    with chosen.out.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    shown = {key: value for key, value in record.items() if key not in ("longest", "settings")}
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in shown.items()}), flush=True)
+    for name, total, count in record.get("longest", [])[:28]:
+        print(f"   {total:8.3f} ms  x{count:<4d} {name[:110]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

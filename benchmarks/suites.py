@@ -1,0 +1,153 @@
+"""The suites of suites.yaml, checked, and the cells that they come to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+SUITES = Path(__file__).with_name("suites.yaml")
+
+
+class Entry(BaseModel):
+    """Frozen, and refuses fields that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Workload(Entry):
+    """Data and model, the same for everybody."""
+
+    recipe: str = Field(description="A file of benchmarks/recipes.")
+    settings: dict[str, Any] = Field({}, alias="set", description="Changes of the recipe, by dotted path.")
+    needs: tuple[Literal["data", "tokenizer"], ...] = Field((), description="Given on the command line.")
+    csv: bool = Field(False, description="Turn the data into a CSV first.")
+
+
+class Contender(Entry):
+    """Whoever is measured."""
+
+    script: str | None = Field(None, description="A file of benchmarks/contenders; null: paceline's command line.")
+    settings: dict[str, Any] = Field({}, description="Of the script.")
+    set: dict[str, Any] = Field({}, description="Changes of the recipe, for paceline.")
+
+
+class Group(Entry):
+    """Contenders who take turns on one piece of work, once for each batch size."""
+
+    workload: str | None = Field(None, description="Null: none is needed.")
+    contenders: tuple[str, ...]
+    batch_sizes: tuple[int, ...] = (0,)
+    settings: dict[str, Any] = Field(
+        {},
+        description="For every contender; warm_up and measured are numbers of steps. A contender's own go before.",
+    )
+    whole: bool = Field(False, description="The recipe from start to end, instead of a window of steps.")
+    cold: int = Field(1, ge=0, description="Cells with empty caches.")
+    warm: bool = Field(True, description="Rounds with the caches that the cold cell left.")
+    limit_seconds: float = Field(300, gt=0, description="Wall time of a cell.")
+
+
+class Book(Entry):
+    """The whole file."""
+
+    workloads: dict[str, Workload]
+    contenders: dict[str, Contender]
+    suites: dict[str, tuple[Group, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One contender on one piece of work: a row of the table."""
+
+    suite: str
+    workload: str | None
+    contender: str
+    batch_size: int
+    script: str | None
+    settings: Mapping[str, Any]
+    """For a contender's script; empty for a whole run of paceline."""
+    recipe_settings: Mapping[str, Any]
+    """For paceline."""
+    whole: bool
+    limit_seconds: float
+
+    @property
+    def work(self) -> str:
+        """What is compared with what: the piece of work."""
+        batch = f"/batch{self.batch_size}" if self.batch_size else ""
+        return f"{self.workload or 'device'}{batch}"
+
+    @property
+    def name(self) -> str:
+        """Names the cell in files, in --only and in records."""
+        return f"{self.work}/{self.contender}"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A cell, to be run now."""
+
+    cell: Cell
+    cold: bool
+    round: int
+
+
+def read_book(path: Path = SUITES) -> Book:
+    """The file, checked.
+
+    Raises:
+        ValidationError: a field is unknown or of the wrong type.
+    """
+    return Book.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def turns(book: Book, suite: str, rounds: int, only: str | None = None) -> Iterator[Turn]:
+    """Everything to run, in order: piece of work by piece of work; cold cells first, then ``rounds`` warm ones.
+
+    In each round every contender has one turn, and each round begins with another contender, so that a machine that
+    grows hot or busy treats all alike.
+    """
+    for group in book.suites[suite]:
+        for size in group.batch_sizes:
+            cells = [c for c in _cells(book, suite, group, size) if only is None or fnmatch(c.name, f"*{only}*")]
+            yield from (Turn(cell, True, number) for number in range(group.cold) for cell in cells)
+            for number in range(rounds if group.warm else 0):
+                yield from (Turn(cell, False, number) for cell in _rotated(cells, number))
+
+
+def _cells(book: Book, suite: str, group: Group, batch_size: int) -> Iterator[Cell]:
+    for name in group.contenders:
+        contender = book.contenders[name]
+        settings = {"batch_size": batch_size, **group.settings, **contender.settings}
+        yield Cell(
+            suite=suite,
+            workload=group.workload,
+            contender=name,
+            batch_size=batch_size,
+            script=contender.script,
+            settings={} if group.whole else settings,
+            recipe_settings=contender.set,
+            whole=group.whole,
+            limit_seconds=group.limit_seconds,
+        )
+
+
+def _rotated(cells: Sequence[Cell], by: int) -> list[Cell]:
+    start = by % len(cells) if cells else 0
+    return [*cells[start:], *cells[:start]]
+
+
+def set_options(settings: Mapping[str, Any]) -> list[str]:
+    """``--set`` options of the command line."""
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={_written(value)}")]
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
