@@ -194,7 +194,7 @@ def main() -> None:
             Recipe.parse(
                 {
                     "model": {"config": MODELS[chosen.model]},
-                    "data": {"source": "builtin:random"},
+                    "data": {"source": "builtin:random", "pad_to_multiple_of": 256},
                     "loop": {"batch_size": batch, "epochs": 3},
                     "techniques": {"compile": True} if facts.cards else {},
                 }

@@ -41,6 +41,10 @@ RUN_AHEAD = 32
 """Steps that the host may be ahead of the device: enough never to leave it idle, few enough to stop soon."""
 
 
+LOOKED_AHEAD = 2000
+"""Steps among which the largest is looked for: a tenth of a second."""
+
+
 @dataclass(frozen=True)
 class TrainSums:
     """Training loss and accuracy since the last evaluation, from the training forward passes themselves."""
@@ -216,16 +220,26 @@ class Loop:
         self._tell_committed()
 
     def _warm_up(self) -> None:
-        """Compile and load kernels on the first micro-batch, before the first step is timed."""
+        """Compile, load kernels and record on the largest micro-batch: what will run out of memory does so now."""
         job = self.job
         if job.recipe.techniques.compile is not True and job.recipe.techniques.capture is not True:
             return
         with job.watch.phase("compile"):
-            ids = job.order.plan(self.progress.order).microbatches[0]
+            ids = self._largest()
             job.assembled.engine.warm_up(job.assembled.build.layout.collate(ids), len(ids))
         if job.recipe.techniques.compile is True and job.assembled.build.device.type == "cuda":
             note_kept(job.assembled.build, compiled_folder())
         self._last_end = time.perf_counter()
+
+    def _largest(self) -> Ids:
+        """The micro-batch with the most positions among the next steps, up to an epoch and ``LOOKED_AHEAD``."""
+        job, at = self.job, self.progress.order
+        steps = min(job.total_steps - self.progress.step, job.steps_per_epoch, LOOKED_AHEAD)
+        found: list[Ids] = []
+        for _ in range(steps):
+            found += job.order.plan(at).microbatches
+            at = job.order.after(at)
+        return max(found, key=lambda ids: (len(ids), job.assembled.build.layout.size(ids).slots))
 
     def _step(self) -> None:
         job, at = self.job, self.progress.order

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from paceline.kernels import varlen_attention
 from paceline.kernels.short_attention import short_attention, supports
+from tests.gpu.waiting import waits_are_errors
 from tests.unit.kernels.test_short_attention import bounds, reference, relative
 
 CUDA = torch.device("cuda")
@@ -248,13 +248,8 @@ def test_very_negative_scores_do_not_overflow() -> None:
 def test_it_never_waits_for_the_device() -> None:
     attention, parts = ours(0.1), row()
     differentiated(attention, *parts)  # compiles, which may wait
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         differentiated(attention, *parts)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.slow

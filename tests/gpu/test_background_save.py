@@ -8,6 +8,7 @@ import torch
 
 from paceline.checkpoint.background import BackgroundStore
 from paceline.checkpoint.store import CheckpointStore
+from tests.gpu.waiting import waits_are_errors
 
 
 def test_weights_changed_right_after_a_save_are_saved_as_they_were(tmp_path: Path) -> None:
@@ -19,11 +20,8 @@ def test_weights_changed_right_after_a_save_are_saved_as_they_were(tmp_path: Pat
         store.wait()
         for step in (1, 2, 3):
             flat.fill_(step)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with waits_are_errors():
                 store.save(step, {"model": halves}, {"step": step})
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             flat.fill_(-1.0)
             store.wait()
             found = store.store.newest()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +23,7 @@ from paceline.tasks import task_for
 from paceline.techniques import packing
 from paceline.techniques.packing import difference, first_position
 from paceline.techniques.precision import apply_precision
+from tests.gpu.waiting import waits_are_errors
 from tests.parity.test_packing import PACKABLE, model_of
 
 CUDA = torch.device("cuda")
@@ -73,17 +71,6 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         weights = (rows[0] @ rows[1].transpose(1, 2) / math.sqrt(SIZE)).masked_fill(far, -torch.inf).softmax(-1)
         parts.append((weights @ rows[2]).transpose(0, 1))
     return torch.cat(parts)
-
-
-@contextlib.contextmanager
-def waits_are_errors() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize(("operator", "dtype", "window", "tolerance"), CASES)

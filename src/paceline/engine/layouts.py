@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -60,7 +62,7 @@ def padded_layout(
         dataset.labels,
         device,
         token_types=_takes_token_types(model),
-        bucket=PADDED_BUCKET if _repeats(recipe) else 1,
+        bucket=recipe.data.pad_to_multiple_of or (PADDED_BUCKET if _repeats(recipe) else 1),
         resident=not on_host and resident(recipe, dataset, device)[0],
     )
 
@@ -71,9 +73,14 @@ def packed_layout(
     """Texts one after the other in a row."""
     tokens = dataset.inputs
     assert isinstance(tokens, Tokens)
-    samples = recipe.loop.micro_batch_size or recipe.loop.batch_size
     # matrix products like multiples of 8; a CPU does not care
-    bucket = bucket_for(tokens.lengths, samples) if _repeats(recipe) else 1 if device.type == "cpu" else 8
+    bucket = 1 if device.type == "cpu" else 8
+    if _repeats(recipe):
+        loop, trained = recipe.loop, dataset.splits.get("train", np.arange(len(dataset)))
+        samples = loop.micro_batch_size or loop.batch_size
+        steps = min(loop.max_steps or sys.maxsize, loop.epochs * -(-len(trained) // loop.batch_size))
+        bucket = bucket_for(tokens.lengths[trained], samples, steps * -(-loop.batch_size // samples))
+    bucket = recipe.data.pad_to_multiple_of or bucket
     return PackedLayout(
         tokens,
         dataset.labels,

@@ -62,6 +62,7 @@ class TorchEngine(Engine):
         self._runner.probe(lambda: self._step.micro(batch, share, first=True, last=True))
         for buffer, value in kept:
             buffer.copy_(value)
+        self._runner.prepare(self._step.micro, (batch, share), True, True)
 
     def accumulate(self, batches: Iterable[Any], denominator: float, *, step: int = 0) -> Accumulated:
         self._mode(training=True)

@@ -63,17 +63,17 @@ class Blocks:
 
 
 # By head dimension. Fixed rather than tuned at run time: a search would run in the first step of a user's training.
-# Tiles have 64 rows at least, so that Hopper's asynchronous matrix instructions apply. Not measured on a card yet:
-# chosen by registers, spills and occupancy as compiled for compute capability 9.0; benchmarks/attention_kernels.py
-# measures.
+# Tiles have 64 queries at least, so that Hopper's asynchronous matrix instructions apply. Those of head dimension 64
+# are the best of benchmarks/attention_kernels.py --sweep on an H200; the others were chosen by registers, spills and
+# occupancy as compiled for compute capability 9.0.
 FORWARD: Final[dict[int, Blocks]] = {
     32: Blocks(64, 64, 4, 3),
-    64: Blocks(64, 64, 4, 3),
+    64: Blocks(64, 64, 4, 3, 128),
     128: Blocks(64, 64, 4, 2),
 }
 QUERY_GRADIENT: Final[dict[int, Blocks]] = {
     32: Blocks(64, 64, 4, 3, 168),
-    64: Blocks(64, 64, 4, 3, 168),
+    64: Blocks(64, 32, 4, 3, 96),
     128: Blocks(64, 64, 4, 2),
 }
 KEY_GRADIENT: Final[dict[int, Blocks]] = {

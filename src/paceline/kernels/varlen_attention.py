@@ -208,7 +208,6 @@ def _flash_backward(
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    max_length = min(max_length, q.shape[0])
     kept = (out, sums, state, unused, cu_seqlens, max_length, dropout, scale, window)
     dq, dk, dv = _run_flash_backward(grad, q, k, v, *kept)
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
@@ -289,6 +288,7 @@ _flash_joined.register_autograd(_differentiate_flash_joined, setup_context=_keep
 def _run_flash(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_length: int, dropout: float, scale: float, window: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    max_length = min(max_length, q.shape[0])  # the kernel refuses to hear of longer sequences than the row
     out, sums, state, unused, _ = torch.ops.aten._flash_attention_forward(
         q,
         k,
@@ -322,6 +322,7 @@ def _run_flash_backward(
     scale: float,
     window: int,
 ) -> Gradients:
+    max_length = min(max_length, q.shape[0])
     found: Gradients = torch.ops.aten._flash_attention_backward(
         grad,
         q,

@@ -135,6 +135,13 @@ class DataPart(Part):
     )
     allow_single_class: bool = Field(False, description="Accept data in which every label is the same.")
     augment: AugmentPart = AugmentPart()
+    pad_to_multiple_of: int | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description="Round lengths of padded batches and totals of packed rows up to a multiple of this; null: 1 where"
+        " steps are launched, else by the length of the run, so that shapes come again.",
+    )
     resident: Switch = Field(
         "auto",
         json_schema_extra=EXECUTION,

@@ -8,6 +8,7 @@ it is. Source: CUDA C++ Programming Guide, CUDA Graphs; torch.cuda.CUDAGraph's d
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -17,6 +18,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.utils import _pytree
+
+log = logging.getLogger(__name__)
+
+MOST_FAILURES = 2
+"""Recordings that may fail before everything is launched: one bad shape is not the others' fault."""
 
 Phase = Callable[[], contextlib.AbstractContextManager[None]]
 """Counts the seconds inside."""
@@ -36,6 +42,10 @@ class Runner(ABC):
     @abstractmethod
     def probe(self, function: Callable[[], Any]) -> None:
         """Run a function whose results nobody needs, to find out whether it can be recorded."""
+
+    @abstractmethod
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
+        """Be ready to ``run`` with these shapes, without running. The largest first: smaller ones reuse its memory."""
 
     @property
     @abstractmethod
@@ -66,6 +76,9 @@ class Eager(Runner):
 
     def probe(self, function: Callable[[], Any]) -> None:
         function()
+
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
+        pass
 
     @property
     def path(self) -> str:
@@ -110,20 +123,25 @@ class Captured(Runner):
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: set[Hashable] = set()
         self._recordings: dict[Hashable, _Recording] = {}
+        self._failed: set[Hashable] = set()
         self._problem: str | None = None
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> Any:
         leaves, structure = _pytree.tree_flatten(list(inputs))
-        key = (function.__name__, options, str(structure), tuple(map(_signature, leaves)))
+        key = _key(function, options, structure, leaves)
         recording = self._recordings.get(key)
-        if recording is None and key in self._seen and not self._problem and len(self._recordings) < self._most:
-            recording = self._record(function, leaves, structure, options)
-            if recording is not None:
-                self._recordings[key] = recording
+        if recording is None and key in self._seen and self._may_record(key):
+            recording = self._record(key, function, leaves, structure, options)
         if recording is None:
             self._seen.add(key)
             return function(*inputs, *options)
         return recording.replay(leaves)
+
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
+        leaves, structure = _pytree.tree_flatten(list(inputs))
+        key = _key(function, options, structure, leaves)
+        if self._may_record(key):
+            self._record(key, function, leaves, structure, options)
 
     def scalar(self, value: float) -> Tensor | float:
         return torch.full((), value, device=self._device)
@@ -148,8 +166,16 @@ class Captured(Runner):
         self._recordings.clear()
         self._seen.clear()
 
+    def _may_record(self, key: Hashable) -> bool:
+        return not self._problem and key not in self._failed and len(self._recordings) < self._most
+
     def _record(
-        self, function: Callable[..., Any], leaves: Sequence[Any], structure: Any, options: Sequence[Hashable]
+        self,
+        key: Hashable,
+        function: Callable[..., Any],
+        leaves: Sequence[Any],
+        structure: Any,
+        options: Sequence[Hashable],
     ) -> _Recording | None:
         ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         graph = torch.cuda.CUDAGraph()
@@ -160,19 +186,28 @@ class Captured(Runner):
                 with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                     outputs = function(*_pytree.tree_unflatten(ours, structure), *options)
             except RuntimeError as error:
-                self._give_up(f"recording failed: {str(error).splitlines()[0]}")
+                log.debug("recording failed", exc_info=True)
+                self._break_off(key, f"recording failed: {str(error).splitlines()[0]}")
                 return None
-        return _Recording(graph, [leaf if isinstance(leaf, Tensor) else None for leaf in ours], outputs)
+        recording = _Recording(graph, [leaf if isinstance(leaf, Tensor) else None for leaf in ours], outputs)
+        self._recordings[key] = recording
+        return recording
 
-    def _give_up(self, problem: str) -> None:
-        """From now on everything is launched."""
+    def _break_off(self, key: Hashable, problem: str) -> None:
+        """This key is launched from now on, the others are recorded anew; after some failures nothing is any more."""
         torch.cuda.synchronize(self._device)
-        self._problem = problem
+        self._failed.add(key)
+        if len(self._failed) >= MOST_FAILURES:
+            self._problem = problem
         self._recordings.clear()
         # a recording that breaks off leaves torch's generator in the belief that it is still being recorded; a state
         # with the same numbers, which no graph knows, takes its place
         generator: Any = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
+
+
+def _key(function: Callable[..., Any], options: Sequence[Hashable], structure: Any, leaves: Sequence[Any]) -> Hashable:
+    return function.__name__, tuple(options), str(structure), tuple(map(_signature, leaves))
 
 
 def _signature(leaf: Any) -> Hashable:

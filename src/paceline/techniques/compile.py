@@ -41,6 +41,9 @@ OPTIONS: dict[str, Any] = {
     # sums over a row's positions that ride on a pass over its width: the default cut leaves torch a long second sum,
     # 0.52 ms of a 14.7 ms step against 0.27 with a cut that is tried out
     "triton.mix_order_reduction_autotune_split_size": True,
+    # and whether they do must not depend on the row's length: each side of such a bound is compiled for itself, in the
+    # middle of the run (torch 2.11 even does so at every call, since a guard of it can never hold)
+    "triton.mix_order_reduction_non_strict_mode": True,
 }
 """Of torch's Inductor."""
 
@@ -201,11 +204,8 @@ def kept_cache(folder: Path) -> Iterator[None]:
     torch's own caches of graphs (FX graph cache, AOTAutograd cache) are on by default and live there, so that the next
     run compiles nothing. torch reads pickles from it: it is as private as the code itself, and made for its owner only.
     """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
     before = {name: os.environ.get(name) for name in CACHE_VARIABLES}
-    # torch writes its own choice into the variable, which is no wish of the user's
-    if before["TORCHINDUCTOR_CACHE_DIR"] not in (None, default_cache_dir()):
+    if _is_wished(before["TORCHINDUCTOR_CACHE_DIR"]):
         yield
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -223,6 +223,15 @@ def kept_cache(folder: Path) -> Iterator[None]:
 def load_compiler() -> None:
     """Import torch's compilers, which takes seconds: for a thread of its own while data is being prepared."""
     importlib.import_module("torch._inductor.compile_fx")
+
+
+def _is_wished(place: str | None) -> bool:
+    """Whether a user chose the place; torch writes its own choice into the variable too."""
+    if place is None:
+        return False  # the usual case, in which nobody waits for the compiler's import
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return place != default_cache_dir()
 
 
 def is_kept(build: Build, folder: Path) -> bool:
