@@ -33,7 +33,7 @@ LIBRARY_VARIABLES = {
 }
 """Set by pytest for each test, and by torch and OpenMP (KMP_...) when they are loaded or first used."""
 
-LIBRARY_THREADS = ("pytest_timeout", "tqdm", "InductorSubproc")
+LIBRARY_THREADS = ("pytest_timeout", "tqdm", "InductorSubproc", "subproc_worker_timer")
 """Beginnings of the names (or types) of threads that libraries keep for the life of the process."""
 
 KEPT_PROCESSES = (

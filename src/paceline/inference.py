@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def evaluate_saved(
             for notice in dataset.notices:
                 tell(notice)
         build = _build(recipe, loaded, dataset)
-        return evaluate(inference(build), build, split, ids, _batch_size(recipe), step=0, epoch=0)
+        with contextlib.closing(build.layout):
+            return evaluate(inference(build), build, split, ids, _batch_size(recipe), step=0, epoch=0)
 
 
 def predict_rows(

@@ -348,11 +348,17 @@ def _run_flash_backward(
 # -- memory-efficient attention ----------------------------------------------------------------------------------------
 
 
+def _rounded(length: int) -> int:
+    """Sums are kept for a multiple of 32 queries."""
+    return -(-length // 32) * 32
+
+
 @torch.library.custom_op("paceline::efficient_varlen", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _efficient(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_length: int, dropout: float, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output [T, H, D], logarithms of the softmax's sums [P, H, L rounded up to 32], and the dropout's seed, offset."""
+    longest = min(max_length, q.shape[0])  # the kernels refuse to hear of longer sequences than the row
     out, sums, seed, offset, _, _ = torch.ops.aten._efficient_attention_forward(
         q[None],
         k[None],
@@ -360,13 +366,15 @@ def _efficient(
         None,
         cu_seqlens,
         cu_seqlens,
-        max_length,
-        max_length,
+        longest,
+        longest,
         dropout,
         0,
         True,
         scale=scale,
     )
+    # as wide as for the longest sequence there may be, so that the shape is known beforehand
+    sums = F.pad(sums, (0, _rounded(max_length) - sums.shape[2]))
     return out[0].contiguous(), sums, seed, offset
 
 
@@ -374,8 +382,7 @@ def _efficient(
 def _(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_length: int, dropout: float, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rounded = -(-max_length // 32) * 32
-    sums = q.new_empty((cu_seqlens.shape[0] - 1, q.shape[1], rounded), dtype=torch.float32)
+    sums = q.new_empty((cu_seqlens.shape[0] - 1, q.shape[1], _rounded(max_length)), dtype=torch.float32)
     return q.new_empty(q.shape), sums, q.new_empty((), dtype=torch.int64), q.new_empty((), dtype=torch.int64)
 
 
@@ -394,6 +401,7 @@ def _efficient_backward(
     dropout: float,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    longest = min(max_length, q.shape[0])
     found = torch.ops.aten._efficient_attention_backward(
         grad[None],
         q[None],
@@ -403,9 +411,9 @@ def _efficient_backward(
         out[None],
         cu_seqlens,
         cu_seqlens,
-        max_length,
-        max_length,
-        sums,
+        longest,
+        longest,
+        sums[:, :, : _rounded(longest)].contiguous(),
         dropout,
         seed,
         offset,

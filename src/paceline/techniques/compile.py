@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import json
 import os
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -227,8 +228,8 @@ def load_compiler() -> None:
 
 def _is_wished(place: str | None) -> bool:
     """Whether a user chose the place; torch writes its own choice into the variable too."""
-    if place is None:
-        return False  # the usual case, in which nobody waits for the compiler's import
+    if place is None or "torch._inductor" not in sys.modules:
+        return place is not None  # torch has had no occasion to write it; and nobody waits for the compiler's import
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return place != default_cache_dir()
