@@ -53,6 +53,8 @@ def test_batch_sizes_are_filled_in() -> None:
     chosen, decisions = choose(recipe("loop.batch_size=24"), CPU)
     assert (chosen.loop.micro_batch_size, chosen.loop.evaluation_batch_size) == (24, 48)
     assert {"loop.micro_batch_size", "loop.evaluation_batch_size"} <= {decision.setting for decision in decisions}
+    chosen, _ = choose(recipe("loop.batch_size=24"), HOPPER)
+    assert chosen.loop.evaluation_batch_size == 128, "a card is kept busy"
     chosen, _ = choose(recipe("loop.batch_size=24", "loop.micro_batch_size=7"), CPU)
     assert chosen.loop.evaluation_batch_size == 14
 

@@ -204,4 +204,6 @@ def _degraded(build: Build, recipe: Recipe, error: Exception) -> Mapping[str, st
     """
     if recipe.techniques.compile is False or compile.reason_of(error) is None:
         raise error
-    return {"compile": compile.fall_back(build, recipe.techniques.compile, error).path["compile"]}
+    # the recipe says true by now also where it was left to us
+    chosen = any(decision.setting == compile.SETTING for decision in build.decisions)
+    return {"compile": compile.fall_back(build, "auto" if chosen else True, error).path["compile"]}

@@ -252,7 +252,7 @@ class LoopPart(Part):
         None,
         ge=1,
         json_schema_extra=EXECUTION,
-        description="Samples a forward pass of an evaluation; null: twice the micro-batch.",
+        description="Samples a forward pass of an evaluation; null: twice the micro-batch, on a card at least 128.",
     )
     drop_last: bool = Field(False, description="Leave out the last, smaller batch of an epoch.")
     shuffle: bool = Field(True, description="A new order of the samples each epoch, drawn from the seed.")
