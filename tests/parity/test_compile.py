@@ -15,14 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from paceline.engine.assemble import assemble
 from paceline.errors import RecipeError
+from paceline.records import Decision
 from paceline.techniques import compile as technique
 from paceline.techniques.compile import apply_compile, apply_compile_whole, embeddings_of, kept_cache, reason_of, undo
 from paceline.techniques.fused_qkv import apply_fused_qkv
 from paceline.techniques.packing import apply_packing
 from paceline.techniques.recompute import apply_recompute
 from tests.parity.driving import assembled, recipe, train
-from tests.parity.reference import tiny_model
+from tests.parity.reference import STEPS, tiny_model
 
 pytestmark = [
     # torch hides both while it compiles, in a way that turning warnings into errors defeats
@@ -309,3 +311,27 @@ def test_generated_kernels_agree_and_a_second_run_finds_them_kept(tmp_path: Path
         assert done.returncode == 0, done.stderr
         counted.append(done.stdout.split()[-3:])
     assert counted == [["0", "2", "0"], ["2", "0", "0"]], "hits, misses and bypasses of the two runs"
+
+
+@pytest.mark.parametrize("chosen_by_itself", [True, False])
+def test_a_run_goes_on_without_where_compiling_was_chosen_by_itself(
+    chosen_by_itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise torch._dynamo.exc.InternalTorchDynamoError("planted")
+
+    monkeypatch.setattr(technique, "_compiled_call", lambda *_, **__: broken)
+    asked, plain = recipe(techniques={"compile": True}), recipe()
+    build = assembled(tiny_model(dropout=0.0), asked).build
+    if chosen_by_itself:
+        build = replace(build, decisions=(Decision(setting="techniques.compile", value="true", reason="it pays"),))
+    run = assemble(asked, build, STEPS)
+    batch = build.layout.collate(torch.arange(8).numpy())
+    if not chosen_by_itself:
+        with pytest.raises(RecipeError, match="this model cannot be compiled"):
+            run.engine.warm_up(batch, 8)
+        return
+    run.engine.warm_up(batch, 8)
+    assert run.engine.path["compile"] == "off: InternalTorchDynamoError: planted"
+    losses = train(assembled(tiny_model(dropout=0.0), plain), plain)
+    assert train(run, asked) == pytest.approx(losses, rel=1e-5), "not the plain run's"
