@@ -6,16 +6,13 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 import shutil
-import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from paceline.errors import DiskFullError, RunFolderError
-
-_UMASK = threading.Lock()
 
 
 def cache_folder() -> Path:
@@ -36,27 +33,20 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     A crash or an error leaves ``path`` as it was: temporary file, fsync, rename, fsync folder.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    name = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    # the kernel applies the umask: reading it would mean to set it, for all threads
+    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
     fsync_folder(path.parent)
-
-
-def _umask() -> int:
-    """The process's; it can only be read by setting it, which no two threads may do at once."""
-    with _UMASK:
-        umask = os.umask(0)
-        os.umask(umask)
-    return umask
 
 
 def write_atomically(path: Path, content: bytes) -> None:

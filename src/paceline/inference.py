@@ -38,7 +38,7 @@ _CARRIED_OUT = ("device", "loop.evaluation_batch_size", "techniques.precision", 
 """Settings that can change when a trained model is used."""
 
 _ONLY_TRAINING = (
-    *("device=auto", "data.resident=false", "techniques.packing=auto", "techniques.recompute=false"),
+    *("device=auto", "data.resident=false", "techniques.recompute=false"),
     *("techniques.fused_qkv=false", "techniques.compile=false", "techniques.capture=false"),
 )
 """What a recipe says of steps and of another machine has no bearing here."""
@@ -104,7 +104,10 @@ def probabilities(
 def _open(folder: Path, settings: Sequence[str], *, own_data: bool) -> tuple[RunFolder, Recipe, LoadedModel]:
     run = RunFolder.view(folder)
     _refuse_idle(settings, own_data)
-    recipe, _ = choose(run.read_recipe().with_settings([*_ONLY_TRAINING, *settings]), this_machine())
+    saved = run.read_recipe()
+    # a model that was packed is compared anew, on this machine; one that was not to be packed is not
+    packing = [] if saved.techniques.packing is False else ["techniques.packing=auto"]
+    recipe, _ = choose(saved.with_settings([*_ONLY_TRAINING, *packing, *settings]), this_machine())
     part = recipe.model
     if not run.model.exists() and not run.summary.exists():
         raise RunFolderError(

@@ -227,7 +227,8 @@ class Loop:
         with job.watch.phase("compile"):
             ids = self._largest()
             job.assembled.engine.warm_up(job.assembled.build.layout.collate(ids), len(ids))
-        if job.recipe.techniques.compile is True and job.assembled.build.device.type == "cuda":
+        compiled = job.recipe.techniques.compile is True and "compile" not in job.assembled.engine.path
+        if compiled and job.assembled.build.device.type == "cuda":
             note_kept(job.assembled.build, compiled_folder())
         self._last_end = time.perf_counter()
 

@@ -151,6 +151,29 @@ def test_inference_gives_logits() -> None:
     assert logits.shape == (12, 3)
 
 
+def test_what_an_exception_left_behind_is_overwritten() -> None:
+    model, other = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    other.load_state_dict(model.state_dict())
+    rows = torch.randn(4, 3)
+
+    def loss_sum(module: torch.nn.Module, batch: torch.Tensor | None) -> torch.Tensor:
+        if batch is None:
+            raise MemoryError("a batch that does not fit")
+        return module(batch).sum()
+
+    engine = paceline.adopt(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_sum)
+    with pytest.raises(MemoryError):
+        engine.accumulate([rows[:2], None], 4)
+    with pytest.raises(UserError, match="no gradients to apply"):
+        engine.update()
+    engine.accumulate([rows[2:]], 2)
+    engine.update()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    (other(rows[2:]).sum() / 2).backward()
+    optimizer.step()
+    assert torch.equal(model.weight, other.weight)
+
+
 def test_an_update_without_gradients_is_named() -> None:
     model = tiny_model()
     engine = paceline.adopt(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(**b).loss)

@@ -335,3 +335,21 @@ def test_a_run_goes_on_without_where_compiling_was_chosen_by_itself(
     assert run.engine.path["compile"] == "off: InternalTorchDynamoError: planted"
     losses = train(assembled(tiny_model(dropout=0.0), plain), plain)
     assert train(run, asked) == pytest.approx(losses, rel=1e-5), "not the plain run's"
+
+
+def test_what_can_no_longer_be_compiled_in_mid_run_goes_on_as_written(caplog: pytest.LogCaptureFixture) -> None:
+    """A Python value that is another at every call is compiled for anew, up to torch's limit."""
+
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            self.calls += 1
+            return hidden * self.calls
+
+    module = Counting()
+    apply_compile([module], backend="eager")
+    hidden = torch.ones(2, 3, requires_grad=True)
+    found = [module(hidden)[0, 0].item() for _ in range(12)]
+    assert found == list(range(1, 13))
+    assert "Counting is no longer compiled: " in caplog.text

@@ -405,6 +405,6 @@ def _cache_key(
     content: str, part: DataPart, task: TaskPart, tokenizer: str | None, max_length: int, modality: str
 ) -> str:
     """Name of the entry: everything that decides what an encoded data set looks like."""
-    settings = part.model_dump(mode="json", exclude={"max_length", "augment", "resident"})
+    settings = part.model_dump(mode="json", exclude={"max_length", "augment", "resident", "pad_to_multiple_of"})
     decides = [FORMAT, content, settings, task.type, tokenizer, max_length, modality]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]

@@ -24,13 +24,16 @@ from paceline.engine.step import Objective, Step
 from paceline.engine.torch_engine import TorchEngine
 from paceline.engine.updates import build_updates
 from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
-from paceline.errors import ModelError
+from paceline.errors import ModelError, RecipeError
 from paceline.files import compiled_folder
 from paceline.recipe import Recipe
 from paceline.records import Decision
 from paceline.seams import Batch, Build, Forward, Layout, Task
 from paceline.techniques import channels_last, compile, fused_qkv, packing, precision, recompute
 from paceline.techniques.capture import Captured, Eager, Phase
+
+COMPARED_AMONG = 256
+"""Samples from which those are picked that packed and padded are compared on."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ def assemble_build(
     """
     switches, model = recipe.techniques, model.to(device)
     packs = not dataset.is_images and switches.packing is not False
+    if dataset.is_images and switches.packing is True:
+        raise RecipeError("techniques.packing = true", "it packs texts, and the data are images", "leave it out")
     kept, decisions = resident(recipe, dataset, device)
     if dataset.is_images:
         layout: Layout = image_layout(recipe, model, dataset, device, normalisation)
@@ -79,7 +84,9 @@ def assemble_build(
     # packing compares itself with the plain forward pass in full precision, so it comes before all that changes it
     if packs:
         packed = packed_layout(recipe, model, dataset, device, first_position=packing.first_position(model))
-        ids = next(iter(dataset.splits.values()))[: recipe.loop.batch_size]
+        # two texts at least: alone in its row, a text has no neighbour to be mixed up with
+        found = next(iter(dataset.splits.values()))[:COMPARED_AMONG]
+        ids = np.resize(found, max(2, len(found)))
         number_format = precision.AUTOCAST.get(switches.precision, torch.float32)
         build = packing.apply(build, packed, ids, required=switches.packing is True, dtype=number_format)
         if build.layout is layout:  # it cannot be packed
@@ -109,7 +116,9 @@ def assemble(recipe: Recipe, build: Build, total_steps: int, *, capturing: Phase
     part = recipe.optimizer
     groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule)
     rates = rate_table([group.lr for group in groups], [group.schedule for group in groups], total_steps)
-    updates, gradients = build_updates(groups, part, rates, build.device)
+    trained = {parameter for group in groups for parameter in group.parameters}
+    others = [t for t in (*build.model.parameters(), *build.model.buffers()) if t not in trained]
+    updates, gradients = build_updates(groups, part, rates, build.device, others)
     captures = recipe.techniques.capture is True
     engine = TorchEngine(
         build.model,

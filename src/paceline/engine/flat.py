@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -44,13 +44,14 @@ class FlatLayout:
 
     Args:
         groups: of trained parameters; each parameter once.
+        others: the model's other tensors, which may look at the same memory.
     """
 
-    def __init__(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[nn.Parameter]], others: Iterable[Tensor] = ()) -> None:
         self.parameters = tuple(parameter for members in groups for parameter in members)
         self._places: dict[nn.Parameter, int] = {}
         self._sizes: Counter[Format] = Counter()
-        alone = _alone(self.parameters)
+        alone = _alone(self.parameters, others)
         self._stretches = [self._place_group([p for p in members if p in alone]) for members in groups]
         self._sizes_of_weights = dict(self._sizes)
         self._apart = [[p for p in members if p not in alone] for members in groups]
@@ -108,9 +109,9 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty_like(tensor, device="meta").stride()
 
 
-def _alone(parameters: Sequence[nn.Parameter]) -> set[nn.Parameter]:
+def _alone(parameters: Sequence[nn.Parameter], others: Iterable[Tensor]) -> set[nn.Parameter]:
     """Those that fill the memory they are in, and nobody else does."""
-    users = Counter(_memory(p) for p in parameters)
+    users = Counter(_memory(tensor) for tensor in (*parameters, *others))
     return {
         p
         for p in parameters

@@ -68,13 +68,15 @@ class TorchEngine(Engine):
         self._mode(training=True)
         losses, extras = [], []
         share = self._runner.scalar(denominator)
+        first, self._first = self._first, True  # what an exception leaves behind is overwritten
         for index, (batch, last) in enumerate(_with_last(batches)):
             if self._seed is not None:
                 torch.manual_seed(micro_batch_seed(self._seed, step, index))
-            loss, extra = self._runner.run(self._step.micro, (batch, share), self._first, last)
-            self._first = False
+            loss, extra = self._runner.run(self._step.micro, (batch, share), first, last)
+            first = False
             losses.append(loss)
             extras.append(extra)
+        self._first = False
         return Accumulated(torch.stack(losses).sum(), tuple(extras))
 
     def update(self) -> Update:
@@ -103,10 +105,12 @@ class TorchEngine(Engine):
         if tensors["optimizer"]:  # none before the first update, and none of plain SGD
             updates.prime()
         copy_into(self.export(), tensors["model"], "model")
-        copy_into(updates.tensors(names), tensors["optimizer"], "optimizer")
+        if tensors["optimizer"] or state["applied"]:
+            copy_into(updates.tensors(names), tensors["optimizer"], "optimizer")
         updates.put_numbers(names, state["numbers"])
         updates.applied = state["applied"]
         self._step.scale.load(state["loss_scale"])
+        self._first = True
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         copy_into(self.export(), weights, "model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -234,13 +234,18 @@ class FlatAdam(Updates):
 
 
 def build_updates(
-    groups: Sequence[ParameterGroup], part: OptimizerPart, rates: NDArray[np.float64], device: torch.device
+    groups: Sequence[ParameterGroup],
+    part: OptimizerPart,
+    rates: NDArray[np.float64],
+    device: torch.device,
+    others: Iterable[Tensor] = (),
 ) -> tuple[Updates, Gradients]:
     """The recipe's optimizer behind its gate, and the gradients it works on.
 
     Args:
         groups: what ``parameter_groups`` found; their parameters are on ``device``.
         rates: [steps, groups].
+        others: the model's other tensors; a weight that shares its memory with one stays where it is.
 
     Raises:
         RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
@@ -258,7 +263,7 @@ def build_updates(
         for dtype in dict.fromkeys(p.dtype for p in group.parameters)
     ]
     columns = [index for index, _ in uniform]
-    layout = FlatLayout([members for _, members in uniform])
+    layout = FlatLayout([members for _, members in uniform], others)
     gradients = FlatGradients(layout.parameters, layout)
     decays = [groups[index].weight_decay for index in columns]
     return FlatAdam(layout, gradients, decays, part, rates[:, columns]), gradients

@@ -163,7 +163,7 @@ def short_attention_joined(
 # ---- the operators -------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("paceline::short_attention", mutates_args=())
+@torch.library.custom_op("paceline::short_attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_length: int, dropout: float, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,7 +172,7 @@ def _forward(
     return _attend(q, k, v, cu_seqlens, max_length, dropout, scale)
 
 
-@torch.library.custom_op("paceline::short_attention_joined", mutates_args=())
+@torch.library.custom_op("paceline::short_attention_joined", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _forward_joined(
     qkv: Tensor, cu_seqlens: Tensor, max_length: int, dropout: float, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:

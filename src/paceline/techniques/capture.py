@@ -118,7 +118,7 @@ class Captured(Runner):
         most: shapes beyond this many are not recorded: each graph keeps memory of its own.
     """
 
-    def __init__(self, device: torch.device, phase: Phase = contextlib.nullcontext, most: int = 64) -> None:
+    def __init__(self, device: torch.device, phase: Phase = contextlib.nullcontext, most: int = 200) -> None:
         self._device, self._phase, self._most = device, phase, most
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: set[Hashable] = set()
@@ -160,7 +160,8 @@ class Captured(Runner):
         if self._problem:
             return f"eager: {self._problem}"
         count = len(self._recordings)
-        return f"captured: {count} graph{'s' if count != 1 else ''}" if count else "eager: no shape came twice"
+        full = ", the most there may be: other shapes are launched" if count == self._most else ""
+        return f"captured: {count} graph{'s' if count != 1 else ''}{full}" if count else "eager: no shape came twice"
 
     def close(self) -> None:
         self._recordings.clear()

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib
 import json
+import logging
 import os
 import sys
 import types
@@ -30,6 +31,8 @@ from paceline.errors import RecipeError
 from paceline.files import write_atomically
 from paceline.records import Decision
 from paceline.seams import Build
+
+log = logging.getLogger(__name__)
 
 SETTING = "techniques.compile"
 
@@ -103,6 +106,7 @@ class TrainingPass:
     def __init__(self, plain: Call, compiled: Call, module: nn.Module, *, static: bool) -> None:
         self.plain, self._compiled, self._module, self._static = plain, compiled, module, static
         self._largest = 0
+        self._worked = self._broken = False
         functools.update_wrapper(self, plain)  # the signature stays to be read
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +117,20 @@ class TrainingPass:
             _mark_dynamic(tensors)
         elif not self._is_largest(tensors):
             return self.plain(*args, **kwargs)
-        return self._compiled(self.plain, *args, **kwargs)
+        if self._broken:
+            return self.plain(*args, **kwargs)
+        try:
+            result = self._compiled(self.plain, *args, **kwargs)
+        except Exception as error:
+            reason = reason_of(error)
+            if not self._worked or reason is None:
+                raise
+            # it is found before anything is computed, and a run does not end over speed
+            log.warning("%s is no longer compiled: %s", type(self._module).__name__, reason)
+            self._broken = True
+            return self.plain(*args, **kwargs)
+        self._worked = True
+        return result
 
     def _is_largest(self, tensors: Sequence[Tensor]) -> bool:
         rows = tensors[0].shape[0] if tensors else 0

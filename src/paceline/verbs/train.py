@@ -79,7 +79,7 @@ def resume(
             raise CheckpointError(
                 f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
             )
-        asked = held.read_recipe().with_settings(settings)
+        asked = _open_again(held.read_recipe()).with_settings(settings)
         facts = _facts_beside_imports(watch)
         recipe, decisions = choose(asked, facts)
         from paceline.checkpoint.store import CheckpointStore
@@ -101,6 +101,15 @@ def resume(
                 named=named,
             )
         )
+
+
+def _open_again(recipe: Recipe) -> Recipe:
+    """A run's own recipe with what was switched on for its machine left open: this one may be another."""
+    names = ("packing", "channels_last", "fused_qkv", "compile", "capture")
+    opened = [f"techniques.{name}=auto" for name in names if getattr(recipe.techniques, name) is True]
+    if recipe.data.resident is True:
+        opened.append("data.resident=auto")
+    return recipe.with_settings(opened)
 
 
 def _facts_beside_imports(watch: Stopwatch) -> Facts:

@@ -144,3 +144,12 @@ def test_channels_last_weights_in_a_flat_buffer_are_saved(tmp_path) -> None:
     FlatLayout([list(model.parameters())]).move_in()
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / "m.safetensors")
     assert torch.equal(load_file(tmp_path / "m.safetensors")["0.weight"], expected)
+
+
+def test_a_weight_whose_memory_others_look_at_stays_where_it_is() -> None:
+    module = nn.Linear(3, 3)
+    module.register_buffer("seen", module.weight.data)
+    FlatLayout([[module.weight], [module.bias]], [module.seen]).move_in()
+    with torch.no_grad():
+        module.weight.fill_(7)
+    assert bool((module.seen == 7).all())
