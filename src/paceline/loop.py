@@ -24,6 +24,7 @@ from paceline.engine.engine import Update
 from paceline.engine.evaluate import evaluate
 from paceline.engine.late import Late
 from paceline.engine.rng import augmentation_seed
+from paceline.engine.torch_engine import total
 from paceline.errors import NonFiniteError, Preempted
 from paceline.files import compiled_folder
 from paceline.recipe import Recipe
@@ -40,6 +41,9 @@ MOST_SKIPPED = 50
 RUN_AHEAD = 32
 """Steps that the host may be ahead of the device: enough never to leave it idle, few enough to stop soon."""
 
+
+PEAK_EVERY = 50
+"""Steps between two looks at the peak of the device's memory."""
 
 LOOKED_AHEAD = 2000
 """Steps among which the largest is looked for: a tenth of a second."""
@@ -148,6 +152,7 @@ class Loop:
     saved_step: int | None = None
     _late: Late[_StepNote] = field(init=False)
     _last_end: float = field(init=False)
+    _peak: int | None = None
 
     def __post_init__(self) -> None:
         self._late = Late(self.job.assembled.build.device)
@@ -261,7 +266,7 @@ class Loop:
         after = job.order.after(at)
         if layout.reads_ahead and step + 1 < job.total_steps:
             layout.expect(job.order.plan(after).microbatches)
-        self._note(plan, forward.loss, torch.stack(forward.extras).sum(), update, counted)
+        self._note(plan, forward.loss, total(forward.extras), update, counted)
         self.progress = replace(self.progress, step=step + 1, order=after)
         self._account(wait=False)
 
@@ -296,7 +301,6 @@ class Loop:
 
     def _record(self, note: _StepNote, loss: float, norm: float, finite: bool, correct: float) -> StepRecord:
         rates = self.job.assembled.rates
-        device = self.job.assembled.build.device
         return StepRecord(
             step=note.step,
             epoch=note.epoch,
@@ -310,8 +314,15 @@ class Loop:
             counted=note.counted,
             skipped=not finite,
             seconds=note.seconds,
-            peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+            peak_bytes=self._peak_bytes(note.step),
         )
+
+    def _peak_bytes(self, step: int) -> int | None:
+        """Asked for now and then: it takes a sixth of a millisecond."""
+        device = self.job.assembled.build.device
+        if device.type == "cuda" and (self._peak is None or step % PEAK_EVERY == 0):
+            self._peak = torch.cuda.max_memory_allocated(device)
+        return self._peak
 
     def _evaluate(self) -> None:
         job = self.job

@@ -72,7 +72,7 @@ class StepRecord:
     seconds: float
     """Wall time from the previous step's end to this one's; waiting for the device is seen with a delay."""
     peak_bytes: int | None
-    """Highest allocated device memory so far; None on a CPU."""
+    """Highest allocated device memory so far, looked at every 50 steps; None on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

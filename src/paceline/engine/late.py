@@ -24,7 +24,9 @@ class Late(Generic[Note]):
 
     def push(self, note: Note, scalars: Sequence[Tensor]) -> None:
         """Queue scalars of any number format."""
-        stacked = torch.stack([scalar.detach().double() for scalar in scalars])
+        # every launch counts in a short step, so that numbers are only widened where one of them is
+        wide = torch.float64 if any(scalar.dtype == torch.float64 for scalar in scalars) else torch.float32
+        stacked = torch.stack([scalar.detach().to(wide) for scalar in scalars])
         if not self._cuda:
             self._waiting.append((note, stacked, None))
             return

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.engine.engine import Accumulated, Engine, Tensors, Update
-from paceline.engine.rng import micro_batch_seed
+from paceline.engine.rng import generators, micro_batch_seed
 from paceline.engine.state import copy_into, without_wrappers
 from paceline.engine.step import Step
 from paceline.errors import UserError
@@ -41,6 +41,7 @@ class TorchEngine(Engine):
         degrade: Callable[[Exception], Mapping[str, str]],
     ) -> None:
         self._model, self._step, self._logits, self._runner, self._seed = model, step, logits, runner, seed
+        self._generators = generators(step.updates.parameters[0].device)
         self._degrade = degrade
         self._degraded: Mapping[str, str] = {}
         # an update that looks at its gate on the host cannot be recorded; what comes before it can
@@ -71,13 +72,14 @@ class TorchEngine(Engine):
         first, self._first = self._first, True  # what an exception leaves behind is overwritten
         for index, (batch, last) in enumerate(_with_last(batches)):
             if self._seed is not None:
-                torch.manual_seed(micro_batch_seed(self._seed, step, index))
+                for generator in self._generators:
+                    generator.manual_seed(micro_batch_seed(self._seed, step, index))
             loss, extra = self._runner.run(self._step.micro, (batch, share), first, last)
             first = False
             losses.append(loss)
             extras.append(extra)
         self._first = False
-        return Accumulated(torch.stack(losses).sum(), tuple(extras))
+        return Accumulated(total(losses), tuple(extras))
 
     def update(self) -> Update:
         if self._first:
@@ -133,6 +135,11 @@ class TorchEngine(Engine):
         # walking all modules costs milliseconds: only when the mode changes
         if self._model.training != training:
             self._model.train(training)
+
+
+def total(scalars: Sequence[Tensor]) -> Tensor:
+    """Their sum, without a launch where there is but one."""
+    return scalars[0] if len(scalars) == 1 else torch.stack(list(scalars)).sum()
 
 
 def _with_last(batches: Iterable[Any]) -> Iterable[tuple[Any, bool]]:
