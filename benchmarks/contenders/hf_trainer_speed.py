@@ -8,13 +8,28 @@ of order.npy), ``compile``, ``pad`` (lengths are rounded up to a multiple of it)
 from __future__ import annotations
 
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
-from workload import Recorded, Settings, Texts, Window, arguments, padding, read_spec, text_model, train_order
+from workload import (
+    Recorded,
+    Settings,
+    Texts,
+    Window,
+    arguments,
+    padding,
+    read_spec,
+    text_model,
+    train_order,
+    unavailable,
+)
+
+if find_spec("accelerate") is None:  # the Trainer starts without it, and then stops
+    unavailable("accelerate")
 
 
 class Timed(Trainer):
