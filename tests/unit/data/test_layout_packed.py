@@ -220,3 +220,24 @@ def test_totals_of_three_epochs_fall_into_few_buckets(samples: int) -> None:
     rows = -(-totals // bucket)
     assert 4 <= len(np.unique(rows)) <= 16
     assert (rows * bucket / totals).mean() < 1.08, "filler"
+
+
+def test_a_micro_batch_above_every_bucket_is_a_row_of_its_own_size() -> None:
+    """Only the longest samples together: far above six standard deviations, and nothing is cut off."""
+    lengths = np.concatenate([np.full(2_000, 20), np.full(32, 500)]).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = Tokens(np.ones(offsets[-1], dtype=np.uint16), offsets, 0, None)
+    bucket = bucket_for(lengths, 32, 1_000)
+    layout = PackedLayout(
+        tokens,
+        np.zeros(len(lengths), np.int64),
+        CPU,
+        token_types=False,
+        first_position=0,
+        bucket=bucket,
+        resident=False,
+    )
+    batch = layout.collate(np.arange(2_000, 2_032))
+    assert batch.packed is not None
+    assert batch.inputs["input_ids"].shape[1] == -(-32 * 500 // bucket) * bucket
+    assert int(batch.inputs["input_ids"].sum()) == 32 * 500
