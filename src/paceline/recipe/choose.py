@@ -155,9 +155,9 @@ def _capture(recipe: Recipe, facts: Facts) -> Decision | None:
 
 _SWITCHES: tuple[Decide, ...] = (
     _on_cards_only("data.resident", "the device's memory is the host's"),
-    _on_cards_only("techniques.channels_last", "measured on cards only"),
-    _on_cards_only("techniques.fused_qkv", "measured on cards only"),
-    _on_cards_only("techniques.compile", "measured on cards only"),
+    _on_cards_only("techniques.channels_last", "not measured to pay on a CPU"),
+    _on_cards_only("techniques.fused_qkv", "not measured to pay on a CPU"),
+    _on_cards_only("techniques.compile", "not measured to pay on a CPU"),
     _on_cards_only("techniques.capture", "CUDA graphs need a card"),
     _compile,
     _capture,
