@@ -32,6 +32,7 @@ from paceline.models.structure import blocks
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.tasks import task_for
+from paceline.techniques.compile import fused
 
 MODELS: dict[str, dict[str, Any]] = {
     "distilbert": {"model_type": "distilbert", "vocab_size": 30522},
@@ -47,10 +48,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"model_type": "distilbert", "vocab_size": 500, "dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128},
 }
 PARTS = (
-    ("attention", ("flash", "fmha", "short_attention", "attention", "_forward_kernel", "_backward_kernel")),
+    ("attention", ("flash", "fmha", "attention", "_attend_kernel", "_query_gradient", "_key_gradient")),
     ("matmul", ("gemm", "cutlass", "nvjet", "xmma", "cublas", "splitk", "Kernel2")),
     ("optimizer", ("adam", "FusedAdam", "multi_tensor_apply", "lpnorm", "LpNorm")),
-    ("fused pointwise", ("triton_",)),
+    ("fused pointwise", ("triton_", "_residual_norm", "_bias_gelu")),
     ("copies", ("Memcpy", "Memset", "copy")),
 )
 
@@ -239,7 +240,7 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, data: Dataset, batch: in
         "mfu_790": flops(config, sizes[ids]) / seconds / 790e12,
         "compile_seconds": compiled,
         "warm_seconds": warm,
-        "path": {**assembled.build.path, **run.engine.path},
+        "path": {**assembled.build.path, **fused(assembled.build.model), **run.engine.path},
     }
     if recipe.device == "cuda":
         record |= {

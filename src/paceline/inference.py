@@ -38,8 +38,9 @@ _CARRIED_OUT = ("device", "loop.evaluation_batch_size", "techniques.precision", 
 """Settings that can change when a trained model is used."""
 
 _ONLY_TRAINING = (
-    *("device=auto", "data.resident=false", "techniques.recompute=false"),
-    *("techniques.fused_qkv=false", "techniques.compile=false", "techniques.capture=false"),
+    *("device=auto", "data.resident=false", "parallel.strategy=auto", "techniques.recompute=false"),
+    *("techniques.fused_qkv=false", "techniques.fusion=false"),
+    *("techniques.compile=false", "techniques.capture=false"),
 )
 """What a recipe says of steps and of another machine has no bearing here."""
 

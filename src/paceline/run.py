@@ -5,19 +5,25 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from paceline.checkpoint.background import BackgroundStore
+from paceline.checkpoint.background import BackgroundStore, ElsewhereStore
 from paceline.checkpoint.compare import differences, refuse_changes
 from paceline.checkpoint.store import Checkpoint, CheckpointStore
-from paceline.data.order import OrderState, ShuffledOrder
+from paceline.data.dataset import Tokens
+from paceline.data.order import OrderState, ShuffledOrder, check_world
+from paceline.distributed.agree import agree
 from paceline.engine.assemble import Assembled, assemble
 from paceline.engine.evaluate import evaluate
 from paceline.engine.numerics import numerics
-from paceline.errors import CheckpointError, RecipeError
+from paceline.errors import CheckpointError, Preempted, RecipeError
 from paceline.facts import Facts
 from paceline.files import compiled_folder
 from paceline.loop import Job, Loop, Progress
@@ -31,10 +37,12 @@ from paceline.recipe import Recipe
 from paceline.records import Decision, EvaluationRecord, Notice, Observer, Record, RunRecord, RunStarted
 from paceline.report.build import build_report
 from paceline.run_folder import RunFolder
+from paceline.seams import Alone, World
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
 from paceline.tasks import best_metric
-from paceline.techniques.compile import kept_cache
+from paceline.techniques.compile import fused, kept_cache
+from paceline.techniques.fsdp import collected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,7 @@ class Request:
     rows: object | None
     """In-memory data in place of ``data.source``."""
     watch: Stopwatch
+    world: World = field(default_factory=Alone)
     checkpoint: Checkpoint | None = None
     """Where a resumed run goes on."""
     named: frozenset[str] = frozenset()
@@ -55,13 +64,18 @@ class Request:
 
 
 def run(request: Request) -> RunRecord:
-    """Carry out a run.
+    """Carry out a run. All its ranks call this; the first one writes and shows.
 
     Raises:
         UserError: anything the user can change; what was written so far stays usable.
         Preempted: a signal asked to stop; the run can be resumed.
     """
-    asked, watch, folder = request.recipe, request.watch, request.folder
+    with _preemption_marked(request):
+        return _carried_out(request)
+
+
+def _carried_out(request: Request) -> RunRecord:
+    asked, watch, folder, world = request.recipe, request.watch, request.folder, request.world
     notices: list[str] = []
     watchers: list[Observer] = []
 
@@ -72,13 +86,28 @@ def run(request: Request) -> RunRecord:
             watcher.observe(record)
 
     with contextlib.ExitStack() as stack:
+        if not world.is_first:
+            # the first rank says the same
+            stack.enter_context(warnings.catch_warnings(action="ignore"))
         numeric = numerics(asked.techniques.precision, deterministic=asked.deterministic, device=asked.device)
         stack.enter_context(numeric)
         if asked.device == "cuda" and asked.techniques.compile is not False:
             stack.enter_context(kept_cache(compiled_folder()))
         stop = stack.enter_context(Stop(_then(request, saved=request.checkpoint is not None)))
         # nothing in the folder changes before all that can refuse has agreed
-        prepared = prepare_run(asked, request.decisions, watch=watch, rows=request.rows, quarantine=folder.quarantine)
+        prepared = prepare_run(
+            asked,
+            request.decisions,
+            facts=request.facts,
+            watch=watch,
+            rows=request.rows,
+            quarantine=folder.quarantine if world.is_first else None,
+            world=world,
+        )
+        with watch.phase("data"):
+            # by the layout ranks deal the batches of an evaluation among themselves
+            layout = prepared.build.path["layout"]
+            agree(world, "the data", {"fingerprint": prepared.dataset.fingerprint, "layout": layout})
         stack.callback(prepared.build.layout.close)
         learned, carried_out = _changes(request, prepared)
         with watch.phase("model"):
@@ -90,8 +119,9 @@ def run(request: Request) -> RunRecord:
         has_steps = prepared.recipe.model.train != "features"
         with stop.noted():
             with watch.phase("start"):
-                _write_start(request, prepared, [*learned, *carried_out])
-                watchers += _observers(stack, folder, prepared.recipe)
+                if world.is_first:
+                    _write_start(request, prepared, [*learned, *carried_out])
+                    watchers += _observers(stack, folder, prepared.recipe)
                 emit(_started(request, prepared, job, progress))
                 for notice in _first_notices(request, prepared):
                     emit(notice)
@@ -100,7 +130,9 @@ def run(request: Request) -> RunRecord:
                 loop.save()  # what was agreed to now is agreed to for the next resume
                 job.store.wait()
             if has_steps:
-                progress = loop.run()
+                # signals are only noted here: when another rank has ended, torchrun sends one to those that have not
+                with _preemption_marked(request):
+                    progress = loop.run()
         if not has_steps or loop.saved_step == progress.step:
             stop.check()
         # steps whose end is on the disk can be measured another time; if it is not, they are seen through
@@ -110,17 +142,33 @@ def run(request: Request) -> RunRecord:
             final = _measure(job, progress, prepared)
         with stop.noted():
             with watch.phase("save"):
-                save_model(prepared.build.model, prepared.tokenizer, folder.model, prepared.saved)
+                weights = collected(job.assembled.engine.export(), world)
+                if world.is_first:
+                    save_model(prepared.build.model, prepared.tokenizer, folder.model, prepared.saved, weights)
             for found in final.values():
                 if found not in progress.evaluations:
                     emit(found)
             record = _summary(request, prepared, job, progress, final, loop.stopped_early, notices)
-            folder.write_summary(record)
-            if prepared.recipe.observe.report:
-                with watch.phase("save"):
-                    build_report(folder.path)
+            if world.is_first:
+                folder.write_summary(record)
+                if prepared.recipe.observe.report:
+                    with watch.phase("save"):
+                        build_report(folder.path)
             emit(record)
+            with watch.phase("save"):
+                world.barrier("the saved model")
     return record
+
+
+@contextlib.contextmanager
+def _preemption_marked(request: Request) -> Iterator[None]:
+    """A stop leaves word in the run folder."""
+    try:
+        yield
+    except Preempted as stopped:
+        if request.world.is_first:
+            request.folder.mark_preempted(str(stopped))
+        raise
 
 
 def _then(request: Request, *, saved: bool) -> str:
@@ -174,9 +222,11 @@ def _write_start(request: Request, prepared: Prepared, changes: Sequence[str]) -
         seeds={"seed": recipe.seed, "data.splits.seed": recipe.data.splits.seed},
         first_step=first_step,
         changes=changes,
+        num_ranks=request.world.size,
     )
     folder.truncate_metrics(first_step)
-    folder.summary.unlink(missing_ok=True)  # a summary is of a finished run, and this one goes on
+    for ended in (folder.summary, folder.preempted):  # they are of a run that has ended, and this one goes on
+        ended.unlink(missing_ok=True)
 
 
 def _observers(stack: contextlib.ExitStack, folder: RunFolder, recipe: Recipe) -> list[Observer]:
@@ -207,12 +257,14 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
 
 def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:
     """The job and where it begins: at the start, or where the checkpoint left off."""
-    recipe, dataset, loop = prepared.recipe, prepared.dataset, prepared.recipe.loop
+    recipe, dataset, loop, world = prepared.recipe, prepared.dataset, prepared.recipe.loop, request.world
+    check_world(len(dataset.splits["train"]), loop.batch_size, world.size)
     order = ShuffledOrder(
         dataset.splits["train"],
         micro_batch_size=loop.micro_batch_size or loop.batch_size,
         shuffle=loop.shuffle,
         drop_last=loop.drop_last,
+        lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
     )
     steps_per_epoch = order.steps_per_epoch(loop.batch_size)
     if steps_per_epoch == 0:
@@ -226,10 +278,14 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
     total_steps = min(loop.max_steps or sys.maxsize, steps_per_epoch * loop.epochs)
     if prepared.build.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(prepared.build.device)  # the peak is this run's, not the process's
-    assembled = assemble(recipe, prepared.build, total_steps, capturing=lambda: request.watch.phase("capture"))
+    capturing = partial(request.watch.phase, "capture")
+    narrow = torch.bfloat16 if recipe.parallel.reduce_dtype == "bf16" else None
+    assembled = assemble(recipe, prepared.build, total_steps, capturing=capturing, world=world, reduce_dtype=narrow)
     progress = Progress(order=OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size))
     if request.checkpoint is not None:
         progress = _restore(request.checkpoint, assembled, progress, steps_per_epoch)
+        # the first rank may save, and drop this one, as soon as it goes on
+        world.barrier("the checkpoint read")
     job = Job(
         recipe=recipe,
         dataset=dataset,
@@ -238,12 +294,15 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         evaluation_batch_size=loop.evaluation_batch_size or loop.batch_size,
-        store=BackgroundStore(CheckpointStore(request.folder.checkpoints, loop.keep_last), request.watch),
+        store=BackgroundStore(CheckpointStore(request.folder.checkpoints, loop.keep_last), request.watch)
+        if world.is_first
+        else ElsewhereStore(),
         emit=emit,
         stop=stop,
         watch=request.watch,
         checkpoint_state={"fingerprint": dataset.fingerprint, "recipe": recipe.resolved()},
         best_metric=best_metric(prepared.build.task, loop.best_metric),
+        world=world,
     )
     return job, progress
 
@@ -266,11 +325,12 @@ def _restore(checkpoint: Checkpoint, assembled: Assembled, fresh: Progress, step
 
 def _started(request: Request, prepared: Prepared, job: Job, progress: Progress) -> RunStarted:
     parameters = list(prepared.build.model.parameters())
-    card = request.facts.cards[0].name if prepared.recipe.device == "cuda" else None
+    is_card = prepared.recipe.device == "cuda"
+    device = request.facts.cards[0].name if is_card else f"cpu ({torch.get_num_threads()} threads)"
     return RunStarted(
         name=prepared.recipe.name,
         folder=str(request.folder.path),
-        device=card or f"cpu ({torch.get_num_threads()} threads)",
+        device=device if request.world.size == 1 else f"{request.world.size} x {device}",
         recipe=prepared.recipe.resolved(),
         decisions=prepared.decisions,
         num_parameters=sum(p.numel() for p in parameters),
@@ -286,29 +346,44 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
 
 def _fit_features(job: Job, progress: Progress, prepared: Prepared) -> Progress:
     """In place of steps: the final layer's input once for every training sample, and scikit-learn for the layer."""
-    recipe, build, dataset = prepared.recipe, prepared.build, prepared.dataset
+    recipe, build, dataset, world = prepared.recipe, prepared.build, prepared.dataset, job.world
     linear = final_linear(build.model, build.task.num_outputs)
     ids = build.layout.sorted(dataset.splits["train"])
     size = job.evaluation_batch_size
     with job.watch.phase("train"):
         pieces = [ids[start : start + size] for start in range(0, len(ids), size)]
-        batches = (build.layout.collate(piece) for piece in pieces)
-        features = collect(build.model, linear, build.forward, batches)
-        labels = dataset.labels[ids]
-        classifier = recipe.model.classifier
-        fitted = fit_final_linear(
-            features, labels, dataset.kind, classifier, build.task.num_outputs, bias=linear.bias is not None
-        )
-        write_into(linear, *fitted)
+        batches = (build.layout.collate(piece) for piece in pieces[world.rank :: world.size])
+        features = _of_all_ranks(collect(build.model, linear, build.forward, batches), len(ids), size, world)
+        with world.alone_first("fitting the last layer"):  # the others wait for as long as it takes
+            if world.is_first:
+                classifier, has_bias = recipe.model.classifier, linear.bias is not None
+                fitted = fit_final_linear(
+                    features, dataset.labels[ids], dataset.kind, classifier, build.task.num_outputs, bias=has_bias
+                )
+                write_into(linear, *fitted)
+        world.broadcast_(list(linear.parameters()))
     sizes = [build.layout.size(piece) for piece in pieces]
     return replace(progress, samples=len(ids), tokens=sum(s.tokens for s in sizes), slots=sum(s.slots for s in sizes))
+
+
+def _of_all_ranks(own: NDArray[np.float32], num_samples: int, size: int, world: World) -> NDArray[np.float32]:
+    """Features [n, d] in the order of the samples, which ranks took in turn, ``size`` at a time."""
+    if world.size == 1:
+        return own
+    found = torch.zeros(num_samples, own.shape[1])
+    mine = np.arange(num_samples) // size % world.size == world.rank
+    found[torch.from_numpy(mine)] = torch.from_numpy(own)
+    return world.sum_(found).numpy()  # with zeros, so that no bit changes
 
 
 def _measure(job: Job, progress: Progress, prepared: Prepared) -> dict[str, EvaluationRecord]:
     """Take the best weights and measure them on the held-out splits; what is known of them is not measured again."""
     engine, build = job.assembled.engine, prepared.build
     with job.watch.phase("checkpoint"):
-        step = _take_best(job, progress) if job.recipe.loop.save_best else progress.step
+        step = progress.step
+        if job.recipe.loop.save_best and progress.best_step not in (None, step):
+            step = _take_best(job, progress)
+        engine.settle()
     known = {found.split: found for found in progress.evaluations if found.step == step}
     final: dict[str, EvaluationRecord] = {}
     with job.watch.phase("evaluate"):
@@ -317,24 +392,35 @@ def _measure(job: Job, progress: Progress, prepared: Prepared) -> dict[str, Eval
                 final[split] = known[split]
             elif split in prepared.dataset.splits:
                 ids = prepared.dataset.splits[split]
-                at = {"step": step, "epoch": max(0, (step - 1) // job.steps_per_epoch)}
-                final[split] = evaluate(engine.infer, build, split, ids, job.evaluation_batch_size, **at)
+                epoch, size = max(0, (step - 1) // job.steps_per_epoch), job.evaluation_batch_size
+                final[split] = evaluate(engine.infer, build, split, ids, size, step=step, epoch=epoch, world=job.world)
     return final
 
 
 def _take_best(job: Job, progress: Progress) -> int:
-    """Put the best evaluated weights into the engine; returns the step they are from."""
-    if progress.best_step in (None, progress.step):
+    """Put the best evaluated weights into the engine of every rank; returns the step they are from."""
+    # the first rank alone need see the checkpoints: the others may be on machines without this disk
+    best = _best_weights(job, progress) if job.world.is_first else {}
+    kinds = job.world.share({name: [list(found.shape), str(found.dtype)] for name, found in best.items()})
+    if not kinds:
         return progress.step
+    if not job.world.is_first:
+        best = {name: torch.empty(shape, dtype=getattr(torch, dtype[6:])) for name, (shape, dtype) in kinds.items()}
+    job.world.broadcast_(list(best.values()))
+    job.assembled.engine.load_weights(best)
+    return progress.best_step or progress.step
+
+
+def _best_weights(job: Job, progress: Progress) -> Mapping[str, torch.Tensor]:
+    """The best evaluated weights, in main memory; none where their checkpoint is gone."""
     best = job.store.best()
     if best is None or best.step != progress.best_step:
-        lost = f"the best weights, of step {progress.best_step}, are no longer in {job.store.store.folder}"
+        lost = f"the best weights, of step {progress.best_step}, are no longer among the checkpoints"
         job.emit(Notice(message=f"{lost}; the last ones are measured and saved instead", level="warning"))
-        return progress.step
+        return {}
     for message in best.notices:
         job.emit(Notice(message=message, level="warning"))
-    job.assembled.engine.load_weights(best.tensors("model"))
-    return best.step
+    return best.tensors("model")
 
 
 def _summary(
@@ -347,6 +433,8 @@ def _summary(
     notices: Sequence[str],
 ) -> RunRecord:
     device = prepared.build.device
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    peak_bytes = max(job.world.gather(peak)) or None
     seconds = job.watch.seconds()
     train_seconds = max(seconds.get("train", 0.0), 1e-9)
     return RunRecord(
@@ -363,10 +451,10 @@ def _summary(
         best_step=progress.best_step,
         evaluations=progress.evaluations,
         final={split: {"loss": found.loss, **found.metrics} for split, found in final.items()},
-        peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        peak_bytes=peak_bytes,
         decisions=prepared.decisions,
         notices=tuple(notices),
         overlapped_seconds=job.watch.overlapped(),
-        path={**prepared.build.path, **job.assembled.engine.path},
+        path={**prepared.build.path, **fused(prepared.build.model), **job.assembled.engine.path},
         first_update_seconds=job.watch.marked("first_update"),
     )

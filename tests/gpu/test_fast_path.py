@@ -33,6 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 PLAIN = {
     "packing": False,
     "fused_qkv": False,
+    "fusion": False,
     "compile": False,
     "capture": False,
     "channels_last": False,

@@ -35,6 +35,7 @@ PLAIN: dict[str, Any] = {
     "precision": "fp32",
     "packing": False,
     "fused_qkv": False,
+    "fusion": False,
     "channels_last": False,
     "compile": False,
     "capture": False,

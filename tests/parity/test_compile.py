@@ -50,7 +50,7 @@ def fresh_compilers() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def packed_model(kind: str) -> tuple[nn.Module, list[nn.Module]]:
+def made_model(kind: str) -> tuple[nn.Module, list[nn.Module]]:
     """A model of three layers without dropout, and its blocks."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -66,10 +66,16 @@ def packed_model(kind: str) -> tuple[nn.Module, list[nn.Module]]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").train()
-    apply_packing(model)
     base = model.base_model
     holder = {"distilbert": "transformer.layer", "modernbert": "layers"}.get(kind, "encoder.layer")
     return model, list(base.get_submodule(holder))
+
+
+def packed_model(kind: str) -> tuple[nn.Module, list[nn.Module]]:
+    """The same for packed rows."""
+    model, blocks = made_model(kind)
+    apply_packing(model)
+    return model, blocks
 
 
 def packed_loss(model: nn.Module, total: int, sequences: int) -> Tensor:

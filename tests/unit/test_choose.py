@@ -22,6 +22,7 @@ def machine_with(name: str, capability: tuple[int, int] | None, **versions: str)
 
 
 HOPPER = machine_with("NVIDIA H200", (9, 0))
+WITH_TRITON = machine_with("NVIDIA H200", (9, 0), triton="3.6.0")
 VOLTA = machine_with("Tesla V100-SXM2-16GB", (7, 0))
 UNKNOWN = machine_with("NVIDIA Mystery", None)
 
@@ -61,12 +62,47 @@ def test_batch_sizes_are_filled_in() -> None:
 
 def test_what_is_set_stays_and_choosing_again_changes_nothing() -> None:
     given = recipe("device=cpu", "techniques.precision=bf16", "loop.micro_batch_size=4", "loop.evaluation_batch_size=5")
-    switches = ("channels_last", "fused_qkv", "compile", "capture")
+    switches = ("channels_last", "fused_qkv", "fusion", "compile", "capture")
     given = given.with_settings(["data.resident=false", *(f"techniques.{name}=false" for name in switches)])
     assert choose(given, HOPPER) == (given, ())
     chosen, decisions = choose(recipe(), HOPPER)
-    assert len(decisions) == 6
+    assert len(decisions) == 7
     assert choose(chosen, HOPPER) == (chosen, ())
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "value", "reason"),
+    [
+        (CPU, [], "false", "for cards"),
+        (HOPPER, [], "false", "triton is not installed"),
+        (WITH_TRITON, [], "true", "fewer passes"),
+        (WITH_TRITON, ["techniques.precision=fp16"], "true", "fewer passes"),
+        (WITH_TRITON, ["techniques.precision=fp32"], "false", "bf16 and fp16"),
+        (WITH_TRITON, ["model.train=features"], "false", "no step"),
+        (machine_with("V100", (7, 0), triton="3.6"), ["techniques.precision=fp16"], "false", "8.0"),
+    ],
+)
+def test_fusion_is_on_where_its_kernels_run(facts: Facts, settings: list[str], value: str, reason: str) -> None:
+    chosen, decisions = choose(recipe(*settings), facts)
+    (decision,) = (each for each in decisions if each.setting == "techniques.fusion")
+    assert (decision.value, chosen.techniques.fusion) == (value, value == "true")
+    assert reason in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "why"),
+    [
+        (CPU, [], "device = cuda"),
+        (HOPPER, [], "needs triton"),
+        (WITH_TRITON, ["techniques.precision=fp32"], "bf16 or fp16"),
+        (WITH_TRITON, ["model.train=features"], "model.train"),
+        (machine_with("V100", (7, 0), triton="3.6"), ["techniques.precision=fp16"], "8.0"),
+    ],
+)
+def test_fusion_that_was_asked_for_is_refused_where_it_cannot_be(facts: Facts, settings: list[str], why: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        choose(recipe("techniques.fusion=true", *settings), facts)
+    assert why in caught.value.why
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.data.dataset import Dataset, Tokens
+from paceline.engine.buckets import Reduction
 from paceline.engine.engine import Engine
 from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
 from paceline.engine.optimizer import ParameterGroup, parameter_groups
 from paceline.engine.scaling import Dynamic, Unscaled
-from paceline.engine.schedule import rate_table
+from paceline.engine.schedule import lr_factor, rate_table
+from paceline.engine.sharded import build_sharded_updates
+from paceline.engine.statistics import kept_from_filler, running_statistics
 from paceline.engine.step import Objective, Step
 from paceline.engine.torch_engine import TorchEngine
 from paceline.engine.updates import build_updates
@@ -28,8 +31,8 @@ from paceline.errors import ModelError, RecipeError
 from paceline.files import compiled_folder
 from paceline.recipe import Recipe
 from paceline.records import Decision
-from paceline.seams import Batch, Build, Forward, Layout, Task
-from paceline.techniques import channels_last, compile, fused_qkv, packing, precision, recompute
+from paceline.seams import Alone, Batch, Build, Forward, Layout, Task, World
+from paceline.techniques import channels_last, compile, dp, fsdp, fused_qkv, packing, precision, recompute
 from paceline.techniques.capture import Captured, Eager, Phase
 
 COMPARED_AMONG = 256
@@ -56,6 +59,7 @@ def assemble_build(
     *,
     blocks: Sequence[nn.Module],
     normalisation: Normalisation,
+    world: World = Alone(),  # noqa: B008 - it has no state
 ) -> Build:
     """Model, data and techniques, without an optimizer; enough to evaluate and to predict.
 
@@ -101,29 +105,54 @@ def assemble_build(
     # recompute takes hold of single blocks, and compile takes those in whole, recomputation included
     if switches.recompute:
         build = recompute.apply(build)
+    # both take hold of a block's graph: our kernels are put in before it is compiled, or run as it is
     compiles, reckoned = _compiles(recipe, build, dataset)
-    if compiles:
-        build = compile.apply(build, switches.compile)
-    return replace(build, decisions=(*build.decisions, *reckoned))
+    build = compile.apply(build, switches.compile if compiles else False, fusion=switches.fusion is True)
+    build = replace(build, decisions=(*build.decisions, *reckoned))
+    # last: shards are gathered around whatever a block's forward pass has become by now
+    if recipe.parallel.strategy == "fsdp":
+        build = fsdp.apply(build, recipe.parallel, world)
+    if recipe.parallel.strategy == "dp":
+        build = dp.apply(build, [torch.device("cuda", index) for index in range(torch.cuda.device_count())])
+    return build
 
 
-def assemble(recipe: Recipe, build: Build, total_steps: int, *, capturing: Phase = contextlib.nullcontext) -> Assembled:
+def assemble(
+    recipe: Recipe,
+    build: Build,
+    total_steps: int,
+    *,
+    capturing: Phase = contextlib.nullcontext,
+    world: World = Alone(),  # noqa: B008 - it has no state
+    reduce_dtype: torch.dtype | None = None,
+) -> Assembled:
     """The build with its optimizer and learning rates, in an engine.
 
     Args:
         capturing: counts the seconds of recording graphs.
+        world: the ranks that share each batch; all of them get rank 0's weights and buffers.
+        reduce_dtype: number format that gradients are summed over ranks in; None: their own.
     """
+    # ranks may have started from different seeds
+    is_sharded = fsdp.is_sharded(build.model)
+    if not is_sharded:  # those have been there
+        world.broadcast_([*build.model.parameters(), *build.model.buffers()])
     part = recipe.optimizer
     groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule)
-    rates = rate_table([group.lr for group in groups], [group.schedule for group in groups], total_steps)
+    scaling = lr_factor(part, recipe.loop.batch_size)
+    rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
     trained = {parameter for group in groups for parameter in group.parameters}
     others = [t for t in (*build.model.parameters(), *build.model.buffers()) if t not in trained]
-    updates, gradients = build_updates(groups, part, rates, build.device, others)
+    reduction = Reduction(world, tuple(build.model.parameters()), dtype=reduce_dtype)
+    if is_sharded:
+        updates, gradients = build_sharded_updates(build.model, groups, part, rates, build.device, world)
+    else:
+        updates, gradients = build_updates(groups, part, rates, build.device, others, reduction)
     captures = recipe.techniques.capture is True
     engine = TorchEngine(
         build.model,
         Step(
-            objective_for(build),
+            objective_for(build, world),
             gradients,
             Dynamic(build.device) if build.loss_scaling else Unscaled(),
             updates,
@@ -133,6 +162,7 @@ def assemble(recipe: Recipe, build: Build, total_steps: int, *, capturing: Phase
         Captured(build.device, capturing) if captures else Eager(_not_captured(recipe, build)),
         seed=recipe.seed,
         degrade=partial(_degraded, build, recipe),
+        world=world,
     )
     return Assembled(build, engine, groups, rates)
 
@@ -142,11 +172,14 @@ def over(build: Build, dataset: Dataset) -> Build:
     return replace(build, layout=build.layout.over(dataset.inputs, dataset.labels))
 
 
-def objective_for(build: Build) -> Objective:
+def objective_for(build: Build, world: World = Alone()) -> Objective:  # noqa: B008 - it has no state
     """Batch -> (loss sum, number of right predictions): what the step differentiates."""
+    # one rank alone never runs a micro-batch of nothing but filler
+    statistics = running_statistics(build.model) if world.size > 1 else []
 
     def objective(batch: Batch) -> tuple[Tensor, Tensor]:
-        logits = build.forward(build.model, batch)
+        with kept_from_filler(statistics, batch.weights) if statistics else contextlib.nullcontext():
+            logits = build.forward(build.model, batch)
         return build.task.loss_sum(logits, batch), build.task.correct(logits.detach(), batch)
 
     return objective
@@ -196,12 +229,17 @@ def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tup
         torch.cuda.get_device_name(build.device),
         cached=compile.is_kept(build, compiled_folder()),
         whole_model=whole,
+        # what the kernels are for: blocks that end in a norm of a sum (their norms have a bias, those of others none)
+        fused=recipe.techniques.fusion is True
+        and any(isinstance(m, nn.LayerNorm) and m.bias is not None for block in build.blocks for m in block.modules()),
     )
     return pays, (Decision(setting=compile.SETTING, value=str(pays).lower(), reason=reason),)
 
 
 def _not_captured(recipe: Recipe, build: Build) -> str:
-    return "there are no CUDA graphs on a CPU" if build.device.type == "cpu" else "techniques.capture is off"
+    if build.device.type == "cpu":
+        return "there are no CUDA graphs on a CPU"
+    return "the weights are sharded" if fsdp.is_sharded(build.model) else "techniques.capture is off"
 
 
 def _degraded(build: Build, recipe: Recipe, error: Exception) -> Mapping[str, str]:
@@ -211,8 +249,12 @@ def _degraded(build: Build, recipe: Recipe, error: Exception) -> Mapping[str, st
         RecipeError: it was asked for.
         Exception: ``error`` itself, when nothing here is to blame.
     """
-    if recipe.techniques.compile is False or compile.reason_of(error) is None:
+    traces = recipe.techniques.compile is not False or recipe.techniques.fusion is True
+    if not traces or compile.reason_of(error) is None:
         raise error
     # the recipe says true by now also where it was left to us
+    if fsdp.is_sharded(build.model):
+        fsdp.abandon(build.model)
     chosen = any(decision.setting == compile.SETTING for decision in build.decisions)
-    return {"compile": compile.fall_back(build, "auto" if chosen else True, error).path["compile"]}
+    path = compile.fall_back(build, "auto" if chosen else True, error).path
+    return {name: path[name] for name in ("compile", "fusion") if name in path}

@@ -298,7 +298,7 @@ def _attend(
     numbers = (scale * math.log2(math.e), _threshold(dropout), 1 / (1 - dropout))
     grid = (_tiles(max_length, blocks.queries), heads, cu_seqlens.shape[0] - 1)
     with torch.cuda.device_of(q):
-        _forward_kernel[grid](
+        _attend_kernel[grid](
             q, k, v, out, log_sums, cu_seqlens, keys, length, keys.shape[1], *strides, *numbers,
             **_options(blocks, dim, dropout),
         )  # fmt: skip
@@ -452,7 +452,7 @@ if HAS_TRITON:
         return first, second
 
     @_jit
-    def _forward_kernel(
+    def _attend_kernel(
         q, k, v, out, log_sums, cu_seqlens, keys, total, keys_stride,
         q_stride, q_head, k_stride, k_head, v_stride, v_head,
         scale, threshold, keep_inverse,

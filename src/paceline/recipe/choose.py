@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from paceline.errors import RecipeError
 from paceline.facts import Card, Facts
+from paceline.recipe.parts import ParallelPart
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.techniques import check_rules
 from paceline.records import Decision
@@ -27,26 +28,94 @@ _CARDS_ONLY = {
     "tf32": "tf32 is a mode of the tensor cores of cards and has no effect on a CPU",
 }
 
+STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "sgd": 4}
+"""Bytes of an optimizer's states for each trained number, beside 4 of the weight and 4 of its gradient."""
 
-def choose(recipe: Recipe, facts: Facts) -> tuple[Recipe, tuple[Decision, ...]]:
+STATES_SHARE = 0.7
+"""Of a card's memory, what weights, gradients and states may take for every rank to keep them whole. The rest is for
+activations, the workspace of kernels, and what the driver keeps: a margin, not a measurement."""
+
+_COPIED = "DataParallel copies the model at every pass, and a copy would compute with the first card's weights"
+_WITH_STRATEGY: dict[str, dict[str, str]] = {
+    "fsdp": {
+        "techniques.capture": "a gathered weight gets memory anew at every pass; a recorded step would read the old",
+        "techniques.channels_last": "a shard is cut from a weight in its usual order in memory",
+    },
+    "dp": {
+        "techniques.packing": "a packed row cannot be dealt to several cards",
+        **dict.fromkeys((f"techniques.{name}" for name in ("fused_qkv", "fusion", "compile", "capture")), _COPIED),
+    },
+}
+"""Strategy -> what cannot be had beside it: switched off where it was left to us, refused where it was asked for."""
+
+
+def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, tuple[Decision, ...]]:
     """The recipe with every ``auto`` of this floor made explicit, and the decisions taken.
 
     Chosen is what the machine decides: device, precision, sizes of batches, and which of the fast path's techniques
     have no use here. What depends on the model and the data stays ``auto`` until they are there. Choosing again from
     the result changes nothing.
 
+    Args:
+        world_size: processes that share the run. Whether the model fits each of their cards is known later, to
+            ``choose_strategy``.
+
     Raises:
         RecipeError: a setting that cannot work on this machine.
     """
     decisions = []
-    for decide in (_device, _precision, _micro_batch_size, _evaluation_batch_size, *_SWITCHES):
+    for decide in (_device, *_sharing(world_size), _precision, _micro_batch_size, _evaluation_batch_size, *_SWITCHES):
         decision = decide(recipe, facts)
         if decision is not None:
             decisions.append(decision)
             recipe = recipe.with_settings([f"{decision.setting}={decision.value}"])
     _check_optimizer(recipe, facts)
+    _check_parallel(recipe, facts, world_size)
     check_rules(recipe, facts)
     return recipe, tuple(decisions)
+
+
+def choose_strategy(
+    recipe: Recipe,
+    decisions: tuple[Decision, ...],
+    facts: Facts,
+    world_size: int,
+    *,
+    num_parameters: int,
+    num_trained: int,
+) -> tuple[Recipe, tuple[Decision, ...]]:
+    """How the ranks share a model that is there by now, where ``choose`` left that open; all of them decide the same.
+
+    Args:
+        recipe: what ``choose`` made of it.
+        decisions: taken so far; those about what cannot be had beside the strategy are taken back.
+        num_parameters: the model's weights, in single numbers.
+        num_trained: those among them that are trained.
+
+    Raises:
+        RecipeError: the model fits no card whole, and what was asked for cannot be had beside shards.
+    """
+    if recipe.parallel.strategy != "auto" or world_size == 1 or recipe.model.train == "features":
+        return recipe, decisions
+    needed = num_parameters * 4 + num_trained * (4 + STATE_BYTES[recipe.optimizer.type])
+    sizes = [card.memory_bytes for card in facts.cards if card.memory_bytes is not None]
+    told = f"weights, gradients and states take {needed / 2**30:.1f} GiB"
+    if not sizes:
+        value, reason = "ddp", f"{told}, and the memory of the cards is not known"
+    else:
+        value = "ddp" if needed <= STATES_SHARE * min(sizes) else "fsdp"
+        most = f"{STATES_SHARE:.0%} of a card's {min(sizes) / 2**30:.0f} GiB"
+        reason = f"{told}, {'at most' if value == 'ddp' else 'more than'} {most}"
+    taken = [Decision(setting="parallel.strategy", value=value, reason=reason)]
+    for setting, why in _WITH_STRATEGY.get(value, {}).items():
+        ours = any(decision.setting == setting for decision in decisions)
+        now = _setting(recipe, setting)
+        if now == "auto" or (ours and now is True):
+            taken.append(Decision(setting=setting, value="false", reason=why))
+    recipe = recipe.with_settings([f"{decision.setting}={decision.value}" for decision in taken])
+    check_rules(recipe, facts)
+    anew = {decision.setting for decision in taken}
+    return recipe, (*(decision for decision in decisions if decision.setting not in anew), *taken)
 
 
 def _device(recipe: Recipe, facts: Facts) -> Decision | None:
@@ -58,6 +127,59 @@ def _device(recipe: Recipe, facts: Facts) -> Decision | None:
     if problem:
         return Decision(setting="device", value="cpu", reason=problem)
     return Decision(setting="device", value="cuda", reason=f"{facts.cards[0].name} is usable")
+
+
+def _sharing(world_size: int) -> tuple[Decide, ...]:
+    if world_size > 1:
+        return (_strategy,)
+    settings = {"strategy": "auto", "reduce_dtype": "fp32", "shard_size": "null", "offload": "false"}
+    return tuple(_unshared(name, plain) for name, plain in settings.items())
+
+
+def _unshared(name: str, plain: str) -> Decide:
+    """A setting of several processes, where there is one: a run that they began may go on, or be evaluated, in one."""
+
+    def decide(recipe: Recipe, facts: Facts) -> Decision | None:
+        part = recipe.parallel
+        if part.strategy == "dp" or getattr(part, name) == ParallelPart.model_fields[name].default:
+            return None
+        return Decision(setting=f"parallel.{name}", value=plain, reason="one process has nobody to share with")
+
+    return decide
+
+
+def _strategy(recipe: Recipe, facts: Facts) -> Decision | None:
+    part = recipe.parallel
+    if part.strategy != "auto" or recipe.model.train == "features":
+        return None
+    sharded = [f"parallel.{name}" for name in ("shard_size", "offload") if getattr(part, name)]
+    if sharded:
+        return Decision(
+            setting="parallel.strategy", value="fsdp", reason=f"{' and '.join(sharded)} is set, of fsdp alone"
+        )
+    if recipe.device == "cpu":
+        reason = "the ranks share the host's memory, and a whole model is quicker"
+        return Decision(setting="parallel.strategy", value="ddp", reason=reason)
+    return None
+
+
+def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
+    part = recipe.parallel
+    if part.strategy == "dp":
+        what, fix = "parallel.strategy = dp", "--set parallel.strategy=auto"
+        if world_size > 1:
+            raise RecipeError(what, f"it is one process with several cards, and there are {world_size} processes", fix)
+        if recipe.device == "cuda" and len(facts.cards) < 2:
+            raise RecipeError(what, "it deals a batch to several cards, and one is visible to this process", fix)
+    if part.shard_size and world_size % part.shard_size:
+        raise RecipeError(
+            f"parallel.shard_size = {part.shard_size}",
+            f"there are {world_size} processes, which are no whole number of groups of {part.shard_size}",
+            "--set parallel.shard_size=null, or a divisor of the number of processes",
+        )
+    if part.offload and recipe.device != "cuda":
+        why = "the device is a CPU, whose memory the weights are in already"
+        raise RecipeError("parallel.offload = true", why, "--set parallel.offload=false")
 
 
 def _precision(recipe: Recipe, facts: Facts) -> Decision | None:
@@ -118,8 +240,7 @@ def _on_cards_only(path: str, reason: str) -> Decide:
     """Switches off what has no use on a CPU; on a card it stays open."""
 
     def decide(recipe: Recipe, facts: Facts) -> Decision | None:
-        part, _, name = path.partition(".")
-        if recipe.device != "cpu" or getattr(getattr(recipe, part), name) != "auto":
+        if recipe.device != "cpu" or _setting(recipe, path) != "auto":
             return None
         return Decision(setting=path, value="false", reason=reason)
 
@@ -141,6 +262,25 @@ def _compile(recipe: Recipe, facts: Facts) -> Decision | None:
     return None
 
 
+def _fusion(recipe: Recipe, facts: Facts) -> Decision | None:
+    if recipe.techniques.fusion != "auto" or recipe.device != "cuda":
+        return None
+    setting, card = "techniques.fusion", facts.cards[0] if facts.cards else None
+    capability = card.compute_capability if card else None
+    reason = None
+    if recipe.model.train == "features":
+        reason = "no step is made with train: features"
+    elif recipe.techniques.precision not in ("bf16", "fp16"):
+        reason = "its kernels are for products in bf16 and fp16"
+    elif facts.versions.get("triton") is None:
+        reason = "triton is not installed"
+    elif capability is None or capability < (8, 0):
+        reason = "its kernels need a card of compute capability 8.0 or above"
+    if reason:
+        return Decision(setting=setting, value="false", reason=reason)
+    return Decision(setting=setting, value="true", reason="fewer passes over memory, and nothing to compile")
+
+
 def _capture(recipe: Recipe, facts: Facts) -> Decision | None:
     if recipe.techniques.capture != "auto" or recipe.device != "cuda":
         return None
@@ -153,13 +293,33 @@ def _capture(recipe: Recipe, facts: Facts) -> Decision | None:
     return Decision(setting=setting, value="true", reason="replayed steps cost the host next to nothing")
 
 
+def _beside_strategy(path: str) -> Decide:
+    """Switches off what cannot be had beside the strategy."""
+
+    def decide(recipe: Recipe, facts: Facts) -> Decision | None:
+        reason = _WITH_STRATEGY.get(recipe.parallel.strategy, {}).get(path)
+        if reason is None or _setting(recipe, path) != "auto":
+            return None
+        return Decision(setting=path, value="false", reason=reason)
+
+    return decide
+
+
+def _setting(recipe: Recipe, path: str) -> object:
+    part, _, name = path.partition(".")
+    return getattr(getattr(recipe, part), name)
+
+
 _SWITCHES: tuple[Decide, ...] = (
+    *(_beside_strategy(path) for path in dict.fromkeys(p for paths in _WITH_STRATEGY.values() for p in paths)),
     _on_cards_only("data.resident", "the device's memory is the host's"),
     _on_cards_only("techniques.channels_last", "not measured to pay on a CPU"),
     _on_cards_only("techniques.fused_qkv", "not measured to pay on a CPU"),
+    _on_cards_only("techniques.fusion", "its kernels are for cards"),
     _on_cards_only("techniques.compile", "not measured to pay on a CPU"),
     _on_cards_only("techniques.capture", "CUDA graphs need a card"),
     _compile,
+    _fusion,
     _capture,
 )
 

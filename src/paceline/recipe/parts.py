@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 EXECUTION: dict[str, Any] = {"execution": True}
 """Marks a field that changes how a run is carried out, not what it learns."""
@@ -197,7 +205,17 @@ class OptimizerPart(Part):
     type: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
         "adamw", description="adamw8bit keeps its states in 8 bits; needs a card and bitsandbytes or torchao."
     )
-    lr: float = Field(5e-5, gt=0, description="Largest learning rate.")
+    lr: float = Field(5e-5, gt=0, description="Largest learning rate, before lr_scaling.")
+    lr_scaling: Literal["none", "linear", "sqrt"] | Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = (
+        Field(
+            "none",
+            description="Multiplies every group's learning rate: linear, by loop.batch_size / lr_scaling_base (Goyal et"
+            " al. 2017, for sgd with a warm-up); sqrt, by its root (Krizhevsky 2014; Hoffer et al. 2017); or a factor.",
+        )
+    )
+    lr_scaling_base: int | None = Field(
+        None, ge=1, description="The global batch that lr was chosen for; needed with linear and sqrt."
+    )
     weight_decay: float | None = Field(
         None,
         ge=0,
@@ -229,6 +247,28 @@ class OptimizerPart(Part):
             raise ValueError(f"{', '.join(wished)}: has no effect with type: {self.type}")
         if self.type == "sgd" and self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs momentum above 0")
+        return self
+
+    @field_validator("lr_scaling", mode="wrap")
+    @classmethod
+    def _known_scaling(cls, value: object, check: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return check(value)
+        except ValidationError:  # it would name the words alone
+            raise ValueError(f"{value!r} is neither none, linear or sqrt nor a factor above 0") from None
+
+    @model_validator(mode="after")
+    def _scaling(self) -> Self:
+        by_batch = self.lr_scaling in ("linear", "sqrt")
+        if by_batch and self.lr_scaling_base is None:
+            raise ValueError(
+                f"lr_scaling = {self.lr_scaling} needs lr_scaling_base, the global batch that lr was chosen for;"
+                " lr_scaling_base=32, for example"
+            )
+        if not by_batch and self.lr_scaling_base is not None:
+            raise ValueError(f"lr_scaling_base: has no effect with lr_scaling: {self.lr_scaling}")
+        if self.lr_scaling == 1:
+            raise ValueError("lr_scaling = 1: has no effect; leave it out")
         return self
 
 
@@ -305,6 +345,12 @@ class TechniquesPart(Part):
         json_schema_extra=EXECUTION,
         description="Compute query, key and value of an attention layer in one matrix product. auto: on a card.",
     )
+    fusion: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Compute bias and GELU, and dropout, residual and LayerNorm, by kernels of our own. auto: on a"
+        " card, in bf16 or fp16.",
+    )
     recompute: bool = Field(
         False,
         json_schema_extra=EXECUTION,
@@ -321,6 +367,45 @@ class TechniquesPart(Part):
         json_schema_extra=EXECUTION,
         description="Record the kernels of a step as CUDA graphs and replay them. auto: on a card.",
     )
+
+
+class ParallelPart(Part):
+    """How a run's processes share its work. With one process there is nothing to share: only ``dp`` has a meaning."""
+
+    strategy: Literal["auto", "ddp", "fsdp", "dp"] = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="ddp: every process keeps the model. fsdp: each keeps a shard of it. dp: one process, all its cards"
+        " (torch's DataParallel, slow). auto: ddp where weights, gradients and states fit a card, else fsdp.",
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        json_schema_extra=EXECUTION,
+        description="Number format in which ranks sum gradients; bf16 halves the bytes and rounds each rank's share.",
+    )
+    shard_size: int | None = Field(
+        None,
+        ge=2,
+        json_schema_extra=EXECUTION,
+        description="Of fsdp: processes that share one copy of the model, as those of one machine; null: all.",
+    )
+    offload: bool = Field(
+        False,
+        json_schema_extra=EXECUTION,
+        description="Of fsdp: keep shards, their gradients and states in main memory, and update there.",
+    )
+
+    @model_validator(mode="after")
+    def _effect(self) -> Self:
+        if self.strategy in ("ddp", "dp"):
+            for name in ("shard_size", "offload"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}: has no effect with strategy: {self.strategy}; set strategy: fsdp")
+        if self.strategy == "dp" and self.reduce_dtype != "fp32":
+            raise ValueError(
+                f"reduce_dtype: {self.reduce_dtype} has no effect with strategy: dp, whose sums are torch's"
+            )
+        return self
 
 
 class ObservePart(Part):

@@ -20,6 +20,7 @@ from paceline.recipe.parts import (
     ModelPart,
     ObservePart,
     OptimizerPart,
+    ParallelPart,
     Part,
     SchedulePart,
     TaskPart,
@@ -51,6 +52,7 @@ class Recipe(Part):
     techniques: Annotated[
         TechniquesPart, BeforeValidator(_all_auto, json_schema_input_type=TechniquesPart | Literal["auto"])
     ] = Field(TechniquesPart(), description="One setting a technique; auto: each as it is by default.")
+    parallel: ParallelPart = ParallelPart()
     loop: LoopPart = LoopPart()
     observe: ObservePart = ObservePart()
     seed: int = Field(0, ge=0, lt=2**32, description="Of new weights, order and dropout.")

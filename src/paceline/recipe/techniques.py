@@ -2,7 +2,8 @@
 
 A technique is one file ``techniques/<name>.py``, one field of ``TechniquesPart``, one card
 ``docs/techniques/<name>.md``, one parity test ``tests/parity/test_<name>.py`` and one entry here; the architecture
-tests hold the five together.
+tests hold the five together. The ways of splitting a run over ranks or cards are techniques too, of which a run has one
+at most: the values of ``parallel.strategy``.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class TechniqueEntry:
         excludes: conditions of which none may hold while it is on.
         capability: smallest compute capability of the card that it runs on.
         packages: distributions of which each must be installed.
+        choice: the dotted recipe path of which ``name`` is one value; none: it has a field of ``TechniquesPart``.
+        room: the module it is in; none: ``techniques/<name>.py``.
 
     A condition is ``PATH=VALUE|VALUE``, a dotted recipe path and the values that fulfil it, or the bare name of
     another technique, which holds when that technique is on.
@@ -51,11 +54,13 @@ class TechniqueEntry:
     excludes: tuple[str, ...] = ()
     capability: tuple[int, int] | None = None
     packages: tuple[str, ...] = ()
+    choice: str = ""
+    room: str = ""
 
     @property
     def module(self) -> str:
         """The module with its one public entry point."""
-        return f"paceline.techniques.{self.name}"
+        return self.room or f"paceline.techniques.{self.name}"
 
     @property
     def card(self) -> str:
@@ -65,11 +70,12 @@ class TechniqueEntry:
     @property
     def setting(self) -> str:
         """Its dotted recipe path."""
-        return f"techniques.{self.name}"
+        return self.choice or f"techniques.{self.name}"
 
     def is_on(self, recipe: Recipe) -> bool:
         """Whether ``recipe`` uses it."""
-        return _value(recipe, self.setting) not in (self.off, "auto")
+        value = _value(recipe, self.setting)
+        return value == self.name if self.choice else value not in (self.off, "auto")
 
 
 CATALOGUE: tuple[TechniqueEntry, ...] = (
@@ -86,6 +92,16 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "Compute query, key and value of an attention layer in one matrix product.",
         "numerics",
         "up to rounding",
+    ),
+    TechniqueEntry(
+        "fusion",
+        "Compute bias and GELU, and dropout, residual and LayerNorm, by one kernel each.",
+        "numerics",
+        "up to rounding",
+        needs=("device=cuda", "techniques.precision=bf16|fp16"),
+        excludes=("model.train=features",),
+        capability=(8, 0),
+        packages=("triton",),
     ),
     TechniqueEntry(
         "recompute",
@@ -110,12 +126,51 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         excludes=("model.train=features", "recompute"),
     ),
 )
-"""Every technique, in the order of application."""
+"""Every technique with a field of its own, in the order of application."""
+
+STRATEGIES: tuple[TechniqueEntry, ...] = (
+    TechniqueEntry(
+        "ddp",
+        "Every process keeps the model; gradients are summed in one flat buffer, beside the backward pass.",
+        "shard",
+        "up to rounding",
+        off="auto",
+        excludes=("model.train=features",),
+        choice="parallel.strategy",
+        room="paceline.engine.buckets",
+    ),
+    TechniqueEntry(
+        "fsdp",
+        "Every process keeps a shard of each weight, gradient and state; weights are whole while they are used.",
+        "shard",
+        "up to rounding",
+        off="auto",
+        excludes=("model.train=features", "optimizer.type=adamw8bit", "capture", "channels_last"),
+        choice="parallel.strategy",
+    ),
+    TechniqueEntry(
+        "dp",
+        "One process deals each batch to all its cards by torch's DataParallel: slow, for completeness.",
+        "shard",
+        "up to rounding",
+        off="auto",
+        needs=("device=cuda",),
+        excludes=(
+            "model.train=features",
+            *("packing", "fused_qkv", "fusion", "recompute", "compile", "capture"),
+        ),
+        choice="parallel.strategy",
+    ),
+)
+"""The ways of splitting a run, of which it has one at most."""
 
 STAGES: tuple[str, ...] = get_args(Stage)
 
 
-def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry] = CATALOGUE) -> None:
+_ALL = (*CATALOGUE, *STRATEGIES)
+
+
+def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry] = _ALL) -> None:
     """Refuse techniques that cannot work together, with the rest of the recipe, or on this machine.
 
     Raises:

@@ -21,16 +21,18 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
+from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import RecipeError
 from paceline.files import write_atomically
 from paceline.records import Decision
 from paceline.seams import Build
+from paceline.techniques.fusion import Serves, Tally, apply_fusion, serves
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +60,13 @@ Call = Callable[..., Any]
 
 
 def apply_compile(
-    blocks: Sequence[nn.Module], embeddings: Sequence[nn.Module] = (), *, backend: str | Call = "inductor"
-) -> None:
+    blocks: Sequence[nn.Module],
+    embeddings: Sequence[nn.Module] = (),
+    *,
+    backend: str | Call = "inductor",
+    fusion: bool = False,
+    serves: Serves = serves,
+) -> Tally:
     """Compile the training pass of each module in place, at its first training call; names of weights stay as they are.
 
     Equal blocks are compiled once. Sizes of inputs may change from call to call. Passes without gradients, or with the
@@ -68,15 +75,24 @@ def apply_compile(
     Args:
         blocks: the model's repeated blocks.
         embeddings: what comes before them, see ``embeddings_of``.
-        backend: as of ``torch.compile``.
+        backend: as of ``torch.compile``; with ``fusion`` ``inductor``, a function, or ``eager``, which traces only.
+        fusion: put our own kernels into the blocks' traced graphs first.
+        serves: whether those kernels run where a tensor is.
+
+    Returns:
+        What fusion finds, filled in as graphs are traced.
 
     Raises, at a module's first training call:
         Exception: of torch's compilers, when it cannot be compiled as one graph; see ``reason_of``.
     """
-    for group in (blocks, embeddings):
-        compiled = _compiled_call(backend, dynamic=None)
+    tally = Tally()
+    fusing = _Fusing(backend, tally, serves) if fusion else None
+    for group, chosen in ((blocks, fusing), (embeddings, None)):
+        compiled = _compiled_call(chosen or backend, dynamic=None)
         for module in group:
-            _install(module, TrainingPass(module.forward, compiled, module, static=False))
+            found = tally if chosen else None
+            _install(module, TrainingPass(module.forward, compiled, module, static=False, tally=found))
+    return tally
 
 
 def apply_compile_whole(model: nn.Module, *, static: bool, backend: str | Call = "inductor") -> None:
@@ -101,9 +117,13 @@ class TrainingPass:
         compiled: called with ``plain`` and its arguments.
         module: whose mode tells whether this is training.
         static: compile for the largest batch only.
+        tally: of what fusion finds in it and its equals.
     """
 
-    def __init__(self, plain: Call, compiled: Call, module: nn.Module, *, static: bool) -> None:
+    def __init__(
+        self, plain: Call, compiled: Call, module: nn.Module, *, static: bool, tally: Tally | None = None
+    ) -> None:
+        self.tally = tally
         self.plain, self._compiled, self._module, self._static = plain, compiled, module, static
         self._largest = 0
         self._worked = self._broken = False
@@ -138,26 +158,33 @@ class TrainingPass:
         return rows == self._largest
 
 
-def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
+def apply(build: Build, setting: bool | Literal["auto"], *, fusion: bool = False) -> Build:
     """Compile the build's blocks and embeddings, or the whole model where its blocks are convolutions.
 
     Nothing is compiled yet: that is done by the first training pass, whose failure ``fall_back`` answers.
+
+    Args:
+        setting: false: nothing is compiled; blocks are traced all the same where ``fusion`` wants it.
+        fusion: see ``techniques/fusion.py``; models of convolutions have no use for it.
     """
-    if setting is False:
-        return replace(build, path={**build.path, "compile": "off"})
-    if build.blocks and not any(_has_convolutions(block) for block in build.blocks):
-        embeddings = embeddings_of(build.model, build.blocks)
-        apply_compile(build.blocks, embeddings)
-        taken = f"each of {len(build.blocks)} blocks{' and the embeddings' if embeddings else ''}"
-    else:
+    by_blocks = bool(build.blocks) and not any(_has_convolutions(block) for block in build.blocks)
+    path = {**build.path, "compile": "off"}
+    if fusion and not by_blocks:
+        path["fusion"] = "off: the model has no blocks of linear layers"
+    if by_blocks and (setting or fusion):
+        embeddings = embeddings_of(build.model, build.blocks) if setting else []
+        apply_compile(build.blocks, embeddings, backend="inductor" if setting else "eager", fusion=fusion)
+        if setting:
+            path["compile"] = f"each of {len(build.blocks)} blocks{' and the embeddings' if embeddings else ''}"
+    elif setting:
         # convolution stages differ in shape, so that block by block would be many compilations; image sizes are fixed
         apply_compile_whole(build.model, static=_has_convolutions(build.model))
-        taken = "the whole model"
-    return replace(build, path={**build.path, "compile": taken})
+        path["compile"] = "the whole model"
+    return replace(build, path=path)
 
 
 def fall_back(build: Build, setting: bool | Literal["auto"], error: BaseException) -> Build:
-    """The build with every forward pass as written again, after compiling failed with ``error``.
+    """The build with every forward pass as written again, after compiling or tracing failed with ``error``.
 
     Whoever holds the model sees the change: it is made in place.
 
@@ -165,12 +192,24 @@ def fall_back(build: Build, setting: bool | Literal["auto"], error: BaseExceptio
         RecipeError: compiling was asked for (``setting`` is true).
     """
     reason = reason_of(error) or f"{type(error).__name__}: {error}"
+    lost = {"fusion": f"off: {reason}"} if fused(build.model) else {}
     undo(build.model)
+    if lost and build.path.get("compile") == "off":  # traced for the sake of fusion alone
+        decision = Decision(setting="techniques.fusion", value="false", reason=f"tracing failed: {reason}")
+        return replace(build, path={**build.path, **lost}, decisions=(*build.decisions, decision))
     if setting is True:
         fix = f"--set {SETTING}=false, or auto, which goes on without"
         raise RecipeError(f"{SETTING} = true", f"this model cannot be compiled: {reason}", fix) from error
     decision = Decision(setting=SETTING, value="false", reason=f"compiling failed: {reason}")
-    return replace(build, path={**build.path, "compile": f"off: {reason}"}, decisions=(*build.decisions, decision))
+    path = {**build.path, **lost, "compile": f"off: {reason}"}
+    return replace(build, path=path, decisions=(*build.decisions, decision))
+
+
+def fused(model: nn.Module) -> dict[str, str]:
+    """For the path: what fusion has found so far; nothing where it was not asked for."""
+    passes = (vars(module).get("forward") for module in model.modules())
+    tally = next((found.tally for found in passes if isinstance(found, TrainingPass) and found.tally), None)
+    return {"fusion": str(tally)} if tally else {}
 
 
 def undo(model: nn.Module) -> int:
@@ -271,6 +310,43 @@ def _mark_of(build: Build, folder: Path) -> Path:
 
 def _forward(forward: Call, /, *args: Any, **kwargs: Any) -> Any:
     return forward(*args, **kwargs)
+
+
+@final
+class _Fusing:
+    """A backend of ``torch.compile`` that has our kernels put into the graph before the backend proper sees it."""
+
+    def __init__(self, backend: str | Call, tally: Tally, serves: Serves) -> None:
+        self._backend, self._tally, self._serves = backend, tally, serves
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Call:
+        module, found, seam = apply_fusion(module, serves=self._serves)
+        self._tally.found.append(found)
+        taken = [node for node in module.graph.nodes if node.op == "placeholder"][len(inputs) :]
+        compiled = self._compiled(module, [*inputs, *(node.meta["example_value"] for node in taken)])
+        return lambda *given: seam.call(compiled, given)
+
+    def _compiled(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Call:
+        if not isinstance(self._backend, str):
+            return cast(Call, self._backend(module, inputs))
+        if self._backend == "eager":
+            return _with_random_state(module).forward
+        from torch._inductor.compile_fx import compile_fx
+
+        return cast(Call, compile_fx(module, inputs, config_patches=dict(OPTIONS)))
+
+
+def _with_random_state(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Recomputation as it was written, in a graph that is run as it is.
+
+    As torch traces it, it leaves random states to a compiler: dropout would draw other numbers in the backward pass.
+    """
+    for node in module.graph.nodes:
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+            node.target = checkpoint
+            node.kwargs = {**node.kwargs, "use_reentrant": False, "preserve_rng_state": True}
+    module.recompile()
+    return module
 
 
 def _compiled_call(backend: str | Call, *, dynamic: bool | None) -> Call:
