@@ -1,4 +1,4 @@
-"""The interfaces that rooms are built to: batch, task, layout, build. Torch, and nothing of ours above the contract.
+"""The interfaces that rooms are built to: batch, task, layout, build, world. Torch, and of ours only the contract.
 
 Shapes: S samples of a micro-batch, L padded length, T positions of a packed row, P sequences in it, C classes or
 channels, H height, W width.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -84,6 +85,17 @@ class Meter(ABC):
     @abstractmethod
     def update(self, logits: Tensor, batch: Batch) -> None:
         """Take in one batch; filler is left out."""
+
+    @abstractmethod
+    def merge(self, world: World, places: Sequence[int]) -> None:
+        """Put together what the ranks took in; called by all of them, once, after the last batch.
+
+        The first rank's meter is then, to the bit, that of one process which took in all batches in the order of the
+        split; what the others' ``compute`` returns has no meaning.
+
+        Args:
+            places: of each batch taken in here, in the order of updates, its place among the split's batches.
+        """
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
@@ -190,3 +202,95 @@ class Build:
     """What was chosen while it was put together, with reasons."""
     path: Mapping[str, str] = field(default_factory=dict)
     """The path that the steps take, a word or reason a stage: ``layout``, ``attention``, ``compile``, ``data``, ..."""
+
+
+class World(ABC):
+    """The processes of a run as one of them sees them. Every method but ``alone_first`` is a collective: all ranks call
+    it, in the same order, and it returns when all of them have.
+
+    Values are small and plain (what JSON holds); tensors go through the engine's own collectives.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    """Rank among the processes of this machine."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, the one that writes and draws."""
+        return self.rank == 0
+
+    @abstractmethod
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor of one shape over all ranks, in place, on its own device; returns it."""
+
+    @abstractmethod
+    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin ``sum_`` beside what the device does next; call what is returned before the sum is used.
+
+        On a card the call makes the device wait, not the host.
+        """
+
+    @abstractmethod
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the tensors of rank 0, in place."""
+
+    @abstractmethod
+    def gather(self, value: Any) -> list[Any]:
+        """Each rank's value, in rank order, on every rank."""
+
+    @abstractmethod
+    def share(self, value: Any) -> Any:
+        """Rank 0's value, on every rank; the others' is not looked at."""
+
+    @abstractmethod
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+
+    @abstractmethod
+    def barrier(self, what: str) -> None:
+        """Wait until all ranks are here.
+
+        Args:
+            what: that is waited for; named when a rank never arrives.
+        """
+
+    @abstractmethod
+    def alone_first(self, what: str) -> AbstractContextManager[None]:
+        """Inside, the first rank of each machine runs before its others: it downloads and fills caches, they read.
+
+        Args:
+            what: is being done; named when the first rank fails.
+        """
+
+
+@final
+class Alone(World):
+    """A run of one process."""
+
+    rank, size, local_rank = 0, 1, 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
+        return lambda: None
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        pass
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def share(self, value: Any) -> Any:
+        return value
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def barrier(self, what: str) -> None:
+        pass
+
+    def alone_first(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()

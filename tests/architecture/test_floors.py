@@ -13,7 +13,7 @@ FLOORS = {
     "contract": ("errors", "records", "files", "facts", "recipe", "run_folder", "spans", "cluster", "references"),
     "seams": ("seams",),
     "kernels": ("kernels",),
-    "parts": ("data", "models", "tasks", "techniques"),
+    "parts": ("data", "distributed", "models", "tasks", "techniques"),
     "engine": ("engine",),
     "run": (
         *("preparation", "loop", "stop", "stopwatch", "checkpoint", "observe", "report", "run"),

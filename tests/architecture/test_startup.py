@@ -18,7 +18,16 @@ from tests.architecture.test_floors import FLOORS, SOURCE, modules
 HEAVY = ("torch", "transformers", "sklearn", "pandas", "pyarrow", "datasets", "torchmetrics", "tensorboard")
 """Libraries that take a good part of a second to import."""
 
-TORCH_FREE = ("checkpoint.compare", "verbs.cli", "verbs.doctor", "verbs.techniques", "verbs.schema")
+TORCH_FREE = (
+    "checkpoint.compare",
+    "verbs.cli",
+    "verbs.launch",
+    "verbs.bench",
+    "verbs.bench.start",
+    "verbs.doctor",
+    "verbs.techniques",
+    "verbs.schema",
+)
 """Modules above the contract floor that a login node runs too."""
 
 IMPORT_SECONDS = 0.15

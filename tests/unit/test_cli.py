@@ -133,7 +133,7 @@ def test_resume_takes_a_folder_and_settings(run: Run, stand_in: Any, tmp_path: P
         (["train", "--resume"], "no run folder given"),
         (["train", "runs/x", "--resume", "--data", "x.csv"], "--resume with --data"),
         (["train", "none.yaml"], "none.yaml: no such recipe"),
-        (["train", "--model", "m", "--data", "d", "--devices", "2"], "--devices 2"),
+        (["train", "--model", "m", "--data", "d", "--gpus", "2", "--processes", "2"], "--gpus 2 with --processes 2"),
         (["train", "--model", "m", "--data", "d", "--set", "optimizer.rl=1"], "did you mean"),
         (["data", "imbd", "folder"], "did you mean 'imdb'"),
     ],

@@ -7,6 +7,7 @@ usage errors answer at once.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.errors import PacelineError, RecipeError, UserError
+from paceline.verbs.bench import app as bench_app
 
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
@@ -55,6 +57,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(bench_app, name="bench")
+
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
 
@@ -92,8 +96,24 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/<name>-<time>].")] = None,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
-    devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
     on_bad_row: Annotated[BadRows | None, typer.Option(help="Stop at a row that cannot be used, or skip it.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Train on this many cards, a process each.")
+    ] = None,
+    devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="Train on these cards, such as 1,3.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Train with this many processes on the CPU.")
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(metavar="URL", help="Join other ranks at tcp://HOST:PORT or file:///PATH.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, metavar="R", help="With --init: which one this process is.")
+    ] = None,
+    world_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="With --init: how many there are.")] = None,
+    timeout: Annotated[
+        int | None, typer.Option(min=1, metavar="SECONDS", help="How long ranks wait for one another.")
+    ] = None,
 ) -> None:
     """Fine-tune, evaluate and save a model.
 
@@ -101,24 +121,30 @@ def train(
     paceline train --model distilbert-base-uncased --data reviews.csv
     paceline train recipes/imdb_distilbert.yaml --set optimizer.lr=3e-5
     paceline train runs/x --resume
+    paceline train recipes/imdb_distilbert.yaml --gpus 4
     """
-    if devices > 1:
-        raise RecipeError(f"--devices {devices}", "this version trains on one device", "--devices 1")
+    from paceline.cluster import failures_told
+
     changes = list(settings or ())
     if on_bad_row:
         changes.insert(0, f"data.on_bad_row={on_bad_row.value}")
-    if resume:
-        folder = _folder_to_resume(target, {"--model": model, "--data": data, "--out": out})
+    with failures_told():
+        folder = _folder_to_resume(target, {"--model": model, "--data": data, "--out": out}) if resume else None
+        recipe = None if resume else build_recipe(target, model, data, changes)
+        joining = {"--init": init, "--rank": rank, "--world-size": world_size}
+        if gpus is not None or processes is not None or devices is not None:
+            raise SystemExit(_launch(recipe, joining, gpus=gpus, processes=processes, devices=devices))
+        others = _others(joining, timeout)
         from paceline.stopwatch import process_start
-        from paceline.verbs.train import resume as resume_run
 
-        resume_run(folder, changes, started=process_start())
-        return
-    recipe = build_recipe(target, model, data, changes)
-    from paceline.stopwatch import process_start
-    from paceline.verbs.train import train as train_run
+        if folder is not None:
+            from paceline.verbs.train import resume as resume_run
 
-    train_run(recipe, out=out, started=process_start())
+            resume_run(folder, changes, started=process_start(), **others)
+        elif recipe is not None:
+            from paceline.verbs.train import train as train_run
+
+            train_run(recipe, out=out, started=process_start(), **others)
 
 
 @app.command()
@@ -214,6 +240,39 @@ def convert(
 
     for path in convert_weights(folder):
         typer.echo(f"wrote {path}")
+
+
+def _launch(recipe: Recipe | None, joining: dict[str, Any], **options: Any) -> int:
+    """Run this command as several ranks, one process each; returns the exit code."""
+    import os
+    import shlex
+
+    from paceline.facts import this_machine
+    from paceline.verbs.launch import choose_ranks, launch, rank_command, without_launch
+
+    command = shlex.join(["paceline", *without_launch(sys.argv[1:])])
+    given = [name for name, value in joining.items() if value is not None]
+    if given:
+        option = next(f"--{name} {value}" for name, value in options.items() if value is not None)
+        why = f"{option} starts all ranks here and numbers them; {given[0]} joins ranks that were started one by one"
+        raise UserError(f"{option} with {', '.join(given)}", why, f"leave out {' '.join(given)}, or {option}")
+    ranks = choose_ranks(command, this_machine, os.environ, device=recipe.device if recipe else "auto", **options)
+    return launch(rank_command(), ranks)
+
+
+def _others(joining: dict[str, Any], timeout: int | None) -> dict[str, Any]:
+    """What ``train`` is told of the other ranks; nothing where it finds everything in the environment."""
+    if timeout is None and not any(value is not None for value in joining.values()):
+        return {}
+    import os
+
+    from paceline.cluster import find_place
+
+    place = find_place(os.environ, init=joining["--init"], rank=joining["--rank"], world_size=joining["--world-size"])
+    if place.started == "alone":
+        why = "nobody waits for anybody: this process is no rank"
+        raise UserError(f"--timeout {timeout}", why, "leave it out, or start ranks: --gpus N, or --processes N")
+    return {"place": place} if timeout is None else {"place": place, "timeout_seconds": timeout}
 
 
 def build_recipe(target: Path | None, model: str | None, data: str | None, settings: Sequence[str]) -> Recipe:

@@ -1,0 +1,259 @@
+"""Small plain values between ranks, through the store, as JSON.
+
+They go past the card: through NCCL every value would be a kernel in the queue behind the step's own, and reading it
+would make the host wait for all of them. Nothing is pickled, so nothing that another rank sends is executed. Ranks
+wait by asking again and again, so that a signal is answered meanwhile and the failure of one rank reaches all.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, final
+
+from torch.distributed.distributed_c10d import Store
+
+from paceline.errors import PacelineError, Preempted, UserError
+
+GRACE_SECONDS = 2.0
+"""How long a failing rank waits for the others to hear of it, and they for one another to say what they saw."""
+
+PULSE_SECONDS = 1.0
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05
+
+
+class LostRank(UserError):
+    """Another rank failed, ended, or never arrived: ``ranks`` of the run. What is wrong is told by their own logs."""
+
+    def __init__(self, what: str, why: str = "", fix: str = "", *, ranks: Collection[int]) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(what, why, fix)
+
+
+@final
+class Exchange:
+    """What the ranks of a run tell each other; every rank calls the same methods in the same order.
+
+    Args:
+        store: of this run alone.
+        timeout_seconds: how long a rank waits for another.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout_seconds: float) -> None:
+        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout_seconds
+        self._turn = self._firsts = 0
+
+    def all(self, at: str, value: Any = None) -> list[Any]:
+        """Each rank's value, in rank order.
+
+        Args:
+            at: what this is, for people; the same on all ranks.
+
+        Raises:
+            LostRank: a rank failed or did not arrive in time.
+            RuntimeError: ranks are at different places of the program.
+        """
+        self._turn += 1
+        keys = [f"{self._turn}/{rank}" for rank in range(self._size)]
+        with self._reaching_store():
+            self._store.set(f"at/{self._rank}", at)
+            self._store.set(keys[self._rank], json.dumps([at, value]))
+            self._until(lambda: self._store.check(keys), lambda: self._absent(keys), at)
+            found = [json.loads(text) for text in self._store.multi_get(keys)]
+            # whoever is in this turn has read all of the last one
+            self._store.delete_key(f"{self._turn - 1}/{self._rank}")
+        places = [place for place, _ in found]
+        if len(set(places)) > 1:
+            where = "; ".join(f"{named([rank])} is at {place!r}" for rank, place in enumerate(places))
+            raise RuntimeError(f"the ranks are at different places of the program: {where}")
+        return [value for _, value in found]
+
+    @contextmanager
+    def first(self, leader: int, what: str) -> Iterator[None]:
+        """Inside, rank ``leader`` runs before the ranks that name it as theirs.
+
+        It may take as long as it wants to; the others give up when it has shown no sign of life for the time-out.
+
+        Raises:
+            LostRank: the leader failed, with its message, or is silent.
+        """
+        self._firsts += 1
+        done, pulse = f"first/{self._firsts}/{leader}", f"pulse/{leader}"
+        if self._rank != leader:
+            with self._reaching_store():
+                self._until(lambda: self._store.check([done]), lambda: [leader], f"the end of {what}", pulse)
+                failure = json.loads(self._store.get(done))
+            if failure:
+                raise _retold(failure, what)
+            yield
+            return
+        try:
+            with self._pulse(pulse):
+                yield
+        except BaseException as error:
+            with suppress(RuntimeError):  # the error says more than a lost store
+                self._store.set(done, json.dumps(_told(self._rank, error)))
+            raise
+        with self._reaching_store():
+            self._store.set(done, "null")
+
+    def enter(self, once: str) -> bool:
+        """Whether this is the first process to do ``once`` in this store."""
+        with self._reaching_store():
+            return int(self._store.add(once, 1)) == 1
+
+    def announce(self, error: BaseException) -> None:
+        """Let every rank that waits, or will, fail with this error instead; the first announcement stands."""
+        if isinstance(error, LostRank):
+            return
+        # the store may be what was lost
+        with suppress(RuntimeError):
+            if self._store.add("failures", 1) == 1:
+                self._store.set("failure", json.dumps(_told(self._rank, error)))
+
+    def leave(self) -> None:
+        """Say goodbye; rank 0, which may hold the store, goes last.
+
+        Raises:
+            LostRank: a rank failed or stays behind.
+        """
+        with self._reaching_store():
+            self._store.set(f"left/{self._rank}", "")
+            if self._rank == 0:
+                keys = [f"left/{rank}" for rank in range(self._size)]
+                self._until(lambda: self._store.check(keys), lambda: self._absent(keys), "the end of the run")
+
+    def leave_failed(self) -> None:
+        """Say goodbye after an error; never raises, and takes at most ``GRACE_SECONDS``."""
+        with suppress(RuntimeError):
+            self._store.set(f"left/{self._rank}", "")
+            if self._rank == 0:
+                self._within_grace([f"left/{rank}" for rank in range(self._size)])
+
+    def explained(self, error: RuntimeError, at: str) -> Exception:
+        """What a collective of tensors failed of: the rank that is not there, or the error itself."""
+        keys = [f"stuck/{rank}" for rank in range(self._size)]
+        try:
+            with self._reaching_store():
+                self._store.set(keys[self._rank], at)
+                self._within_grace(keys)
+                self._raise_failure(at)
+                missing = self._absent(keys)
+        except PacelineError as told:
+            return told
+        return self._lost(missing, at, "") if missing else error
+
+    def _until(
+        self,
+        ready: Callable[[], bool],
+        missing: Callable[[], list[int]],
+        at: str,
+        pulse: str | None = None,
+    ) -> None:
+        """Wait until ``ready``, for as long as the time-out, or after the last change of the counter ``pulse``."""
+        pause, since, beats = _SHORTEST_PAUSE, time.monotonic(), 0
+        while not ready():
+            if pause == _LONGEST_PAUSE:
+                self._raise_failure(at)
+                if pulse and (now := self._store.add(pulse, 0)) != beats:
+                    since, beats = time.monotonic(), now
+            if time.monotonic() - since > self._timeout:
+                raise self._lost(missing(), at, f" within {seconds(self._timeout)}")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _within_grace(self, keys: list[str]) -> None:
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not self._store.check(keys) and time.monotonic() < deadline:
+            time.sleep(_LONGEST_PAUSE)
+
+    def _absent(self, keys: list[str]) -> list[int]:
+        return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+
+    def _raise_failure(self, at: str) -> None:
+        if self._store.check(["failure"]):
+            raise _retold(json.loads(self._store.get("failure")), at)
+
+    def _lost(self, ranks: Collection[int], at: str, within: str) -> LostRank:
+        last = [f"at/{rank}" for rank in ranks]
+        been = [self._store.get(key).decode() for key in last if self._store.check([key])]
+        seen = f"; last seen at {been[0]!r}" if been else "; never seen"
+        one = len(ranks) == 1
+        return LostRank(
+            f"{named(ranks)} of {self._size} {'has' if one else 'have'} not reached '{at}'{within}",
+            f"{'it has ended, hangs or needs' if one else 'they have ended, hang or need'} more time{seen}",
+            f"look at the log of {named(ranks)}; where more time is needed, raise --timeout",
+            ranks=ranks,
+        )
+
+    @contextmanager
+    def _pulse(self, counter: str) -> Iterator[None]:
+        """Show signs of life inside, from a thread of its own."""
+        over = threading.Event()
+
+        def beat() -> None:
+            with suppress(RuntimeError):
+                while not over.wait(min(PULSE_SECONDS, self._timeout / 4)):
+                    self._store.add(counter, 1)
+
+        thread = threading.Thread(target=beat, name="paceline-pulse", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    @contextmanager
+    def _reaching_store(self) -> Iterator[None]:
+        """Turn the loss of the store into the loss of the rank that holds it."""
+        try:
+            yield
+        except RuntimeError as error:
+            why = f"the store that the ranks meet in, which it or its launcher holds, is gone: {_first_line(error)}"
+            raise LostRank("rank 0 has ended", why, "look at the log of rank 0", ranks=(0,)) from None
+
+
+def named(ranks: Collection[int]) -> str:
+    """``rank 2``; ``ranks 0, 1``; ``ranks 0-6, 9``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
+
+
+def seconds(number: float) -> str:
+    """``90 s``; ``0.5 s``."""
+    return f"{number:g} s"
+
+
+def _told(rank: int, error: BaseException) -> dict[str, Any]:
+    """An error as plain values, for the others."""
+    parts = {"what": error.what, "why": error.why, "fix": error.fix} if isinstance(error, UserError) else {}
+    # not an error but a wish to stop: Ctrl-C, or a signal that interrupts
+    interrupted = not isinstance(error, Exception | SystemExit)
+    text = _first_line(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {_first_line(error)}"
+    what = "interrupted" if interrupted else text
+    stopped = interrupted or isinstance(error, Preempted)
+    return {"rank": rank, "stopped": stopped, "what": what, "why": "", "fix": "", **parts}
+
+
+def _retold(failure: dict[str, Any], at: str) -> PacelineError:
+    """The error of another rank, as this one raises it."""
+    rank = failure["rank"]
+    if failure["stopped"]:
+        return Preempted(f"rank {rank} was stopped: {failure['what']}")
+    what = f"rank {rank} failed: {failure['what']}"
+    return LostRank(what, failure["why"] or f"this rank waited for it at {at!r}", failure["fix"], ranks=(rank,))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]

@@ -1,0 +1,290 @@
+"""Joining the other processes of a run, and what they do together.
+
+The one place that opens and closes torch's process group. Tensors go through it, on their own device; small plain
+values go through the store, past the card (exchange.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from paceline.cluster import Place, check_cards, tell_launcher
+from paceline.distributed.agree import agree
+from paceline.distributed.exchange import Exchange
+from paceline.distributed.stores import on_one_machine, open_store
+from paceline.errors import RecipeError, UserError, nearest
+from paceline.facts import version_of
+from paceline.seams import Alone, World
+
+BROADCAST_BYTES = 64 * 2**20
+"""Tensors are joined up to this size for one broadcast: few calls, and no second copy of a model."""
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that choose where gloo and NCCL listen; left to themselves, both take an address of the network."""
+
+ABORT_SECONDS = 10.0
+"""How long taking down a group after an error may take."""
+
+SUM = "a sum over the ranks"
+
+PACKAGES = ("paceline", "torch", "transformers")
+
+
+@contextmanager
+def joined(
+    place: Place, *, backend: str | None = None, device: torch.device, timeout_seconds: float
+) -> Iterator[World]:
+    """Join the ranks of this run; inside, the process group is open.
+
+    Args:
+        backend: nccl, gloo or mpi; None: nccl on cards, gloo on the CPU.
+        device: of this rank; ``cuda`` is the card of its local rank.
+        timeout_seconds: how long ranks wait for one another, here and in every collective.
+
+    Raises:
+        RecipeError: a backend that is not there, or does not suit the device.
+        UserError: an address that cannot be used, no card for this rank, different library versions.
+        LostRank: a rank failed, ended, or did not arrive; it is named.
+    """
+    if place.world_size == 1:
+        yield Alone()
+        return
+    group_backend = _backend(backend, device)
+    if device.type == "cuda":
+        device = _card(place, device)
+    if dist.is_initialized():
+        why = "this process has joined its ranks already, and can do so once"
+        raise UserError("torch.distributed: a process group is open", why, "torch.distributed.destroy_process_group()")
+    with _interfaces(place):
+        # torchrun's agent keeps its store when it starts ranks again
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"paceline/{attempt}", open_store(place, timeout_seconds))
+        exchange = Exchange(store, place.rank, place.world_size, timeout_seconds)
+        try:
+            world = _admitted(exchange, place)
+            _open_group(group_backend, place, device, store, exchange, timeout_seconds)
+            yield world
+            exchange.leave()
+        except BaseException as error:
+            # before anything is taken down, for what the others then run into is a consequence
+            tell_launcher(error)
+            exchange.announce(error)
+            _abort_group()
+            exchange.leave_failed()
+            raise
+        dist.destroy_process_group()
+
+
+@final
+class ProcessGroupWorld(World):
+    """The ranks of an open process group.
+
+    Args:
+        place: of this process.
+        exchange: with the other ranks.
+        leader: the rank that goes first on this machine.
+    """
+
+    def __init__(self, place: Place, exchange: Exchange, leader: int) -> None:
+        self.rank, self.size, self.local_rank = place.rank, place.world_size, place.local_rank
+        self._exchange, self._leader = exchange, leader
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        with self._explained(SUM):
+            dist.all_reduce(tensor)
+        return tensor
+
+    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
+        with self._explained(SUM):
+            work = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> None:
+            with self._explained(SUM):
+                work.wait()
+
+        return wait
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        # ranks that sent different bytes would wait for one another, or take the one's weights for the other's
+        kinds = " ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)
+        digest = hashlib.sha256(kinds.encode()).hexdigest()[:12]
+        agree(self, "the model's tensors", {"their number": len(tensors), "digest of shapes and types": digest})
+        with torch.no_grad(), self._explained("tensors of rank 0"):
+            for part in _parts([tensor.detach() for tensor in tensors]):
+                joined_bytes = torch.cat([_bytes(tensor) for tensor in part])
+                dist.broadcast(joined_bytes, 0)
+                sent = joined_bytes.split([tensor.nbytes for tensor in part])
+                for tensor, content in zip(part, sent, strict=True):
+                    # cloned to an address that is aligned for the type
+                    tensor.copy_(content.clone().view(tensor.dtype).view(tensor.shape))
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._exchange.all("values of all ranks", value)
+
+    def share(self, value: Any) -> Any:
+        return self._exchange.all("a value of rank 0", value if self.is_first else None)[0]
+
+    def any(self, flag: bool) -> bool:
+        # once a step, perhaps: on the CPU no kernel queue is waited for, and no key of the store is spent
+        found = torch.tensor([int(flag)], dtype=torch.int32)
+        with self._explained("a question to all ranks"):
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
+
+    def barrier(self, what: str) -> None:
+        self._exchange.all(what)
+
+    def alone_first(self, what: str) -> AbstractContextManager[None]:
+        return self._exchange.first(self._leader, what)
+
+    @contextmanager
+    def _explained(self, at: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            explained = self._exchange.explained(error, at)
+            if explained is error:
+                raise
+            raise explained from None
+
+
+def _backend(backend: str | None, device: torch.device) -> str:
+    """The backends by device, as torch writes them. Beside NCCL there is gloo, for what stays on the CPU."""
+    name = backend or ("nccl" if device.type == "cuda" else "gloo")
+    available = {"nccl": dist.is_nccl_available, "gloo": dist.is_gloo_available, "mpi": dist.is_mpi_available}
+    if name not in available:
+        raise RecipeError(
+            f"backend = {name}", f"there is no such backend; {nearest(name, available)}", "backend = gloo"
+        )
+    fix = "leave it out: nccl on cards, gloo on the CPU"
+    if name == "nccl" and device.type != "cuda":
+        raise RecipeError("backend = nccl", f"it moves data between cards, and this run is on the {device.type}", fix)
+    if not available[name]():
+        why = f"the installed torch {torch.__version__} is built without it"
+        built = "; torch has it only where it was built from source beside an MPI" if name == "mpi" else ""
+        raise RecipeError(f"backend = {name}", why + built, fix)
+    return "cpu:gloo,cuda:nccl" if name == "nccl" else name
+
+
+def _card(place: Place, device: torch.device) -> torch.device:
+    """The card of this rank, which becomes torch's current one."""
+    check_cards(place, torch.cuda.device_count())
+    card = torch.device("cuda", place.local_rank if device.index is None else device.index)
+    torch.cuda.set_device(card)
+    return card
+
+
+@contextmanager
+def _interfaces(place: Place) -> Iterator[None]:
+    """Inside, ranks of one machine listen on loopback, unless a person has chosen otherwise."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    added = [name for name in INTERFACES if name not in os.environ] if on_one_machine(place) and loopback else []
+    os.environ.update(dict.fromkeys(added, loopback or ""))
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _admitted(exchange: Exchange, place: Place) -> ProcessGroupWorld:
+    """This rank among the others, once all are here and fit together."""
+    if not exchange.enter(f"rank {place.rank}"):
+        why = f"another process has this rank at {place.init_method}, or an earlier run had"
+        fix = "give each process a RANK of its own; after a crash, remove the file or take another port"
+        raise UserError(f"RANK = {place.rank}: taken", why, fix)
+    machine = f"{socket.gethostname()} {_boot_id()}"
+    found = exchange.all("joining", [machine, place.local_rank, place.world_size])
+    sizes = [size for _, _, size in found]
+    if set(sizes) != {place.world_size}:
+        other = next(rank for rank, size in enumerate(sizes) if size != place.world_size)
+        why = f"rank {other} was told that there are {sizes[other]} ranks"
+        raise UserError(f"WORLD_SIZE = {place.world_size}", why, "give every rank the same WORLD_SIZE")
+    # where one machine poses as several, each of them has its own first rank
+    firsts = [rank for rank, (where, local, _) in enumerate(found) if where == machine and local == 0]
+    leader = max((rank for rank in firsts if rank <= place.rank), default=min(firsts, default=place.rank))
+    world = ProcessGroupWorld(place, exchange, leader)
+    versions = {"python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}}
+    agree(world, "library versions", versions, "install the same versions on every machine")
+    return world
+
+
+def _boot_id() -> str:
+    """Tells machines of one name apart; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _open_group(
+    backend: str, place: Place, device: torch.device, store: Store, exchange: Exchange, timeout_seconds: float
+) -> None:
+    timeout = timedelta(seconds=timeout_seconds)
+    try:
+        if backend == "mpi":
+            # it numbers the ranks itself, and takes no store
+            dist.init_process_group("mpi", timeout=timeout)
+        else:
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=place.rank,
+                world_size=place.world_size,
+                timeout=timeout,
+                device_id=device if device.type == "cuda" and backend != "gloo" else None,
+            )
+    except RuntimeError as error:
+        raise exchange.explained(error, "opening the process group") from error
+    if dist.get_rank() != place.rank:
+        why = f"MPI counts this process as rank {dist.get_rank()}"
+        raise UserError(f"RANK = {place.rank}", why, "mpirun sh -c 'RANK=$OMPI_COMM_WORLD_RANK paceline train ...'")
+
+
+def _abort_group() -> None:
+    """Take the group down after an error; unlike its orderly end this waits for no kernel, nor for other ranks."""
+    if not dist.is_initialized():
+        return
+
+    def abort() -> None:
+        # the error that is under way says more
+        with suppress(Exception):
+            dist.distributed_c10d._abort_process_group()
+
+    # NCCL has been seen to hang in this too (NVIDIA/nccl issue 1013)
+    thread = threading.Thread(target=abort, name="paceline-abort", daemon=True)
+    thread.start()
+    thread.join(ABORT_SECONDS)
+
+
+def _parts(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in order, of one device and at most ``BROADCAST_BYTES`` a part, or one alone."""
+    part: list[Tensor] = []
+    for tensor in tensors:
+        if part and (
+            sum(each.nbytes for each in part) + tensor.nbytes > BROADCAST_BYTES or tensor.device != part[0].device
+        ):
+            yield part
+            part = []
+        part.append(tensor)
+    if part:
+        yield part
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """uint8 [number of bytes]: what the tensor holds, whatever its type, so that all types go in one call."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

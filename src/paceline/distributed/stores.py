@@ -1,0 +1,138 @@
+"""Where ranks meet: the key-value store of a run, opened by its first rank and joined by the others.
+
+A store of ours for ranks of one machine listens on loopback alone. Torch's own TCPStore listens on every address unless
+it is handed a socket that is bound already, so it is handed one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from torch.distributed import DistNetworkError, FileStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
+
+from paceline.cluster import LOOPBACK, STORE_FD, Place, listen
+from paceline.distributed.exchange import LostRank, seconds
+from paceline.errors import UserError
+
+PAUSE_SECONDS = 0.05
+
+
+def open_store(place: Place, timeout_seconds: float) -> Store:
+    """The store of this run.
+
+    Under torchrun it is the agent's; else rank 0 opens one at the address of ``place.init_method`` (``tcp://HOST:PORT``,
+    ``file:///PATH``, or ``env://`` for MASTER_ADDR and MASTER_PORT).
+
+    Raises:
+        UserError: an address that cannot be used, or is taken.
+        LostRank: rank 0 does not answer there within ``timeout_seconds``.
+    """
+    method = urlsplit(place.init_method or "env://")
+    if method.scheme == "file":
+        return _file_store(method.path, place.world_size)
+    if method.scheme == "tcp":
+        host, port = method.hostname or "", method.port or 0
+    else:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if on_one_machine(place) and not is_agents:
+        # the name may stand for an address of the network, where the store does not listen
+        host = LOOPBACK
+    if place.rank == 0 and not is_agents:
+        return _serve(host, port, place, timeout_seconds)
+    return _connect(host, port, place.world_size, timeout_seconds)
+
+
+def on_one_machine(place: Place) -> bool:
+    """Whether all ranks are known to be on this machine."""
+    return place.local_world_size == place.world_size
+
+
+def _file_store(path: str, world_size: int) -> Store:
+    try:
+        # FileStore itself would try for minutes, deaf to signals
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
+    except OSError as error:
+        fix = "name a file in an existing folder that every rank can write to"
+        raise UserError(f"file://{path}: cannot be opened", error.strerror or str(error), fix) from None
+    return FileStore(path, world_size)
+
+
+def _serve(host: str, port: int, place: Place, timeout_seconds: float) -> Store:
+    try:
+        return TCPStore(
+            host,
+            port,
+            place.world_size,
+            is_master=True,
+            timeout=timedelta(seconds=timeout_seconds),
+            wait_for_workers=False,  # our own roll call names who is missing
+            master_listen_fd=_descriptor(port) if on_one_machine(place) else None,
+        )
+    except DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        why = "another process listens there, perhaps a rank of an earlier run"
+        raise UserError(f"MASTER_PORT = {port}: in use on this machine", why, f"MASTER_PORT={port + 1}") from None
+
+
+def _descriptor(port: int) -> int:
+    """A socket on loopback that the store takes over: our launcher's, or one of our own."""
+    # taken out of the environment: it is handed over once, and children have no use for it
+    inherited = os.environ.pop(STORE_FD, None)
+    if inherited is None:
+        return listen(port).detach()
+    os.set_inheritable(int(inherited), False)
+    return int(inherited)
+
+
+def _connect(host: str, port: int, world_size: int, timeout_seconds: float) -> Store:
+    deadline = time.monotonic() + timeout_seconds
+    _await_listener(host, port, deadline, timeout_seconds)
+    made: list[Store | Exception] = []
+
+    def connect() -> None:
+        timeout = timedelta(seconds=timeout_seconds)
+        try:
+            made.append(TCPStore(host, port, world_size, is_master=False, timeout=timeout, wait_for_workers=False))
+        except Exception as error:
+            made.append(error)
+
+    # where a socket accepts and never answers, TCPStore waits for ever, deaf to signals
+    thread = threading.Thread(target=connect, name="paceline-connect", daemon=True)
+    thread.start()
+    while thread.is_alive() and time.monotonic() < deadline:
+        thread.join(PAUSE_SECONDS)
+    if not made:
+        why = f"what listens there has not answered as a store within {seconds(timeout_seconds)}"
+        raise _no_answer(host, port, why)
+    if isinstance(made[0], Exception):
+        raise _no_answer(host, port, str(made[0]).splitlines()[0])
+    return made[0]
+
+
+def _await_listener(host: str, port: int, deadline: float, timeout_seconds: float) -> None:
+    """Return once somebody listens; TCPStore would wait too, but with pages of warnings."""
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(PAUSE_SECONDS, deadline - time.monotonic())).close()
+            return
+        except socket.gaierror as error:
+            why = f"no machine of this name can be found: {error.strerror}"
+            raise UserError(f"MASTER_ADDR = {host}", why, "the name or address of rank 0's machine") from None
+        except OSError as error:
+            if time.monotonic() > deadline:
+                why = f"no answer within {seconds(timeout_seconds)}: {error.strerror or error}"
+                raise _no_answer(host, port, why) from None
+            time.sleep(PAUSE_SECONDS)
+
+
+def _no_answer(host: str, port: int, why: str) -> LostRank:
+    fix = "look at the log of rank 0; every rank needs its MASTER_ADDR and MASTER_PORT, and no firewall between"
+    return LostRank(f"rank 0 is not at {host}:{port}", why, fix, ranks=(0,))

@@ -1,0 +1,51 @@
+"""``paceline bench``: measurements, each a command and a function of its own.
+
+Only typer is imported here; a command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure this machine."""
+
+
+@app.command("comm")
+def measure_comm(
+    gpus: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Between this many cards [default: all].")
+    ] = None,
+    devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="Between these cards, such as 1,3.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Between this many processes on the CPU.")
+    ] = None,
+    largest: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Largest message, as 64M [default: 256M].")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON lines.")] = None,
+) -> None:
+    """Measure how fast ranks exchange data: all-reduce, all-gather, reduce-scatter.
+
+    \b
+    paceline bench comm --gpus 4
+    torchrun --nproc-per-node 4 -m paceline.verbs.cli bench comm
+    """
+    from paceline.cluster import failures_told
+    from paceline.verbs.bench.start import parse_size, start_ranks
+
+    with failures_told():
+        largest_bytes = None if largest is None else parse_size(largest)
+        code = start_ranks(gpus=gpus, devices=devices, processes=processes)
+        if code is not None:
+            raise SystemExit(code)
+        from paceline.verbs.bench.comm import bench_comm
+
+        bench_comm(largest_bytes=largest_bytes, out=out)

@@ -1,0 +1,168 @@
+"""Start ranks and stand by them: what they say is passed on, what we are sent is too, and they end together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from typing import cast, final
+
+from paceline.cluster import INTERRUPTED, listen
+from paceline.errors import UserError
+from paceline.verbs.launch.causes import PREEMPTED, Failure, described, first_cause
+from paceline.verbs.launch.process import RankProcess
+from paceline.verbs.launch.ranks import Ranks
+from paceline.verbs.launch.screen import Screen
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Passed on to the ranks, as ``paceline.stop`` knows them."""
+
+SETTLE_SECONDS = 1.0
+"""How long the others are heard after a rank has failed. One that lost a connection may speak before the one that took
+it down; and what all ranks find is said once, as no matter of one rank."""
+
+GRACE_SECONDS = 5.0
+"""How long ranks have to end after SIGTERM; then comes SIGKILL. A rank that hangs in a collective needs it."""
+
+LOOK_SECONDS = 0.05
+
+
+def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds: float = GRACE_SECONDS) -> int:
+    """Run a command as every rank of a world on this machine, and return when all ranks have ended.
+
+    When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later. The rank that failed
+    first is named on standard error, with its message, once. SIGTERM, SIGUSR1 and Ctrl-C are passed on; a second Ctrl-C
+    kills. On Linux no rank outlives this process, however that ends.
+
+    Args:
+        command: program and arguments; each rank runs it with torchrun's environment variables.
+        ranks: how many, and where.
+        port: of the ranks' store, which listens on the loopback address alone; 0: any that is free. The socket is
+            opened here and rank 0 inherits it, so that no other process can take the port in between.
+        grace_seconds: from SIGTERM to SIGKILL.
+
+    Returns:
+        0 when all succeed; 75 when they were preempted; else the exit code of the rank that failed first: 2 for a
+        user's error, 128 + n after signal n.
+
+    Raises:
+        UserError: there is no such program, the port is in use, or the system has no room for so many processes.
+    """
+    if shutil.which(command[0]) is None:
+        raise UserError(f"{command[0]}: no such program", fix="a program of the PATH, or the path of one")
+    out, err = Screen(sys.stdout), Screen(sys.stderr)
+    started: list[RankProcess] = []
+    with listen(port) as store, _noted_signals() as noted:
+        port = store.getsockname()[1]
+        try:
+            for rank in range(ranks.count):
+                variables = ranks.environment(os.environ, rank, port)
+                try:
+                    started.append(RankProcess(rank, command, variables, None if rank else store, out, err))
+                except OSError as error:
+                    what = f"rank {rank} of {ranks.count}: cannot be started: {error.strerror}"
+                    raise UserError(what, fix="fewer processes") from None
+                # rank 0 alone holds it: where that has died the others are turned away, not kept waiting
+                store.close()
+            return _Supervision(started, noted, err, grace_seconds).run()
+        finally:
+            for process in started:
+                process.close()
+
+
+@final
+class _Supervision:
+    """From the start of the ranks to their end."""
+
+    def __init__(self, ranks: Sequence[RankProcess], noted: deque[int], err: Screen, grace_seconds: float) -> None:
+        self._ranks, self._noted, self._err, self._grace_seconds = ranks, noted, err, grace_seconds
+        self._passed_on: set[int] = set()
+        self._is_interrupted = False
+        self._failed_at: float | None = None
+        self._cause: Failure | None = None
+
+    def run(self) -> int:
+        """Stand by until all have ended; returns the exit code."""
+        while any(rank.code is None for rank in self._ranks):
+            pipes = {lines.fileno(): lines for rank in self._ranks for lines in rank.lines if lines.is_open}
+            for ready in wait(list(pipes), LOOK_SECONDS):
+                pipes[cast(int, ready)].read()
+            for rank in self._ranks:
+                rank.look()
+            self._pass_on_signals()
+            if self._failures() and not self._is_interrupted:
+                self._end_together(time.monotonic())
+        if self._is_interrupted:
+            return INTERRUPTED
+        if self._failures():
+            return self._explained().code
+        if told := [rank.told for rank in self._ranks if rank.told]:
+            self._err.say(f"paceline: {min(told, key=lambda report: report['at'])['message']}")
+        return PREEMPTED if any(rank.code == PREEMPTED for rank in self._ranks) else 0
+
+    def _failures(self) -> list[Failure]:
+        return [failure for rank in self._ranks if (failure := rank.failure)]
+
+    def _pass_on_signals(self) -> None:
+        while self._noted:
+            number = self._noted.popleft()
+            self._is_interrupted |= number == signal.SIGINT and number in self._passed_on
+            self._passed_on.add(number)
+            for rank in self._ranks:
+                if self._is_interrupted:
+                    rank.kill()
+                else:
+                    rank.send(number)
+            if self._is_interrupted:
+                self._err.say("paceline: interrupted")
+
+    def _end_together(self, now: float) -> None:
+        """One has failed: hear what the others have to say, which tells the cause; then end them."""
+        if self._failed_at is None:
+            self._failed_at = now
+            for rank in self._ranks:
+                rank.hold_errors()
+        if now >= self._failed_at + SETTLE_SECONDS:
+            self._explained()
+            for rank in self._ranks:
+                rank.end()
+        if now >= self._failed_at + SETTLE_SECONDS + self._grace_seconds:
+            for rank in self._ranks:
+                rank.kill()
+
+    def _explained(self) -> Failure:
+        """The cause; what there is to say of it is said once."""
+        if self._cause is None:
+            failures = self._failures()
+            self._cause = first_cause(failures)
+            self._ranks[self._cause.rank].show_errors()
+            self._err.say(described(self._cause, failures, len(self._ranks), self._passed_on))
+        return self._cause
+
+
+@contextlib.contextmanager
+def _noted_signals() -> Iterator[deque[int]]:
+    """Inside, signals are put down in what is yielded, in place of what they did before.
+
+    One that this process was started to ignore stays ignored, as the ranks inherit it; and outside the main thread,
+    where Python takes no signals, none is noted.
+    """
+    noted: deque[int] = deque()
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS if is_main}
+    # None: a handler that is not Python's, which could not be put back
+    taken = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    for number in taken:
+        signal.signal(number, lambda received, _: noted.append(received))
+    try:
+        yield noted
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)

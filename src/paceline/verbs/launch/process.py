@@ -1,0 +1,157 @@
+"""One rank as its launcher sees it: a process, what it writes, and what it tells of its failure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from paceline.cluster import REPORT_FD, STORE_FD
+from paceline.verbs.launch.causes import PREEMPTED, Failure
+from paceline.verbs.launch.screen import Errors, Lines, Screen
+
+REPORT = {"at", "code", "message", "is_bug", "lost"}
+"""What ``paceline.cluster.tell_launcher`` writes."""
+
+
+@final
+class RankProcess:
+    """A started rank.
+
+    It has a session of its own, so that Ctrl-C reaches it through the launcher alone, and once. Rank 0 has the
+    launcher's standard output and error, that its progress bar can be drawn; the others' come through pipes.
+
+    Args:
+        rank: its number.
+        command: program and arguments.
+        environment: its variables.
+        store: the socket that rank 0 inherits; None for the others.
+        out: where the lines of its standard output go.
+        err: where those of its standard error go.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        store: socket.socket | None,
+        out: Screen,
+        err: Screen,
+    ) -> None:
+        self.rank = rank
+        self.code: int | None = None
+        """Exit code, as shells count; None while it runs."""
+        self.told: dict[str, Any] | None = None
+        """What it first told of its failure."""
+        self._ended_at = 0.0
+        self._asked_to_end_at: float | None = None
+        self._errors = Errors(err, f"[rank {rank}]")
+        reports, telling = os.pipe()
+        try:
+            descriptors = [telling] if store is None else [telling, store.fileno()]
+            variables = {**environment, REPORT_FD: str(telling)}
+            if store is not None:
+                variables[STORE_FD] = str(store.fileno())
+            else:
+                variables.setdefault("PYTHONUNBUFFERED", "1")
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("bound.py")), str(os.getpid()), *command],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=None if rank == 0 else subprocess.PIPE,
+                stderr=None if rank == 0 else subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=descriptors,
+                bufsize=0,
+            )
+        except BaseException:
+            os.close(reports)
+            raise
+        finally:
+            os.close(telling)
+        self.lines = [Lines(reports, self._hear)]
+        """What it writes, and tells."""
+        for stream, take in (
+            (self._process.stdout, lambda line: out.say(f"[rank {rank}] {line}")),
+            (self._process.stderr, self._errors.take),
+        ):
+            if stream is not None:
+                self.lines.append(Lines(os.dup(stream.fileno()), take))
+                stream.close()
+
+    def look(self) -> None:
+        """Notice its end, and take in what it wrote before."""
+        if self.code is not None:
+            return
+        code = self._process.poll()
+        if code is not None:
+            self._ended_at = time.monotonic()
+            self.code = code if code >= 0 else 128 - code
+            self._kill_group()
+            for lines in self.lines:
+                lines.drain()
+
+    @property
+    def failure(self) -> Failure | None:
+        """How it failed by itself; None while it has not, and when it was ended by the launcher."""
+        asked, tail = self._asked_to_end_at, "\n".join(self._errors.tail) if self.rank else None
+        if self.told is not None and self.told["code"] != PREEMPTED:
+            failure = Failure(rank=self.rank, tail=tail, **self.told)
+        elif self.code in (None, 0, PREEMPTED):
+            return None
+        else:
+            failure = Failure(rank=self.rank, at=self._ended_at, code=self.code, tail=tail)
+        return failure if asked is None or failure.at < asked else None
+
+    def send(self, number: int) -> None:
+        """Send it a signal."""
+        if self.code is None:
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Ask it to end, because another rank failed; one that has told of its own failure is ending."""
+        if self._asked_to_end_at is None:
+            self._asked_to_end_at = time.monotonic()
+            if self.told is None:
+                self.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once, with what it started; ``look`` sees that it is gone."""
+        if self.code is None:
+            self._asked_to_end_at = self._asked_to_end_at or time.monotonic()
+            self._kill_group()
+
+    def close(self) -> None:
+        """Make sure that it is gone, and let go of its pipes."""
+        self.kill()
+        self._process.wait()
+        self.look()
+        for lines in self.lines:
+            lines.close()
+
+    def hold_errors(self) -> None:
+        """From now on keep its standard error back."""
+        self._errors.hold()
+
+    def show_errors(self) -> None:
+        """Show what was kept back."""
+        self._errors.release()
+
+    def _hear(self, line: str) -> None:
+        with contextlib.suppress(ValueError):  # a line that its end cut in two
+            report = json.loads(line)
+            if self.told is None and isinstance(report, dict) and report.keys() == REPORT:
+                self.told = report
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)

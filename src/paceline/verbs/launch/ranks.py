@@ -1,0 +1,135 @@
+"""How many ranks are started on this machine, and on which cards: every mistake is found before any process starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from paceline.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, STORE_FD, find_place
+from paceline.errors import UserError, excerpt
+from paceline.facts import Facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The ranks to start on this machine."""
+
+    count: int
+    cards: str | None = None
+    """CUDA_VISIBLE_DEVICES of every rank: "" hides all cards; None leaves it as it is. All ranks get the same list,
+    and LOCAL_RANK chooses, so that a rank finds its card in one way, whoever started it: torchrun does the same."""
+    threads: int = 1
+    """OMP_NUM_THREADS of every rank, where it is not set."""
+
+    def environment(self, base: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
+        """The variables of one rank: torchrun's, and who started it."""
+        # what an outer torchrun left would make torch look for that one's store
+        kept = {name: text for name, text in base.items() if not name.startswith(("TORCHELASTIC_", STORE_FD))}
+        cards = {} if self.cards is None else {"CUDA_VISIBLE_DEVICES": self.cards}
+        return {
+            "OMP_NUM_THREADS": str(self.threads),
+            **kept,
+            **cards,
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.count),
+            "LOCAL_WORLD_SIZE": str(self.count),
+            LAUNCHER: str(os.getpid()),
+        }
+
+
+def choose_ranks(
+    command: str,
+    facts: Callable[[], Facts],
+    environment: Mapping[str, str],
+    *,
+    gpus: int | None = None,
+    processes: int | None = None,
+    devices: str | None = None,
+    device: str = "auto",
+) -> Ranks:
+    """The ranks that one of ``--gpus``, ``--processes`` and ``--devices`` asks for.
+
+    Args:
+        command: without these options; for the corrected command in messages.
+        facts: of this machine; asked for only when the options do not contradict one another.
+        gpus: number of cards: the first ones that are visible.
+        processes: number of processes on the CPU.
+        devices: cards by number among the visible ones, as ``1,3``.
+        device: the recipe's.
+
+    Raises:
+        UserError: the ranks cannot be started so.
+    """
+    asked = {"--gpus": gpus, "--processes": processes, "--devices": devices}
+    options = [f"{name} {value}" for name, value in asked.items() if value is not None]
+    _check_together(command, options, environment)
+    (option,) = options
+    if processes is not None:
+        if device == "cuda":
+            why = "--processes trains on the CPU"
+            raise UserError(f"device = cuda with {option}", why, f"{command} --gpus {processes}")
+        return Ranks(count=processes, cards="", threads=max(1, facts().cpu_count // processes))
+    if device == "cpu":
+        raise UserError(f"device = cpu with {option}", "cards are not used", f"{command} --processes {gpus or 2}")
+    found = facts()
+    if found.cuda_problem is not None:
+        count = gpus or len((devices or "").split(","))
+        raise UserError(option, found.cuda_problem, f"{command} --processes {count} trains on the CPU")
+    num_cards, setting = len(found.cards), environment.get("CUDA_VISIBLE_DEVICES")
+    seen = f"{num_cards} card{'s' * (num_cards != 1)}" + (
+        f" visible here (CUDA_VISIBLE_DEVICES={setting})" if setting is not None else " in this machine"
+    )
+    if gpus is not None:
+        if gpus > num_cards:
+            raise UserError(
+                f"{option}: more processes than cards", f"there are {seen}", f"{command} --gpus {num_cards}"
+            )
+        return Ranks(count=gpus, threads=max(1, found.cpu_count // gpus))
+    numbers = _numbers(command, devices or "", num_cards, seen)
+    # numbers mean one card to nvidia-smi and may mean another to CUDA: where it is known, the name that they share
+    entries = [entry.strip() for entry in setting.split(",")] if setting is not None else []
+    names = [found.cards[n].uuid or (entries[n] if entries else str(n)) for n in numbers]
+    return Ranks(count=len(names), cards=",".join(names), threads=max(1, found.cpu_count // len(names)))
+
+
+def _check_together(command: str, options: list[str], environment: Mapping[str, str]) -> None:
+    """Refuse more than one of the options, and any where the ranks are started already."""
+    if len(options) > 1:
+        whys = {
+            "--gpus": "it counts cards",
+            "--processes": "it counts processes on the CPU",
+            "--devices": "it lists cards, one process each",
+        }
+        why = "; ".join(f"{option.split()[0]}: {whys[option.split()[0]]}" for option in options)
+        raise UserError(" with ".join(options), why, " or ".join(f"{command} {option}" for option in options))
+    started = find_place(environment).started
+    if started != "alone":
+        names = " ".join(f"{name}={environment[name]}" for name in RENDEZVOUS)
+        by = {"torchrun": "by torchrun", "paceline": "by paceline's launcher"}.get(started, f"by hand: {names}")
+        unset = f", or unset {' '.join(RENDEZVOUS)}" if started == "environment" else ""
+        raise UserError(f"{options[0]}: this process is a rank already", f"started {by}", f"{command}{unset}")
+
+
+def _numbers(command: str, devices: str, num_cards: int, seen: str) -> list[int]:
+    """The cards in ``--devices``: each one exists and is named once."""
+    what = f"--devices {devices or excerpt(devices)}"
+    every = ",".join(map(str, range(num_cards)))
+    words = [word.strip() for word in devices.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) <= 9 for word in words):
+        why = "cards are numbers from 0, with commas between them"
+        raise UserError(what, why, f"{command} --devices {every}")
+    numbers = [int(word) for word in words]
+    beyond = sorted({number for number in numbers if number >= num_cards})
+    if beyond:
+        card = f"no card {' and no card '.join(map(str, beyond))}"
+        raise UserError(f"{what}: {card}", f"there are {seen}, counted from 0", f"{command} --devices {every}")
+    once = list(dict.fromkeys(numbers))
+    if len(once) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        fix = f"{command} --devices {','.join(map(str, once))}"
+        raise UserError(f"{what}: card {twice} twice", "each process takes a card of its own", fix)
+    return numbers

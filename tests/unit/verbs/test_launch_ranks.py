@@ -1,0 +1,148 @@
+"""Which ranks are started: every mistake is found before any process is, with the command that works."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from paceline.cluster import LAUNCHER, Place, find_place
+from paceline.errors import UserError
+from paceline.facts import Card, Facts
+from paceline.verbs.launch import Ranks, choose_ranks
+from paceline.verbs.launch.command import rank_command, without_launch
+
+COMMAND = "paceline train r.yaml"
+BY_HAND = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
+
+
+def machine(num_cards: int, cuda: str | None = "13.0", uuids: bool = False) -> Facts:
+    cards = tuple(
+        Card(name="NVIDIA H200", driver="580.1", uuid=f"GPU-{index}" if uuids else None) for index in range(num_cards)
+    )
+    return Facts(
+        python="3.11",
+        platform="Linux",
+        cpu_model=None,
+        cpu_count=10,
+        memory_bytes=None,
+        cards=cards,
+        versions={"torch": "2.13"},
+        torch_cuda=cuda,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment", "ranks"),
+    [
+        ({"gpus": 4}, {}, Ranks(count=4, threads=2)),
+        ({"gpus": 1}, {}, Ranks(count=1, threads=10)),
+        ({"processes": 3}, {}, Ranks(count=3, cards="", threads=3)),
+        ({"processes": 64}, {}, Ranks(count=64, cards="", threads=1)),
+        ({"devices": "1,3"}, {}, Ranks(count=2, cards="1,3", threads=5)),
+        ({"devices": " 3, 1 "}, {}, Ranks(count=2, cards="3,1", threads=5)),
+        ({"devices": "2"}, {}, Ranks(count=1, cards="2", threads=10)),
+        # numbers count what is visible
+        ({"devices": "0,3"}, {"CUDA_VISIBLE_DEVICES": "4,5, 6,7"}, Ranks(count=2, cards="4,7", threads=5)),
+        # what clusters leave lying about does not matter
+        ({"gpus": 2}, {"WORLD_SIZE": "1", "MASTER_ADDR": "x"}, Ranks(count=2, threads=5)),
+    ],
+    ids=str,
+)
+def test_what_is_asked_for(asked: dict[str, str | int], environment: dict[str, str], ranks: Ranks) -> None:
+    assert choose_ranks(COMMAND, lambda: machine(4), environment, **asked) == ranks  # type: ignore[arg-type]
+
+
+def test_cards_go_by_the_name_that_no_two_programs_count_differently() -> None:
+    found = choose_ranks(COMMAND, lambda: machine(4, uuids=True), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, devices="0,3")
+    assert found.cards == "GPU-0,GPU-3"
+
+
+@pytest.mark.parametrize(
+    ("num_cards", "asked", "environment", "parts"),
+    [
+        (2, {"gpus": 4}, {}, ("--gpus 4: more processes than cards", "2 cards in this", f"{COMMAND} --gpus 2")),
+        (1, {"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "3"}, ("1 card visible here (CUDA_VISIBLE_DEVICES=3)", "--gpus 1")),
+        (0, {"gpus": 4}, {}, ("--gpus 4\n", "no NVIDIA card is visible", f"{COMMAND} --processes 4 trains on the CPU")),
+        (0, {"devices": "1,3"}, {}, ("--devices 1,3\n", "no NVIDIA card", f"{COMMAND} --processes 2")),
+        (2, {"devices": "1,2,7"}, {}, ("--devices 1,2,7: no card 2 and no card 7", "from 0", "--devices 0,1")),
+        (4, {"devices": "1,3,1"}, {}, ("--devices 1,3,1: card 1 twice", f"{COMMAND} --devices 1,3")),
+        (4, {"devices": ""}, {}, ("--devices ''", "numbers from 0", "--devices 0,1,2,3")),
+        (4, {"devices": "1,,3"}, {}, ("--devices 1,,3", "numbers from 0")),
+        (4, {"devices": "1-3"}, {}, ("--devices 1-3", "numbers from 0")),
+        (4, {"devices": "-1"}, {}, ("--devices -1", "numbers from 0")),
+        (4, {"devices": "9" * 5000}, {}, ("numbers from 0",)),
+        (4, {"gpus": 2, "processes": 2}, {}, ("--gpus 2 with --processes 2", f"{COMMAND} --gpus 2 or ")),
+        (4, {"gpus": 2, "devices": "1,3"}, {}, ("--gpus 2 with --devices 1,3", "lists cards", f"{COMMAND} --devices")),
+        (4, {"gpus": 2, "device": "cpu"}, {}, ("device = cpu with --gpus 2", f"{COMMAND} --processes 2")),
+        (4, {"processes": 2, "device": "cuda"}, {}, ("device = cuda with --processes 2", f"{COMMAND} --gpus 2")),
+        (4, {"gpus": 2}, BY_HAND, ("--gpus 2: this process is a rank already", "by hand", "RANK=0", "or unset MASTER")),
+        (4, {"gpus": 2}, {**BY_HAND, "TORCHELASTIC_RUN_ID": "x"}, ("already", "started by torchrun")),
+        (4, {"gpus": 2}, {**BY_HAND, LAUNCHER: "9"}, ("already", "by paceline's launcher")),
+        (4, {"gpus": 2}, {"RANK": "1", "WORLD_SIZE": "2"}, ("no MASTER_ADDR", "unset RANK WORLD_SIZE")),
+    ],
+)
+def test_mistakes_are_found_with_the_command_that_works(
+    num_cards: int, asked: dict[str, str | int], environment: dict[str, str], parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        choose_ranks(COMMAND, lambda: machine(num_cards), environment, **asked)  # type: ignore[arg-type]
+    assert refused.value.fix
+    for part in parts:
+        assert part in str(refused.value), refused.value
+
+
+def test_contradictions_are_told_without_asking_the_driver() -> None:
+    def facts() -> Facts:
+        raise AssertionError("the driver's tool takes a second")
+
+    for asked in ({"gpus": 2, "processes": 2}, {"processes": 2, "device": "cuda"}, {"gpus": 2, "device": "cpu"}):
+        with pytest.raises(UserError):
+            choose_ranks(COMMAND, facts, {}, **asked)  # type: ignore[arg-type]
+
+
+def test_the_variables_of_a_rank_give_its_place() -> None:
+    outer = {"OMP_NUM_THREADS": "7", "TORCHELASTIC_USE_AGENT_STORE": "True", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "5"}
+    found = Ranks(count=3, threads=2).environment(outer, 1, 4321)
+    assert find_place(found) == Place(
+        rank=1, world_size=3, local_rank=1, local_world_size=3, started="paceline", init_method="env://"
+    )
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"], found[LAUNCHER]) == ("127.0.0.1", "4321", str(os.getpid()))
+    assert (found["HOME"], found["OMP_NUM_THREADS"], found["CUDA_VISIBLE_DEVICES"]) == ("/h", "7", "5")
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in found
+    assert Ranks(count=3, threads=2, cards="").environment({}, 1, 4321)["OMP_NUM_THREADS"] == "2"
+    assert Ranks(count=3, cards="").environment(outer, 0, 4321)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        (["train", "r.yaml", "--gpus", "4"], ["train", "r.yaml"]),
+        (["train", "--gpus=4", "r.yaml", "--set", "a=1"], ["train", "r.yaml", "--set", "a=1"]),
+        (["train", "--devices", "1,3", "r.yaml", "--timeout", "9"], ["train", "r.yaml", "--timeout", "9"]),
+        (["train", "r.yaml", "--processes=2", "--set", "x=--gpus"], ["train", "r.yaml", "--set", "x=--gpus"]),
+        (["train", "r.yaml", "--gpus"], ["train", "r.yaml"]),
+    ],
+)
+def test_ranks_run_the_same_command_without_what_starts_ranks(arguments: list[str], kept: list[str]) -> None:
+    assert without_launch(arguments) == kept
+
+
+@pytest.mark.parametrize(
+    ("original", "program"),
+    [
+        (["python", "/bin/paceline", "train", "r.yaml", "--gpus", "2"], ["/bin/paceline"]),
+        (["python", "-X", "dev", "-m", "paceline.verbs.cli", "train", "r.yaml", "--gpus", "2"], None),
+        # called from another program, as from a test
+        (["python", "-m", "pytest", "tests"], ["-m", "paceline.verbs.cli"]),
+        (["python"], ["-m", "paceline.verbs.cli"]),
+    ],
+)
+def test_the_command_line_is_this_processs_own(
+    original: list[str], program: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/venv/python")
+    monkeypatch.setattr("sys.orig_argv", original)
+    monkeypatch.setattr("sys.argv", ["paceline", "train", "r.yaml", "--gpus", "2"])
+    program = program or ["-X", "dev", "-m", "paceline.verbs.cli"]
+    assert rank_command() == ["/venv/python", *program, "train", "r.yaml"]
