@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from paceline.recipe.parts import TechniquesPart
-from paceline.recipe.techniques import CATALOGUE, STAGES
+from paceline.recipe.parts import ParallelPart, TechniquesPart
+from paceline.recipe.techniques import CATALOGUE, STAGES, STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def mismatches(root: Path, names: Iterable[str], fields: Iterable[str]) -> list[str]:
-    """Where files, fields, cards and parity tests differ from the catalogue's ``names``."""
+def mismatches(root: Path, names: Iterable[str], fields: Iterable[str], elsewhere: Iterable[str] = ()) -> list[str]:
+    """Where files, fields, cards and parity tests differ from ``names``; those ``elsewhere`` have another room."""
     names = set(names)
     source, cards = root / "src" / "paceline" / "techniques", root / "docs" / "techniques"
     groups = {
-        "files in src/paceline/techniques": {p.stem for p in source.glob("*.py")} - {"__init__"},
-        "fields of TechniquesPart": set(fields),
+        "files in src/paceline/techniques": {p.stem for p in source.glob("*.py")} - {"__init__"} | set(elsewhere),
+        "fields of TechniquesPart, or strategies": set(fields),
         "cards in docs/techniques": {p.stem for p in cards.glob("*.md")} - {"README"},
     }
     problems = [
@@ -33,7 +34,11 @@ def mismatches(root: Path, names: Iterable[str], fields: Iterable[str]) -> list[
 
 
 def test_catalogue_files_fields_cards_and_parity_tests_agree() -> None:
-    problems = mismatches(ROOT, (entry.name for entry in CATALOGUE), TechniquesPart.model_fields)
+    entries = (*CATALOGUE, *STRATEGIES)
+    strategies = set(get_args(ParallelPart.model_fields["strategy"].annotation)) - {"auto"}
+    rooms = {entry.name: ROOT / "src" / f"{entry.room.replace('.', '/')}.py" for entry in entries if entry.room}
+    assert all(room.is_file() for room in rooms.values()), f"rooms that are not there: {rooms}"
+    problems = mismatches(ROOT, (e.name for e in entries), {*TechniquesPart.model_fields, *strategies}, rooms)
     assert not problems, "\n".join(problems)
 
 
@@ -67,7 +72,7 @@ def test_the_guard_sees_every_mismatch(tmp_path: Path, change: str, message: str
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert mismatches(tmp_path, ["known"], ["known"]) == []
-    assert mismatches(tmp_path, ["known"], []) == ["fields of TechniquesPart: known is missing"]
+    assert mismatches(tmp_path, ["known"], []) == ["fields of TechniquesPart, or strategies: known is missing"]
     path = tmp_path / change.removeprefix("-")
     if change.startswith("-"):
         path.unlink()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.data.augment import Augmentation
 from paceline.data.dataset import Images
+from paceline.data.filler import as_filler
 from paceline.data.resident import resident_images
 from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
 from paceline.recipe.parts import AugmentPart
@@ -24,6 +25,8 @@ from paceline.seams import Batch, Ids, Layout, Size
 @final
 class ImageLayout(Layout):
     """Images as normalised channels-first floats.
+
+    A micro-batch of no samples is two of weight 0, for batch normalisation refuses to train on one.
 
     Args:
         images: the samples, uint8.
@@ -59,11 +62,14 @@ class ImageLayout(Layout):
         self._augmentation = None
         if augment is not None and augment.any:
             self._augmentation = Augmentation(augment, height, width, device)
+        self._stand_in = np.arange(2) % max(1, len(images.pixels))
         self._resident = (resident_images(images, device), torch.tensor(labels, device=device)) if resident else None
         self.reads_ahead = not resident and device.type != "cpu"
         self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
 
     def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+        if not len(ids):
+            return as_filler(self.collate(self._stand_in))
         if self._resident is not None:
             chosen = to_device(ids, self._device)
             pixels, labels = (kept.index_select(0, chosen) for kept in self._resident)
@@ -90,13 +96,13 @@ class ImageLayout(Layout):
         )
 
     def expect(self, ids: Sequence[Ids]) -> None:
-        self._ahead.expect(ids)
+        self._ahead.expect([each for each in ids if len(each)])
 
     def close(self) -> None:
         self._ahead.close()
 
     def size(self, ids: Ids) -> Size:
-        return Size(len(ids), len(ids), len(ids))
+        return Size(len(ids), len(ids), len(ids) or len(self._stand_in))
 
     def sorted(self, ids: Ids) -> Ids:
         return ids

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.data.dataset import Tokens
+from paceline.data.filler import as_filler
 from paceline.data.resident import longest, resident_tokens
 from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
 from paceline.errors import DataError
@@ -75,7 +76,7 @@ class PackedLayout(Layout):
     In the row the longest sample stands first, because attention kernels balance better so; labels and weights keep
     the order of the ids. The number of positions is rounded up to a multiple of ``bucket`` with sequences of pad
     tokens, so that attention writes all of its output; the number of sequences is always the same for S samples, the
-    last ones being empty. So shapes depend on S and T alone.
+    last ones being empty. So shapes depend on S and T alone. A micro-batch of no samples is a row of one, of weight 0.
 
     Args:
         tokens: the samples.
@@ -105,7 +106,7 @@ class PackedLayout(Layout):
         self._token_types, self._first, self._bucket = token_types, first_position, bucket
         self._lengths = tokens.lengths
         _require_tokens(self._lengths)
-        self._longest = longest(tokens)
+        self._longest, self._stand_in = longest(tokens), np.zeros(1, dtype=np.int64)
         self._fillers = -(-bucket // self._longest) if len(tokens) else 0
         self._second = tokens.second if token_types else None
         self._resident = (resident_tokens(tokens, device), torch.tensor(labels, device=device)) if resident else None
@@ -113,6 +114,8 @@ class PackedLayout(Layout):
         self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
 
     def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+        if not len(ids):
+            return as_filler(self.collate(self._stand_in))
         weights = torch.ones(len(ids), device=self._device)
         row = self._ahead.take(ids) if self._resident is None else self._gathered(ids, *self._resident)
         packed = Packed(row.pop("cu_seqlens"), row.pop("sequence"), self._longest)
@@ -131,14 +134,14 @@ class PackedLayout(Layout):
         )
 
     def expect(self, ids: Sequence[Ids]) -> None:
-        self._ahead.expect(ids)
+        self._ahead.expect([each for each in ids if len(each)])
 
     def close(self) -> None:
         self._ahead.close()
 
     def size(self, ids: Ids) -> Size:
         real = int(self._lengths[ids].sum())
-        return Size(len(ids), real, self._rounded(real))
+        return Size(len(ids), real, self._rounded(real if len(ids) else int(self._lengths[self._stand_in].sum())))
 
     def sorted(self, ids: Ids) -> Ids:
         """Every order wastes the same; this one gives all micro-batches about the same total, so that few shapes arise.

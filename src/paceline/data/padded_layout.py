@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.data.dataset import Tokens
+from paceline.data.filler import as_filler
 from paceline.data.resident import longest, resident_tokens
 from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
 from paceline.seams import Batch, Ids, Layout, Size
@@ -19,6 +20,8 @@ from paceline.seams import Batch, Ids, Layout, Size
 @final
 class PaddedLayout(Layout):
     """Token sequences padded to the longest of their micro-batch, with an attention mask.
+
+    A micro-batch of no samples is a row of one, of weight 0.
 
     Args:
         tokens: the samples.
@@ -44,12 +47,16 @@ class PaddedLayout(Layout):
         self._token_types = token_types
         self._lengths = tokens.lengths
         self._longest = longest(tokens)
+        # the first with a token: attention to none at all is no number
+        self._stand_in = np.full(1, (self._lengths > 0).argmax() if len(tokens) else 0)
         self._second = tokens.second if token_types else None
         self._resident = (resident_tokens(tokens, device), torch.tensor(labels, device=device)) if resident else None
         self.reads_ahead = not resident and device.type != "cpu"
         self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
 
     def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+        if not len(ids):
+            return as_filler(self.collate(self._stand_in))
         weights = torch.ones(len(ids), device=self._device)
         if self._resident is not None:
             return Batch(*self._gathered(ids, *self._resident), weights)
@@ -61,13 +68,14 @@ class PaddedLayout(Layout):
         return PaddedLayout(inputs, labels, self._device, token_types=self._token_types, bucket=self._bucket)
 
     def expect(self, ids: Sequence[Ids]) -> None:
-        self._ahead.expect(ids)
+        self._ahead.expect([each for each in ids if len(each)])
 
     def close(self) -> None:
         self._ahead.close()
 
     def size(self, ids: Ids) -> Size:
-        return Size(len(ids), int(self._lengths[ids].sum()), self._width(ids) * len(ids))
+        rows = ids if len(ids) else self._stand_in
+        return Size(len(ids), int(self._lengths[ids].sum()), self._width(rows) * len(rows))
 
     def sorted(self, ids: Ids) -> Ids:
         return ids[np.argsort(-self._lengths[ids], kind="stable")]

@@ -86,6 +86,10 @@ class Engine(ABC):
     def export(self) -> dict[str, Tensor]:
         """The model's weights and buffers by their plain names."""
 
+    @abstractmethod
+    def settle(self) -> None:
+        """Give all ranks the mean of their running statistics; all call it, before evaluations and checkpoints."""
+
     @property
     @abstractmethod
     def path(self) -> Mapping[str, str]:

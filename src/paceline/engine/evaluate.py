@@ -1,18 +1,23 @@
-"""One pass over a split without training."""
+"""One pass over a split without training, shared out among the ranks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.data.order import deal
+from paceline.errors import RecipeError
 from paceline.records import EvaluationRecord
-from paceline.seams import Batch, Build, Ids
+from paceline.seams import Alone, Batch, Build, Ids, Meter, World
 
 Infer = Callable[[Batch], Tensor]
 """Batch -> logits, in evaluation mode, without gradients: an engine's ``infer``."""
+
+_ALONE = Alone()
 
 
 def inference(build: Build) -> Infer:
@@ -27,18 +32,52 @@ def inference(build: Build) -> Infer:
 
 
 def evaluate(
-    infer: Infer, build: Build, split: str, ids: Ids, batch_size: int, *, step: int, epoch: int
+    infer: Infer,
+    build: Build,
+    split: str,
+    ids: Ids,
+    batch_size: int,
+    *,
+    step: int,
+    epoch: int,
+    world: World = _ALONE,
 ) -> EvaluationRecord:
-    """Loss and metrics of a split; every sample counts once, whatever the batch size."""
+    """Loss and metrics of a split; every sample counts once, whatever the batch size and the number of ranks.
+
+    Ranks deal the very batches of one process among themselves, so the same logits are computed; what they add up to
+    is put together in the order of the split. N ranks so return what one returns, to the bit, wherever the machine
+    computes a batch to the same bits twice (same device, same number of threads).
+
+    All ranks call ``infer`` equally often, so it may hold collectives, and must not raise on one rank alone: the others
+    would wait for it. What breaks an evaluation off is agreed upon inside ``infer`` (``world.any``) or waits for its
+    end.
+
+    Args:
+        infer: of the engine.
+        build: whose layout and task are used.
+        split: its name, for the record.
+        ids: all samples of the split, the same on every rank.
+        batch_size: samples of one forward pass.
+        step: updates made so far. epoch: that they end in.
+        world: the ranks; by default this process alone.
+
+    Returns:
+        The same record on every rank; ``seconds`` are those of the slowest.
+
+    Raises:
+        RecipeError: a metric of the user's fails, which all ranks raise; or a loss, on the rank where it does.
+    """
     started = time.perf_counter()
     meter = build.task.meter(build.device)
-    ordered = build.layout.sorted(ids)
-    pieces = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
-    build.layout.expect(pieces)
-    for piece in pieces:
+    mine, places = _dealt(build, ids, batch_size, world)
+    build.layout.expect(mine)
+    for number, piece in enumerate(mine):
         batch = build.layout.collate(piece)
-        meter.update(infer(batch), batch)
-    found = meter.compute()
+        logits = infer(batch)
+        if number < len(places):
+            meter.update(logits, batch)
+    meter.merge(world, places)
+    found = _computed(meter, world)
     return EvaluationRecord(
         split=split,
         step=step,
@@ -46,6 +85,37 @@ def evaluate(
         loss=found.pop("loss"),
         metrics=found,
         samples=len(ids),
-        seconds=time.perf_counter() - started,
+        seconds=max(world.gather(time.perf_counter() - started)),
         confusion=meter.confusion(),
     )
+
+
+def _dealt(build: Build, ids: Ids, batch_size: int, world: World) -> tuple[list[Ids], list[int]]:
+    """This rank's batches, equally many on all ranks, and the places in the split of those that count.
+
+    A rank without a batch of its own in the last round runs the split's last one too: nobody takes in the result.
+    """
+    ordered = build.layout.sorted(ids)
+    pieces = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
+    slots = np.array([build.layout.size(piece).slots for piece in pieces], dtype=np.int64)
+    places: list[int] = np.flatnonzero(deal(slots, world.size) == world.rank).tolist()
+    rounds = -(-len(pieces) // world.size)
+    return [pieces[place] for place in places] + pieces[-1:] * (rounds - len(places)), places
+
+
+def _computed(meter: Meter, world: World) -> dict[str, float]:
+    """The first rank's results, on every rank: scores are held once, and a metric that draws numbers draws them once.
+
+    Raises:
+        RecipeError: a metric of the user's fails; on every rank, so that none waits for a result that never comes.
+    """
+    found, failed = {}, None
+    if world.is_first:
+        try:
+            found = meter.compute()
+        except RecipeError as error:
+            failed = error
+    results, reason = world.share((found, (failed.what, failed.why, failed.fix) if failed else None))
+    if reason:
+        raise failed or RecipeError(*reason)
+    return dict(results)

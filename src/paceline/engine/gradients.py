@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter, is_
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from paceline.engine.buckets import BucketSums, Reduction
 from paceline.engine.flat import Flat, FlatLayout
 from paceline.errors import UserError
 
@@ -26,6 +28,10 @@ class Gradients(ABC):
             first: of the step: what was there before is overwritten.
             last: of the step, so that ranks may sum now.
         """
+
+    def finish(self) -> None:  # noqa: B027 - alone, there is nothing to finish
+        """Finish the sum over ranks that the last ``add`` began. Called once a step, before anything reads the
+        gradients, and never recorded; waits on the device, not on the host."""
 
     @abstractmethod
     def check(self) -> None:
@@ -53,35 +59,37 @@ class FlatGradients(Gradients):
     """One flat buffer a number format; every parameter's ``.grad`` is a view into it and is never rebound.
 
     A step's first micro-batch overwrites them, so nothing is zeroed between steps. Autograd hands its gradients over
-    all at once and they are copied in one go, for adding each where it arises costs one launch a parameter.
+    all at once and they are copied in one go, for adding each where it arises costs one launch a parameter. Only with
+    several ranks, in a step's last micro-batch, they are taken bucket by bucket, so that ranks sum beside the rest of
+    the backward pass. A parameter without a gradient on one rank counts as zeros there.
 
     Args:
         parameters: those that are trained, in a fixed order.
         layout: of these parameters, to share one with others; None: one of its own.
+        reduction: how ranks sum.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], layout: FlatLayout | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        layout: FlatLayout | None = None,
+        reduction: Reduction = Reduction(),  # noqa: B008 - frozen
+    ) -> None:
         self._parameters = tuple(parameters)
         self.flat: Flat = (layout or FlatLayout([self._parameters])).allocate()
         for parameter, view in zip(self._parameters, self.flat.views, strict=True):
             parameter.grad = view
+        self._sums = BucketSums(self._parameters, self.flat, reduction) if reduction.world.size > 1 else None
 
     def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
-        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        alike: list[tuple[Tensor, Tensor]] = []
-        for view, gradient in zip(self.flat.views, found, strict=True):
-            if gradient is None:
-                if first:
-                    view.zero_()
-            elif gradient.layout is torch.strided and gradient.stride() == view.stride():
-                alike.append((view, gradient))
-            elif first:
-                view.copy_(gradient.to_dense())
-            else:
-                view.add_(gradient)
-        if alike:  # other strides in one of the lists would send all of it down a slow path
-            views, gradients = zip(*alike, strict=True)
-            (torch._foreach_copy_ if first else torch._foreach_add_)(views, gradients)
+        if last and self._sums is not None:
+            self._sums.backward(loss, partial(_put, first=first))
+        else:
+            _put(self.flat.views, torch.autograd.grad(loss, self._parameters, allow_unused=True), first=first)
+
+    def finish(self) -> None:
+        if self._sums is not None:
+            self._sums.finish()
 
     def check(self) -> None:
         # every step pays for this: no loop in Python
@@ -107,6 +115,24 @@ class FlatGradients(Gradients):
     def zero(self) -> None:
         for buffer in self.flat.buffers:
             buffer.zero_()
+
+
+def _put(views: Sequence[Tensor], gradients: Sequence[Tensor | None], *, first: bool) -> None:
+    """Write gradients to their views if they are the step's ``first``, else add them."""
+    alike: list[tuple[Tensor, Tensor]] = []
+    for view, gradient in zip(views, gradients, strict=True):
+        if gradient is None:
+            if first:
+                view.zero_()
+        elif gradient.layout is torch.strided and gradient.stride() == view.stride():
+            alike.append((view, gradient))
+        elif first:
+            view.copy_(gradient.to_dense())
+        else:
+            view.add_(gradient)
+    if alike:  # other strides in one of the lists would send all of it down a slow path
+        to, found = zip(*alike, strict=True)
+        (torch._foreach_copy_ if first else torch._foreach_add_)(to, found)
 
 
 def norm_of_buffers(buffers: Sequence[Tensor]) -> Tensor:

@@ -18,16 +18,18 @@ def micro_batch_seed(seed: int, step: int, micro_batch: int, rank: int = 0) -> i
 
 
 def generators(device: torch.device) -> Sequence[torch.Generator]:
-    """torch's own generators that a step on ``device`` draws from.
+    """torch's own generators that a step with its weights on ``device`` draws from.
 
     ``torch.manual_seed`` would do for all devices, but it notes a stack trace for each kind of device that this machine
     has not, at every call: 0.35 ms a step, in a list that grows.
     """
-    if device.type != "cuda":
+    if device.type == "cuda":
+        torch.cuda.init()
+    if not torch.cuda.is_initialized():
         return [torch.default_generator]
-    torch.cuda.init()
-    card = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    return [torch.default_generator, card]
+    # weights that are offloaded to the CPU are computed with on the card
+    index = torch.cuda.current_device() if device.index is None or device.type != "cuda" else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
 
 
 def augmentation_seed(seed: int, step: int, micro_batch: int, rank: int = 0) -> int:

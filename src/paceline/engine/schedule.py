@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import RecipeError
-from paceline.recipe.parts import SchedulePart
+from paceline.recipe.parts import OptimizerPart, SchedulePart
+from paceline.records import Decision
 from paceline.references import resolve, users_code
 
 
@@ -40,10 +42,48 @@ def factors(part: SchedulePart, total_steps: int) -> NDArray[np.float64]:
     return np.where(step < warmup, rising, after)
 
 
-def rate_table(base_rates: Sequence[float], parts: Sequence[SchedulePart], total_steps: int) -> NDArray[np.float64]:
-    """[total_steps, groups]: the learning rate of each group at each applied update."""
-    columns = [rate * factors(part, total_steps) for rate, part in zip(base_rates, parts, strict=True)]
+def rate_table(
+    base_rates: Sequence[float], parts: Sequence[SchedulePart], total_steps: int, scaling: float = 1.0
+) -> NDArray[np.float64]:
+    """[total_steps, groups]: the learning rate of each group at each applied update.
+
+    Args:
+        base_rates: largest rate of each group.
+        parts: schedule of each group; its warm-up rises to the scaled rate.
+        total_steps: updates of the run.
+        scaling: multiplies every rate; ``lr_factor``.
+    """
+    columns = [rate * scaling * factors(part, total_steps) for rate, part in zip(base_rates, parts, strict=True)]
     return np.stack(columns, axis=1)
+
+
+def lr_factor(part: OptimizerPart, batch_size: int) -> float:
+    """What learning rates are multiplied by for a global batch of ``batch_size``.
+
+    Linear: Goyal et al., Accurate, Large Minibatch SGD, 2017, with a warm-up to the scaled rate. Square root, which
+    keeps the variance of an update: Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014;
+    Hoffer et al., Train longer, generalize better, NeurIPS 2017.
+    """
+    if isinstance(part.lr_scaling, float):
+        return part.lr_scaling
+    ratio = batch_size / (part.lr_scaling_base or batch_size)
+    return math.sqrt(ratio) if part.lr_scaling == "sqrt" else ratio
+
+
+def lr_decision(part: OptimizerPart, batch_size: int) -> Decision | None:
+    """What became of the learning rate, for people to see; None where scaling is off.
+
+    A rule at its own base says that it multiplies by 1: the recipe is meant for other batches too.
+    """
+    if part.lr_scaling == "none":
+        return None
+    if isinstance(part.lr_scaling, float):
+        source = "a factor of your own"
+    else:
+        source = f"{part.lr_scaling}: global batch {batch_size} over {part.lr_scaling_base}"
+    rates = f"learning rate {part.lr:g}" + (", and that of every group," if part.groups else "")
+    reason = f"{rates} x {lr_factor(part, batch_size):.4g} ({source})"
+    return Decision(setting="optimizer.lr_scaling", value=str(part.lr_scaling), reason=reason)
 
 
 def _users(reference: str, total_steps: int) -> NDArray[np.float64]:

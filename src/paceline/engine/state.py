@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
+from paceline.techniques.fsdp import load_whole
 
 COMPILED, PARALLEL = "_orig_mod.", "module."
 """What torch.compile puts anywhere into names, and DistributedDataParallel before all of them."""
@@ -80,8 +81,7 @@ def copy_into(current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: 
             f"{len(wrong)} tensors differ in name or shape, for example {wrong[0]}",
             "resume with the recipe that the run was started with",
         )
-    for name, tensor in current.items():
-        tensor.copy_(saved[name])
+    load_whole(current, saved)
 
 
 def _plain_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

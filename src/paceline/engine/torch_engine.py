@@ -1,4 +1,4 @@
-"""The engine of one process and one device."""
+"""The engine of one device, alone or as one rank of several."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from paceline.engine.engine import Accumulated, Engine, Tensors, Update
 from paceline.engine.rng import generators, micro_batch_seed
 from paceline.engine.state import copy_into, without_wrappers
+from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
 from paceline.errors import UserError
+from paceline.seams import Alone, World
 from paceline.techniques.capture import Eager, Runner
 
 
@@ -28,6 +30,8 @@ class TorchEngine(Engine):
         seed: of dropout; None leaves torch's generator to the caller.
         degrade: told why the first pass failed; makes the model run in a plainer way and says what became of the
             path, or raises.
+        world: the other ranks. They meet in ``accumulate``, once for each bucket of gradients, and in ``settle``;
+            nowhere else, so that each may compile, record and give up by itself.
     """
 
     def __init__(
@@ -39,10 +43,11 @@ class TorchEngine(Engine):
         *,
         seed: int | None,
         degrade: Callable[[Exception], Mapping[str, str]],
+        world: World = Alone(),  # noqa: B008 - it has no state
     ) -> None:
         self._model, self._step, self._logits, self._runner, self._seed = model, step, logits, runner, seed
         self._generators = generators(step.updates.parameters[0].device)
-        self._degrade = degrade
+        self._degrade, self._world = degrade, world
         self._degraded: Mapping[str, str] = {}
         # an update that looks at its gate on the host cannot be recorded; what comes before it can
         blocked = step.updates.capturable
@@ -54,18 +59,22 @@ class TorchEngine(Engine):
         self._mode(training=True)
         kept = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         share = self._runner.scalar(denominator)
-        # the first pass compiles and loads kernels, which may wait; the second shows what a step itself does
+        # the first pass compiles and loads kernels, which may wait; the second shows what a step itself does. Neither
+        # is a last one: what fails on one rank alone must not leave the others waiting in a sum
         try:
-            self._step.micro(batch, share, first=True, last=True)
+            self._step.micro(batch, share, first=True, last=False)
         except Exception as error:
             self._degraded = self._degrade(error)
-            self._step.micro(batch, share, first=True, last=True)
-        self._runner.probe(lambda: self._step.micro(batch, share, first=True, last=True))
+            self._step.micro(batch, share, first=True, last=False)
+        self._runner.probe(lambda: self._step.micro(batch, share, first=True, last=False))
         for buffer, value in kept:
             buffer.copy_(value)
         self._runner.prepare(self._step.micro, (batch, share), True, True)
 
     def accumulate(self, batches: Iterable[Any], denominator: float, *, step: int = 0) -> Accumulated:
+        if self._world.size > 1 and not self._first:
+            why = "the ranks have summed those gradients already, and what is added now would not be summed with them"
+            raise UserError("engine.accumulate(...) twice", why, "give all micro-batches of an update in one call")
         self._mode(training=True)
         losses, extras = [], []
         share = self._runner.scalar(denominator)
@@ -73,11 +82,12 @@ class TorchEngine(Engine):
         for index, (batch, last) in enumerate(_with_last(batches)):
             if self._seed is not None:
                 for generator in self._generators:
-                    generator.manual_seed(micro_batch_seed(self._seed, step, index))
+                    generator.manual_seed(micro_batch_seed(self._seed, step, index, self._world.rank))
             loss, extra = self._runner.run(self._step.micro, (batch, share), first, last)
             first = False
             losses.append(loss)
             extras.append(extra)
+        self._step.gradients.finish()
         self._first = False
         return Accumulated(total(losses), tuple(extras))
 
@@ -93,6 +103,9 @@ class TorchEngine(Engine):
     def infer(self, batch: Any) -> Tensor:
         self._mode(training=False)
         return self._logits(batch)
+
+    def settle(self) -> None:
+        settle_(list(self._model.buffers()), self._world)
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         updates, names = self._step.updates, self._names()

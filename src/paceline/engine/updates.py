@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paceline.engine.buckets import Reduction
 from paceline.engine.flat import FlatLayout
 from paceline.engine.gradients import FlatGradients, Gradients
 from paceline.engine.optimizer import ParameterGroup, build_optimizer
@@ -239,6 +240,7 @@ def build_updates(
     rates: NDArray[np.float64],
     device: torch.device,
     others: Iterable[Tensor] = (),
+    reduction: Reduction = Reduction(),  # noqa: B008 - frozen
 ) -> tuple[Updates, Gradients]:
     """The recipe's optimizer behind its gate, and the gradients it works on.
 
@@ -246,6 +248,7 @@ def build_updates(
         groups: what ``parameter_groups`` found; their parameters are on ``device``.
         rates: [steps, groups].
         others: the model's other tensors; a weight that shares its memory with one stays where it is.
+        reduction: how ranks sum gradients.
 
     Raises:
         RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
@@ -253,9 +256,11 @@ def build_updates(
     parameters = [parameter for group in groups for parameter in group.parameters]
     # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
     if device.type == "cpu" or part.type == "adamw8bit":
-        return HostGated(build_optimizer(groups, part, fused=False), rates), FlatGradients(parameters)
+        plain = build_optimizer(groups, part, fused=False)
+        return HostGated(plain, rates), FlatGradients(parameters, reduction=reduction)
     if part.type == "sgd":
-        return DeviceGated(build_optimizer(groups, part, fused=True), rates, device), FlatGradients(parameters)
+        fused = build_optimizer(groups, part, fused=True)
+        return DeviceGated(fused, rates, device), FlatGradients(parameters, reduction=reduction)
     # one operation takes tensors of one number format
     uniform = [
         (index, [p for p in group.parameters if p.dtype == dtype])
@@ -264,6 +269,6 @@ def build_updates(
     ]
     columns = [index for index, _ in uniform]
     layout = FlatLayout([members for _, members in uniform], others)
-    gradients = FlatGradients(layout.parameters, layout)
+    gradients = FlatGradients(layout.parameters, layout, reduction)
     decays = [groups[index].weight_decay for index in columns]
     return FlatAdam(layout, gradients, decays, part, rates[:, columns]), gradients

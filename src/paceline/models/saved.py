@@ -57,7 +57,13 @@ class LoadedModel:
     saved: SavedModel
 
 
-def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerFast | None, folder: Path, saved: SavedModel) -> None:
+def save_model(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerFast | None,
+    folder: Path,
+    saved: SavedModel,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
     """Write a model so that a crash leaves the old folder or the new one, never a mixture.
 
     A transformers model is written by ``save_pretrained`` with its tokenizer, or its image processor's settings, and
@@ -74,7 +80,7 @@ def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerFast | None, fold
     folder = Path(folder)
     module = unwrapped(model)
     # in the usual order in memory, which is the only one that files have
-    state = {_plain_name(name): value.detach().contiguous() for name, value in module.state_dict().items()}
+    state = {_plain_name(name): value.detach().contiguous() for name, value in (weights or module.state_dict()).items()}
     needed = sum(value.numel() * value.element_size() for value in state.values())
     with disk_errors(folder / FILE, needed):
         folder.parent.mkdir(parents=True, exist_ok=True)

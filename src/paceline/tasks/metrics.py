@@ -1,4 +1,4 @@
-"""Metrics by name, from torchmetrics, and the meter that sums them up.
+"""Metrics by name, from torchmetrics, and the meter that sums them up, over batches and over ranks.
 
 torchmetrics is imported when a meter is made: it is slow to import and of no use before the first evaluation.
 """
@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.errors import RecipeError, nearest
 from paceline.references import resolve, users_code
-from paceline.seams import Batch, Meter
+from paceline.seams import Batch, Meter, World
+from paceline.tasks.in_order import in_order
 
 Named = Mapping[str, Callable[[int], Any]]
 """Metric name -> function of the number of classes that makes a torchmetrics metric."""
+
+OF_ALL_SCORES = frozenset({"auroc", "pearson", "spearman"})
+"""Metrics that are no sum over batches: they are computed once, of all scores of the split. The others keep none."""
+
+_SETTINGS = {"sync_on_compute": False}
+"""torchmetrics would gather each state of each metric by itself, on whatever process group it finds."""
+
+_CLASS_SETTINGS = {**_SETTINGS, "validate_args": False}
 
 
 def classification_metrics() -> Named:
@@ -26,12 +36,12 @@ def classification_metrics() -> Named:
     from torchmetrics import classification as found
 
     return {
-        "accuracy": lambda classes: found.MulticlassAccuracy(classes, average="micro", validate_args=False),
-        "f1": lambda classes: found.MulticlassF1Score(classes, average="macro", validate_args=False),
-        "precision": lambda classes: found.MulticlassPrecision(classes, average="macro", validate_args=False),
-        "recall": lambda classes: found.MulticlassRecall(classes, average="macro", validate_args=False),
-        "auroc": lambda classes: found.MulticlassAUROC(classes, average="macro", validate_args=False),
-        "mcc": lambda classes: found.MulticlassMatthewsCorrCoef(classes, validate_args=False),
+        "accuracy": lambda classes: found.MulticlassAccuracy(classes, average="micro", **_CLASS_SETTINGS),
+        "f1": lambda classes: found.MulticlassF1Score(classes, average="macro", **_CLASS_SETTINGS),
+        "precision": lambda classes: found.MulticlassPrecision(classes, average="macro", **_CLASS_SETTINGS),
+        "recall": lambda classes: found.MulticlassRecall(classes, average="macro", **_CLASS_SETTINGS),
+        "auroc": lambda classes: found.MulticlassAUROC(classes, average="macro", **_CLASS_SETTINGS),
+        "mcc": lambda classes: found.MulticlassMatthewsCorrCoef(classes, **_CLASS_SETTINGS),
     }
 
 
@@ -40,12 +50,12 @@ def multi_label_metrics() -> Named:
     from torchmetrics import classification as found
 
     return {
-        "accuracy": lambda labels: found.MultilabelAccuracy(labels, average="micro", validate_args=False),
-        "exact_match": lambda labels: found.MultilabelExactMatch(labels, validate_args=False),
-        "f1": lambda labels: found.MultilabelF1Score(labels, average="macro", validate_args=False),
-        "precision": lambda labels: found.MultilabelPrecision(labels, average="macro", validate_args=False),
-        "recall": lambda labels: found.MultilabelRecall(labels, average="macro", validate_args=False),
-        "auroc": lambda labels: found.MultilabelAUROC(labels, average="macro", validate_args=False),
+        "accuracy": lambda labels: found.MultilabelAccuracy(labels, average="micro", **_CLASS_SETTINGS),
+        "exact_match": lambda labels: found.MultilabelExactMatch(labels, **_CLASS_SETTINGS),
+        "f1": lambda labels: found.MultilabelF1Score(labels, average="macro", **_CLASS_SETTINGS),
+        "precision": lambda labels: found.MultilabelPrecision(labels, average="macro", **_CLASS_SETTINGS),
+        "recall": lambda labels: found.MultilabelRecall(labels, average="macro", **_CLASS_SETTINGS),
+        "auroc": lambda labels: found.MultilabelAUROC(labels, average="macro", **_CLASS_SETTINGS),
     }
 
 
@@ -54,11 +64,11 @@ def regression_metrics() -> Named:
     from torchmetrics import regression as found
 
     return {
-        "mse": lambda _: found.MeanSquaredError(),
-        "mae": lambda _: found.MeanAbsoluteError(),
-        "r2": lambda _: found.R2Score(),
-        "pearson": lambda _: found.PearsonCorrCoef(),
-        "spearman": lambda _: found.SpearmanCorrCoef(),
+        "mse": lambda _: found.MeanSquaredError(**_SETTINGS),
+        "mae": lambda _: found.MeanAbsoluteError(**_SETTINGS),
+        "r2": lambda _: found.R2Score(**_SETTINGS),
+        "pearson": lambda _: found.PearsonCorrCoef(**_SETTINGS),
+        "spearman": lambda _: found.SpearmanCorrCoef(**_SETTINGS),
     }
 
 
@@ -87,16 +97,20 @@ def reported(names: tuple[str, ...]) -> tuple[str, ...]:
     return ("loss", *(name.rpartition(":")[2] for name in names))
 
 
+@final
 class TorchMeter(Meter):
-    """Loss and metrics of a split.
+    """Loss and metrics of a split, the same for any number of ranks.
+
+    Whole numbers are added up as they come, in any order. Fractions (the loss, the squares of an error) are kept as one
+    fp64 row a batch, and added in the order of the split. Scores are kept, on the host, only where a metric needs all.
 
     Args:
-        names: metric names; ``module:function(scores, labels) -> float`` keeps all scores on the host.
+        names: metric names; ``module:function(scores, labels) -> float`` keeps all scores.
         known: torchmetrics by name.
         classes: number of classes or labels.
         device: where the sums are kept.
         loss_sum: the task's own.
-        count: number of labels that a batch's weights stand for.
+        labels_per_sample: number of labels that a weight of 1 stands for.
         scores: logits to what metrics compare: [S, C] or [S].
         confusion: count [true][predicted] too.
     """
@@ -113,51 +127,125 @@ class TorchMeter(Meter):
         scores: Callable[[Tensor], Tensor],
         confusion: bool,
     ) -> None:
-        self._metrics = {name: known[name](classes).to(device) for name in names if ":" not in name}
+        self._names, self._device = names, device
+        with _quiet():
+            made = {name: known[name](classes).to(device) for name in names if ":" not in name}
         self._custom = {name: resolve(name, "task.metrics", ("scores", "labels")) for name in names if ":" in name}
-        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._of_scores = {name: metric for name, metric in made.items() if name in OF_ALL_SCORES}
+        self._of_sums = {name: metric for name, metric in made.items() if name not in OF_ALL_SCORES}
+        self._fractions = [metric for metric in self._of_sums.values() if _has_fractions(metric)]
+        self._counts = [metric for metric in self._of_sums.values() if not _has_fractions(metric)]
         self._loss_sum, self._scores, self._labels_per_sample = loss_sum, scores, labels_per_sample
-        self._loss = torch.zeros((), device=device, dtype=torch.float64)
-        self._count = torch.zeros((), device=device, dtype=torch.float64)
         self._matrix = torch.zeros(classes, classes, device=device, dtype=torch.int64) if confusion else None
+        self._rows: list[Tensor] = []
+        """fp64 [batches, 2 + fractions] each: loss sum, number of labels, and the states of ``_fractions``."""
+        self._needs_scores = bool(self._of_scores or self._custom)
+        self._kept: tuple[list[Tensor], list[Tensor]] = ([], [])
+        """Scores and labels on the host, where a metric needs all of them."""
 
     def update(self, logits: Tensor, batch: Batch) -> None:
-        self._loss += self._loss_sum(logits, batch)
-        self._count += batch.weights.sum() * self._labels_per_sample
         real = batch.weights > 0
         scores, labels = self._scores(logits.float())[real], batch.labels[real]
-        targets = labels if labels.dtype == torch.int64 or logits.shape[-1] == 1 else labels.long()
-        for metric in self._metrics.values():
-            metric.update(scores, targets)
-        if self._custom:
-            self._kept.append((scores.cpu(), labels.cpu()))
+        for metric in self._of_sums.values():
+            metric.update(scores, _targets(scores, labels))
+        sums = [self._loss_sum(logits, batch), batch.weights.sum() * self._labels_per_sample]
+        for metric in self._fractions:
+            sums += metric.metric_state.values()
+            metric.reset()
+        self._rows.append(torch.cat([each.double().reshape(1, -1) for each in sums], dim=1))
+        if self._needs_scores:
+            for kept, more in zip(self._kept, (scores, labels), strict=True):
+                kept.append(more.cpu())
         if self._matrix is not None:
             classes = len(self._matrix)
             pairs = labels * classes + scores.argmax(-1)
             self._matrix += torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
+    def merge(self, world: World, places: Sequence[int]) -> None:
+        self._add_counts(world)
+        rows = torch.cat(self._rows).cpu().split(1) if self._rows else ()
+        self._rows = in_order(world, places, rows, self._device)
+        if self._needs_scores:
+            scores, labels = (in_order(world, places, kept, self._device) for kept in self._kept)
+            self._kept = scores, labels
+
     def compute(self) -> dict[str, float]:
-        results = {"loss": float(self._loss / self._count)}
-        with warnings.catch_warnings():
-            # a split without one of the classes has no AUROC or F1 of it; torchmetrics warns and counts it as 0
-            warnings.simplefilter("ignore", UserWarning)
-            results |= {name: _computed(metric) for name, metric in self._metrics.items()}
-        if self._custom:
-            scores, labels = (torch.cat(part) for part in zip(*self._kept, strict=True))
-            for name, function in self._custom.items():
-                with users_code(f"task.metrics = {name}"):
-                    results[name.rpartition(":")[2]] = float(function(scores, labels))
-        return {name: value if math.isfinite(value) else math.nan for name, value in results.items()}
+        loss = self._computed_of_rows()
+        found = {name: _computed(metric) for name, metric in self._of_sums.items()} | self._computed_of_scores()
+        for metric in self._fractions:
+            metric.reset()  # what it was given is in the rows
+        values = {"loss": loss, **{name.rpartition(":")[2]: found[name] for name in self._names}}
+        return {name: value if math.isfinite(value) else math.nan for name, value in values.items()}
 
     def confusion(self) -> tuple[tuple[int, ...], ...] | None:
         if self._matrix is None:
             return None
         return tuple(tuple(cast("list[int]", row)) for row in self._matrix.tolist())
 
+    def _add_counts(self, world: World) -> None:
+        """Add up whole numbers over the ranks, all of them at once."""
+        counts = [state for metric in self._counts for state in metric.metric_state.values()]
+        counts += [self._matrix] if self._matrix is not None else []
+        if not counts:
+            return
+        added = world.sum_(torch.cat([count.reshape(-1) for count in counts]))
+        for count, sums in zip(counts, added.split([count.numel() for count in counts]), strict=True):
+            count.copy_(sums.view_as(count))
+
+    def _computed_of_rows(self) -> float:
+        """The loss; nan where there are no samples. Metrics that add fractions are given their sums."""
+        if not self._rows:
+            return math.nan
+        sums = _sequential_sum(self._rows)
+        loss, sums = float(sums[0] / sums[1]), sums[2:]
+        for metric in self._fractions:
+            for name, state in metric.metric_state.items():
+                setattr(metric, name, sums[: state.numel()].view_as(state).to(state))
+                sums = sums[state.numel() :]
+        return loss
+
+    def _computed_of_scores(self) -> dict[str, float]:
+        """Metrics of all scores; nan where there are none at all."""
+        if not self._needs_scores or not self._kept[0]:
+            return dict.fromkeys((*self._of_scores, *self._custom), math.nan)
+        scores, labels = (torch.cat(kept) for kept in self._kept)
+        found = {}
+        for name, metric in self._of_scores.items():
+            metric.update(scores.to(self._device), _targets(scores, labels).to(self._device))
+            # torchmetrics would rank NaN as if it were a number
+            found[name] = math.nan if scores.isnan().any() else _computed(metric)
+            metric.reset()
+        for name, function in self._custom.items():
+            with users_code(f"task.metrics = {name}"):
+                found[name] = float(function(scores, labels))
+        return found
+
+
+def _has_fractions(metric: Any) -> bool:
+    """Whether its sums depend, in their last bits, on the order in which batches are added."""
+    return any(state.is_floating_point() for state in metric.metric_state.values())
+
+
+def _targets(scores: Tensor, labels: Tensor) -> Tensor:
+    """Labels as torchmetrics takes them: whole numbers, but for regression, whose scores are [S]."""
+    return labels if scores.ndim == 1 else labels.long()
+
+
+def _sequential_sum(rows: Sequence[Tensor]) -> Tensor:
+    """The sum of all rows, on the host. Numpy's, which never shares it out among threads: the same bits everywhere."""
+    with np.errstate(invalid="ignore"):  # inf - inf is a nan, and meant
+        return torch.from_numpy(torch.cat(list(rows)).cpu().numpy().sum(axis=0))
+
 
 def _computed(metric: Any) -> float:
     """A metric's value; nan where so few samples have none, as R2 of a single one."""
     try:
-        return float(metric.compute())
+        with _quiet():
+            return float(metric.compute())
     except ValueError:
         return math.nan
+
+
+def _quiet() -> warnings.catch_warnings[None]:
+    """A split without one of the classes has no AUROC or F1 of it: torchmetrics counts it as 0, and warns."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)

@@ -1,0 +1,111 @@
+"""The running examples of docs/distributed.md show what they say, on any number of ranks, and run under torchrun."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.seams import World
+from paceline.testing.distributed import run_distributed
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+SAMPLES = 7
+
+
+def example(name: str) -> ModuleType:
+    """A file of docs/examples, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def exchanged(world: World) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = example("collectives").exchanged(torch.tensor([world.rank + 1.0]))
+    return found
+
+
+def shares(world: World) -> dict[str, Any]:
+    module = example("padding_sampler")
+    padded, dealt = (share(world.rank, world.size) for share in (module.padded_share, module.dealt_share))
+    return {
+        "padded": padded,
+        "dealt": dealt,
+        "mean_of_means": module.mean_of_means(padded),
+        "sum_over_count": module.sum_over_count(dealt),
+    }
+
+
+def evaluated(world: World) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = example("evaluation_by_sums").compared()
+    return found
+
+
+def flat(parts: Sequence[Sequence[int]]) -> list[int]:
+    return sorted(sample for part in parts for sample in part)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_collective_leaves_what_the_page_says(size: int) -> None:
+    everybody = [rank + 1.0 for rank in range(size)]
+    for rank, found in enumerate(run_distributed(exchanged, size)):
+        assert found["all_reduce"] == [sum(everybody)]
+        assert found["broadcast"] == [1.0]
+        assert found["all_gather"] == everybody
+        assert found["reduce_scatter"] == [sum(everybody) * (rank + 1)], "its own piece of the sum, no other's"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_usual_sampler_repeats_a_sample_and_ours_does_not(size: int) -> None:
+    found = run_distributed(shares, size)
+    assert flat([rank["dealt"] for rank in found]) == list(range(SAMPLES)), "each sample once"
+    assert len(flat([rank["padded"] for rank in found])) == SAMPLES + 1, "one is there twice"
+    assert {rank["sum_over_count"] for rank in found} == {3.0}, "the mean of all seven"
+    assert all(rank["mean_of_means"] != 3.0 for rank in found), "the example would show nothing"
+
+
+def test_ours_is_the_more_even_deal() -> None:
+    tokens = example("padding_sampler").TOKENS
+    found = run_distributed(shares, 2)
+    fullest = {name: max(int(tokens[rank[name]].sum()) for rank in found) for name in ("padded", "dealt")}
+    assert fullest["dealt"] < 1.02 * tokens.sum() / 2 < fullest["padded"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_give_what_one_process_gives_and_means_do_not(size: int) -> None:
+    for found in run_distributed(evaluated, size):
+        assert found["sums"] == found["one process"]
+        for metric, value in found["mean of ranks"].items():
+            assert value != found["one process"][metric], f"{metric}: the example would show nothing"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_named_on_the_page(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 60, "too long to be read in one go"
+    assert f"examples/{path.name}" in PAGE, "nobody would find it"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_under_torchrun_what_the_page_shows(path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip(), "it prints nothing"
+    for line in done.stdout.splitlines():
+        assert line in PAGE, f"docs/distributed.md shows another line than: {line}"

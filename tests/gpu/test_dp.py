@@ -1,0 +1,44 @@
+"""torch's DataParallel over two cards trains as one card."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.engine.assemble import assemble, assemble_build
+from paceline.tasks import task_for
+from paceline.techniques import dp
+from tests.parity import driving, reference
+
+STEPS = 5
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA cards")
+@pytest.mark.parametrize(("number_format", "tolerance"), [("fp32", 1e-3), ("bf16", 2e-2)])
+def test_two_cards_train_as_one(number_format: str, tolerance: float) -> None:
+    chosen = driving.recipe(techniques={**driving.PLAIN, "precision": number_format}, loop={"batch_size": 7})
+    chosen = chosen.with_settings(["device=cuda"])
+    original, device, data = reference.tiny_model(dropout=0.0), torch.device("cuda", 0), driving.dataset()
+    losses = []
+    for dealt in (False, True):
+        model = copy.deepcopy(original)
+        build = assemble_build(
+            chosen,
+            model,
+            data,
+            task_for(data.kind, data.label_names, chosen.task),
+            device,
+            blocks=list(model.distilbert.transformer.layer),
+            normalisation=((0.5,) * 3, (0.5,) * 3),
+        )
+        if dealt:
+            build = dp.apply(build, [torch.device("cuda", 0), torch.device("cuda", 1)])
+        run = assemble(chosen, build, STEPS)
+        losses.append(driving.train(run, chosen, STEPS))
+        assert np.isfinite(losses[-1]).all()
+        assert not any(name.startswith("module.") for name in run.engine.export())
+        run.engine.close()
+    assert losses[1] == pytest.approx(losses[0], rel=tolerance)

@@ -1,0 +1,166 @@
+"""Shards on two cards: they train as two whole models do, and each card keeps half of weights and states."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.cluster import Place
+from paceline.data.dataset import Images
+from paceline.data.layout import ImageLayout
+from paceline.distributed.group import joined
+from paceline.engine.assemble import Assembled, assemble, objective_for
+from paceline.engine.optimizer import parameter_groups
+from paceline.engine.scaling import Unscaled
+from paceline.engine.schedule import rate_table
+from paceline.engine.sharded import build_sharded_updates
+from paceline.engine.step import Step
+from paceline.engine.torch_engine import TorchEngine
+from paceline.recipe.parts import ParallelPart
+from paceline.seams import Build, World
+from paceline.tasks import task_for
+from paceline.techniques import fsdp, precision
+from paceline.techniques.capture import Eager
+from paceline.techniques.fsdp import whole
+from tests.gpu.waiting import waits_are_errors
+from tests.parity.driving import recipe
+
+CUDA, STEPS, TOTAL, BATCH, SECONDS = torch.device("cuda"), 10, 50, 8, 240
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA cards")
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 1024, depth: int = 6) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        hidden = self.first(pixels.flatten(1)).relu()
+        for layer in self.layers:
+            hidden = hidden + layer(hidden).relu()
+        return self.head(hidden)
+
+
+def made(world: World, kind: str, number_format: str) -> Assembled:
+    """On shards, kept on the card or in main memory, or whole on both cards."""
+    generator = np.random.default_rng(0)
+    images = Images(generator.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8))
+    torch.manual_seed(world.rank)
+    model = Net().to(CUDA)
+    chosen = recipe(techniques={"precision": number_format}, optimizer={"decay_all": False, "clip_norm": None})
+    build = Build(
+        model=model,
+        forward=lambda m, b: m(b.inputs["pixel_values"]),
+        layout=ImageLayout(images, generator.integers(0, 3, 64), CUDA, mean=(0.5,), deviation=(0.5,)),
+        task=task_for("classification", ("a", "b", "c"), chosen.task),
+        device=CUDA,
+        blocks=tuple(model.layers),
+    )
+    build = precision.apply(build, number_format)
+    if kind == "ddp":
+        return assemble(chosen, build, TOTAL, world=world)
+    build = fsdp.apply(build, ParallelPart(strategy="fsdp", offload=kind == "offload"), world)
+    groups = parameter_groups(list(model.named_parameters()), chosen.optimizer, chosen.schedule)
+    rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], TOTAL)
+    updates, gradients = build_sharded_updates(model, groups, chosen.optimizer, rates, CUDA, world)
+    engine = TorchEngine(
+        model,
+        Step(objective_for(build), gradients, Unscaled(), updates, None),
+        lambda batch: build.forward(model, batch),
+        Eager("the weights are sharded"),
+        seed=0,
+        degrade=fail,
+        world=world,
+    )
+    return Assembled(build, engine, groups, rates)
+
+
+def fail(error: Exception) -> Any:
+    raise error
+
+
+def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
+    """One of two processes: trains its share of each batch; prints losses, first weights and bytes between steps."""
+    place = Place(
+        rank=rank,
+        world_size=2,
+        local_rank=rank,
+        local_world_size=2,
+        started="paceline",
+        init_method=f"file://{folder}/{kind}-ranks",
+    )
+    with joined(place, backend=None, device=CUDA, timeout_seconds=SECONDS / 2) as world:
+        run = made(world, kind, number_format)
+        losses = []
+        for index in range(STEPS):
+            ids = np.array_split((np.arange(BATCH) + BATCH * index) % 64, 2)[rank]
+            batches = [run.build.layout.collate(part) for part in np.split(ids, 2)]
+            if kind == "fsdp" and index > 2:
+                with waits_are_errors():
+                    done = run.engine.accumulate(batches, BATCH, step=index)
+                    run.engine.update()
+            else:
+                done = run.engine.accumulate(batches, BATCH, step=index)
+                run.engine.update()
+            losses.append(world.sum_(done.loss.clone()).item())
+        del batches, done
+        torch.cuda.synchronize()
+        said = {
+            "losses": losses,
+            "bytes": torch.cuda.memory_allocated(),
+            "weights": {name: tensor.flatten()[:256].tolist() for name, tensor in whole(run.engine.export())},
+        }
+        run.engine.close()
+    print(json.dumps(said))
+
+
+def on_two_cards(folder: Path, kind: str, number_format: str) -> list[dict[str, Any]]:
+    """What the two processes say, in rank order."""
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
+    arguments = [sys.executable, "-m", "tests.gpu.test_fsdp", str(folder), kind, number_format]
+    processes = [
+        subprocess.Popen([*arguments, str(rank)], cwd=root, env=environment, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], kind
+    return [json.loads(lines.splitlines()[-1]) for lines in said]
+
+
+@pytest.mark.timeout(3 * SECONDS)
+@pytest.mark.parametrize("number_format", ["fp32", "bf16"])
+def test_shards_on_two_cards_train_as_ddp_in_half_the_memory(tmp_path: Path, number_format: str) -> None:
+    ddp, shards, offloaded = (on_two_cards(tmp_path, kind, number_format) for kind in ("ddp", "fsdp", "offload"))
+    for kind, found in (("fsdp", shards), ("offload", offloaded)):
+        assert found[0]["weights"] == found[1]["weights"], f"{kind}: the ranks gather different weights"
+        assert found[0]["losses"] == pytest.approx(ddp[0]["losses"], rel=1e-3), kind
+        for name, values in ddp[0]["weights"].items():
+            # AdamW turns rounding of tiny gradients into steps of the learning rate's size
+            given, expected = torch.tensor(found[0]["weights"][name]), torch.tensor(values)
+            torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3, msg=f"{kind}: {name}")
+    for rank in range(2):
+        share = shards[rank]["bytes"] / ddp[rank]["bytes"]
+        assert share == pytest.approx(0.5, rel=0.1), f"rank {rank} keeps {share:.2f} of what DDP keeps"
+        assert offloaded[rank]["bytes"] < 0.1 * ddp[rank]["bytes"], f"rank {rank} keeps shards on its card"
+
+
+if __name__ == "__main__":
+    be_rank(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,155 @@
+"""``parallel``: what can be written, what ``auto`` makes of it, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.errors import RecipeError
+from paceline.facts import Card, Facts
+from paceline.recipe import Recipe
+from paceline.recipe.choose import STATES_SHARE, choose, choose_strategy
+from paceline.recipe.recipe import is_execution
+
+CPU = Facts(python="3.11.7", platform="Linux", cpu_model=None, cpu_count=2, memory_bytes=None)
+GIB = 2**30
+
+
+def cards(number: int, memory_gib: int | None = 80) -> Facts:
+    memory = None if memory_gib is None else memory_gib * GIB
+    card = Card(name="NVIDIA H100", compute_capability=(9, 0), driver="580.95.05", memory_bytes=memory)
+    versions = {"torch": "2.11.0", "triton": "3.6.0", "torchao": "0.15.0"}
+    return replace(CPU, cards=(card,) * number, versions=versions, torch_cuda="13.0")
+
+
+def recipe(*settings: str) -> Recipe:
+    plain: dict[str, Any] = {"model": {"source": "some-model"}, "data": {"source": "some.csv"}}
+    return Recipe.parse(plain).with_settings(settings)
+
+
+def test_a_run_goes_on_with_other_settings_and_they_run_again_as_written() -> None:
+    for name in ("strategy", "reduce_dtype", "shard_size", "offload"):
+        assert is_execution(f"parallel.{name}"), f"parallel.{name} would be refused on resume"
+    given = recipe("parallel.strategy=fsdp", "parallel.shard_size=2", "parallel.reduce_dtype=bf16")
+    assert Recipe.parse(yaml.safe_load(given.to_yaml())).resolved() == given.resolved()
+
+
+@pytest.mark.parametrize("settings", [(), ("parallel.strategy=ddp",), ("parallel.strategy=fsdp",)])
+@pytest.mark.parametrize("facts", [CPU, cards(1)])
+def test_one_process_shares_nothing(settings: tuple[str, ...], facts: Facts) -> None:
+    shards = ("parallel.reduce_dtype=bf16", "parallel.shard_size=2", "parallel.offload=true")
+    more = shards if settings == ("parallel.strategy=fsdp",) else ()
+    chosen, decisions = choose(recipe(*settings, *more), facts)
+    assert chosen.parallel == recipe().parallel
+    taken = {decision.setting: decision.reason for decision in decisions if decision.setting.startswith("parallel")}
+    assert taken == {
+        setting.partition("=")[0]: "one process has nobody to share with" for setting in (*settings, *more)
+    }
+    assert choose(chosen, facts) == (chosen, ())
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "strategy"),
+    [
+        ((), CPU, "ddp"),
+        (("parallel.shard_size=2",), CPU, "fsdp"),
+        (("parallel.strategy=fsdp",), CPU, "fsdp"),
+        (("parallel.offload=true",), cards(4), "fsdp"),
+        ((), cards(4), "auto"),
+        (("model.train=features",), CPU, "auto"),
+    ],
+)
+def test_several_processes_share_as_set_or_as_is_plain(settings: tuple[str, ...], facts: Facts, strategy: str) -> None:
+    chosen, decisions = choose(recipe(*settings), facts, 4)
+    assert chosen.parallel.strategy == strategy
+    assert choose(chosen, facts, world_size=4) == (chosen, ())
+    if strategy == "fsdp" and facts is not CPU:
+        reasons = {decision.setting: decision.reason for decision in decisions}
+        assert "memory anew" in reasons["techniques.capture"]
+        assert chosen.techniques.capture is chosen.techniques.channels_last is False
+        assert chosen.techniques.packing == "auto"
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "num_parameters", "num_trained", "strategy", "reason"),
+    [
+        ((), cards(4), 3 * 10**9, 3 * 10**9, "ddp", "take 44.7 GiB, at most 70% of a card's 80 GiB"),
+        ((), cards(4), 4 * 10**9, 4 * 10**9, "fsdp", "take 59.6 GiB, more than 70% of a card's 80 GiB"),
+        ((), cards(4), 4 * 10**9, 10**6, "ddp", "take 14.9 GiB"),
+        (("optimizer.type=sgd",), cards(4), 4 * 10**9, 4 * 10**9, "ddp", "take 44.7 GiB"),
+        ((), cards(4, None), 10**11, 10**11, "ddp", "the memory of the cards is not known"),
+    ],
+)
+def test_a_model_that_does_not_fit_a_card_is_sharded(
+    settings: tuple[str, ...], facts: Facts, num_parameters: int, num_trained: int, strategy: str, reason: str
+) -> None:
+    sizes = {"num_parameters": num_parameters, "num_trained": num_trained}
+    first, before = choose(recipe(*settings), facts, 4)
+    chosen, decisions = choose_strategy(first, before, facts, 4, **sizes)
+    found = {decision.setting: decision for decision in decisions}
+    assert len(found) == len(decisions), "a setting is decided twice"
+    assert found["parallel.strategy"].value == chosen.parallel.strategy == strategy
+    assert reason in found["parallel.strategy"].reason
+    assert found["techniques.capture"].value == str(strategy == "ddp").lower()
+    assert chosen.techniques.capture is (strategy == "ddp")
+    assert choose_strategy(chosen, decisions, facts, 4, **sizes) == (chosen, decisions)
+    assert choose(chosen, facts, 4)[0] == chosen
+
+
+def test_sixteen_bytes_a_parameter_with_adamw() -> None:
+    """The bound itself, to the parameter."""
+    first, before = choose(recipe(), cards(2, 16), 2)
+    most = int(STATES_SHARE * 16 * GIB / 16)
+    for number, strategy in ((most, "ddp"), (most + 1, "fsdp")):
+        chosen, _ = choose_strategy(first, before, cards(2, 16), 2, num_parameters=number, num_trained=number)
+        assert chosen.parallel.strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "world_size", "message"),
+    [
+        (("parallel.strategy=ddp", "parallel.shard_size=2"), CPU, 4, "shard_size: has no effect with strategy: ddp"),
+        (("parallel.strategy=dp", "parallel.offload=true"), CPU, 1, "offload: has no effect with strategy: dp"),
+        (("parallel.strategy=dp", "parallel.reduce_dtype=bf16"), CPU, 1, "reduce_dtype: bf16 has no effect"),
+        (("parallel.shard_size=1",), CPU, 4, "greater than or equal to 2"),
+        (("parallel.shard_size=3",), CPU, 4, "there are 4 processes, which are no whole number of groups of 3"),
+        (("parallel.shard_size=8",), CPU, 4, "no whole number of groups of 8"),
+        (("parallel.strategy=zero",), CPU, 4, "parallel.strategy = 'zero'"),
+        (("parallel.offload=true",), CPU, 4, "whose memory the weights are in already"),
+        (("parallel.strategy=fsdp", "techniques.capture=true"), cards(4), 4, "cannot work with techniques.capture"),
+        (("parallel.offload=true", "techniques.capture=true"), cards(4), 4, "cannot work with techniques.capture"),
+        (("parallel.strategy=fsdp", "techniques.channels_last=true"), cards(4), 4, "techniques.channels_last"),
+        (("parallel.strategy=fsdp", "optimizer.type=adamw8bit"), cards(4), 4, "optimizer.type = adamw8bit"),
+        (("parallel.strategy=fsdp", "model.train=features"), CPU, 4, "model.train = features"),
+        (("parallel.strategy=ddp", "model.train=features"), CPU, 4, "model.train = features"),
+        (("parallel.strategy=dp",), CPU, 1, "needs device = cuda (now device = cpu)"),
+        (("parallel.strategy=dp",), cards(1), 1, "one is visible to this process"),
+        (("parallel.strategy=dp",), cards(4), 4, "it is one process with several cards, and there are 4 processes"),
+        *(
+            (("parallel.strategy=dp", f"techniques.{name}=true"), cards(2), 1, f"cannot work with techniques.{name}")
+            for name in ("packing", "fused_qkv", "fusion", "recompute", "compile", "capture")
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: tuple[str, ...], facts: Facts, world_size: int, message: str) -> None:
+    with pytest.raises(RecipeError) as found:
+        choose(recipe(*settings), facts, world_size)
+    assert message in str(found.value)
+
+
+def test_what_was_asked_for_is_not_taken_back_for_a_model_that_is_too_large() -> None:
+    first, before = choose(recipe("techniques.capture=true"), cards(4), 4)
+    with pytest.raises(RecipeError, match=r"parallel\.strategy = fsdp\n.*cannot work with techniques\.capture"):
+        choose_strategy(first, before, cards(4), 4, num_parameters=10**10, num_trained=10**10)
+
+
+def test_dp_is_eager_and_padded() -> None:
+    chosen, decisions = choose(recipe("parallel.strategy=dp"), cards(2))
+    reasons = {decision.setting: decision.reason for decision in decisions if decision.value == "false"}
+    for name in ("packing", "fused_qkv", "fusion", "compile", "capture"):
+        assert getattr(chosen.techniques, name) is False
+        assert reasons[f"techniques.{name}"]
+    assert choose(chosen, cards(2)) == (chosen, ())
