@@ -7,16 +7,17 @@ Everything that a resumed run needs is in ``Progress`` and the engine's state; t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.checkpoint.background import BackgroundStore
+from paceline.checkpoint.background import Store
 from paceline.data.dataset import Dataset
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
 from paceline.engine.assemble import Assembled
@@ -29,10 +30,11 @@ from paceline.errors import NonFiniteError, Preempted
 from paceline.files import compiled_folder
 from paceline.recipe import Recipe
 from paceline.records import EvaluationRecord, Record, StepRecord
-from paceline.seams import Batch, Ids, Size
+from paceline.seams import Batch, Ids, Size, World
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
 from paceline.techniques.compile import note_kept
+from paceline.techniques.fsdp import collected, is_sharded
 
 MOST_SKIPPED = 50
 """fp16 loss scaling may skip this many steps in a row: enough for any scale to shrink from 65,536 to nothing."""
@@ -111,13 +113,15 @@ class Job:
     steps_per_epoch: int
     total_steps: int
     evaluation_batch_size: int
-    store: BackgroundStore
+    store: Store
     emit: Callable[[Record], None]
     stop: Stop
     watch: Stopwatch
     checkpoint_state: Mapping[str, Any]
     """Saved beside the progress: fingerprint and recipe, to compare on resume."""
     best_metric: str
+    world: World
+    """All ranks walk the same steps: what they decide by is the same on all of them, or asked of all."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +185,8 @@ class Loop:
         while True:
             if self._due(every.evaluate_every) and not self._evaluated():
                 self._evaluate()
-            if job.stop.requested_by:
-                self._preempt(job.stop.requested_by)
+            if self._asked_to_stop("train"):
+                self._preempt()
             if self._due(every.checkpoint_every):
                 self.save()
             if self.ended:
@@ -202,7 +206,9 @@ class Loop:
         with self.job.watch.phase("train"):
             self._account(wait=True)
         with self.job.watch.phase("checkpoint"):
+            self.job.assembled.engine.settle()
             tensors, state = self.job.assembled.engine.state()
+            tensors = {stem: collected(named, self.job.world) for stem, named in tensors.items()}
             whole = {
                 **self.job.checkpoint_state,
                 "engine": state,
@@ -231,7 +237,7 @@ class Loop:
             return
         with job.watch.phase("compile"):
             ids = self._largest()
-            job.assembled.engine.warm_up(job.assembled.build.layout.collate(ids), len(ids))
+            job.assembled.engine.warm_up(job.assembled.build.layout.collate(ids), len(ids) or 1)
         compiled = job.recipe.techniques.compile is True and "compile" not in job.assembled.engine.path
         if compiled and job.assembled.build.device.type == "cuda":
             note_kept(job.assembled.build, compiled_folder())
@@ -243,20 +249,20 @@ class Loop:
         steps = min(job.total_steps - self.progress.step, job.steps_per_epoch, LOOKED_AHEAD)
         found: list[Ids] = []
         for _ in range(steps):
-            found += job.order.plan(at).microbatches
+            found += job.order.plan(at, job.world.rank, job.world.size).microbatches
             at = job.order.after(at)
         return max(found, key=lambda ids: (len(ids), job.assembled.build.layout.size(ids).slots))
 
     def _step(self) -> None:
         job, at = self.job, self.progress.order
-        plan = job.order.plan(at)
+        plan = job.order.plan(at, job.world.rank, job.world.size)
         layout = job.assembled.build.layout
         counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
         engine = job.assembled.engine
         step = self.progress.step
         forward = engine.accumulate(
             (
-                layout.collate(ids, augmentation_seed(job.recipe.seed, step, index))
+                layout.collate(ids, augmentation_seed(job.recipe.seed, step, index, job.world.rank))
                 for index, ids in enumerate(plan.microbatches)
             ),
             counted,
@@ -265,19 +271,29 @@ class Loop:
         update = engine.update()
         after = job.order.after(at)
         if layout.reads_ahead and step + 1 < job.total_steps:
-            layout.expect(job.order.plan(after).microbatches)
-        self._note(plan, forward.loss, total(forward.extras), update, counted)
+            layout.expect(job.order.plan(after, job.world.rank, job.world.size).microbatches)
+        sums = torch.stack([forward.loss.float(), total(forward.extras)])
+        loss, correct = job.world.sum_(sums) if job.world.size > 1 else sums
+        self._note(plan, loss, correct, update, counted)
         self.progress = replace(self.progress, step=step + 1, order=after)
         self._account(wait=False)
 
     def _note(self, plan: StepPlan, loss: torch.Tensor, correct: torch.Tensor, update: Update, counted: int) -> None:
         now = time.perf_counter()
-        sizes = [self.job.assembled.build.layout.size(ids) for ids in plan.microbatches]
+        sizes = [self.job.assembled.build.layout.size(ids) for ids in self._microbatches(plan)]
         size = Size(len(plan.samples), sum(s.tokens for s in sizes), sum(s.slots for s in sizes))
         at = self.progress
         note = _StepNote(at.step + 1, at.order.epoch, plan.samples, size, counted, now - self._last_end)
         self._last_end = now
         self._late.push(note, (loss, update.norm, update.finite, correct))
+
+    def _microbatches(self, plan: StepPlan) -> Sequence[Ids]:
+        """Those of all ranks; only rank 0 tells of them, so only it looks at the others'."""
+        job, at = self.job, self.progress.order
+        if not job.world.is_first:
+            return plan.microbatches
+        others = (job.order.plan(at, rank, job.world.size).microbatches for rank in range(1, job.world.size))
+        return [*plan.microbatches, *itertools.chain.from_iterable(others)]
 
     def _account(self, *, wait: bool) -> None:
         """Turn numbers that have arrived into records, and look whether they are numbers at all."""
@@ -331,6 +347,7 @@ class Loop:
         if "validation" not in job.dataset.splits:
             return
         with job.watch.phase("evaluate"), contextlib.suppress(_BrokenOff):
+            job.assembled.engine.settle()
             found = evaluate(
                 self._infer,
                 job.assembled.build,
@@ -339,6 +356,7 @@ class Loop:
                 job.evaluation_batch_size,
                 step=self.progress.step,
                 epoch=max(0, math.ceil(self.progress.step / job.steps_per_epoch) - 1),
+                world=job.world,
             )
             self._take_note(found)
         self._last_end = time.perf_counter()
@@ -353,7 +371,7 @@ class Loop:
 
     def _infer(self, batch: Batch) -> torch.Tensor:
         """Logits for an evaluation, which a stop breaks off: it may take minutes, and the resumed run does it again."""
-        if self.job.stop.requested_by:
+        if self._asked_to_stop("evaluate"):
             raise _BrokenOff
         return self.job.assembled.engine.infer(batch)
 
@@ -374,11 +392,22 @@ class Loop:
         )
         return is_best
 
-    def _preempt(self, signal_name: str) -> None:
+    def _asked_to_stop(self, phase: str) -> bool:
+        """Whether any rank was sent a signal; all ranks ask at the same places, so that all stop at the same step."""
+        with self.job.watch.phase(phase):
+            return self.job.world.any(self.job.stop.requested_by is not None)
+
+    def _preempt(self) -> None:
+        world = self.job.world
         self.save()
         self._see_saved()
+        with self.job.watch.phase("checkpoint"):
+            # also holds everybody until the checkpoint is on the disk: no rank ends while another writes
+            asked = world.gather(self.job.stop.requested_by)
+        rank, signal_name = next((rank, name) for rank, name in enumerate(asked) if name)
+        to = f" to rank {rank}" if asked.count(None) and world.size > 1 else ""
         at = f"after step {self.progress.step} of {self.job.total_steps}"
-        raise Preempted(f"stopped by {signal_name} {at}; a checkpoint is saved: {self.job.stop.then}")
+        raise Preempted(f"stopped by {signal_name}{to} {at}; a checkpoint is saved: {self.job.stop.then}")
 
     def _due(self, cadence: str | int) -> bool:
         """Whether what happens at a cadence happens at this step bound; at the end it does in any case."""
@@ -394,18 +423,25 @@ class Loop:
     def _not_finite(self, note: _StepNote, loss: float, norm: float) -> NonFiniteError:
         samples = [int(i) for i in note.samples]
         others = [int(i) for i in np.setdiff1d(self.job.dataset.splits["train"], note.samples)[:8]]
-        bad = [i for i in samples if not self._is_fine(i)]
+        # ranks see this at different steps, so that no pass may be run which needs all of them
+        sharded = is_sharded(self.job.assembled.build.model)
+        bad = [] if sharded else [i for i in samples if not self._is_fine(i)]
         # a model that is beyond repair fails on every sample
         rows_to_blame = bool(bad) and (not others or any(self._is_fine(i) for i in others))
         named = bad if rows_to_blame else samples
         places = ", ".join(self.job.dataset.origins.of(i) for i in named[:8]) + (" …" if len(named) > 8 else "")
         what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
         lr = self.job.recipe.optimizer.lr
+        known = (
+            "single samples cannot be tried on sharded weights"
+            if sharded
+            else "it is not single samples, so training has diverged"
+        )
         return NonFiniteError(
             f"step {note.step} (epoch {note.epoch + 1}): {what}",
             f"{len(bad)} of its {len(samples)} samples give such a loss or gradient on their own: {places}"
             if rows_to_blame
-            else f"it is not single samples, so training has diverged; those of the step: {places}",
+            else f"{known}; those of the step: {places}",
             "look at these rows" if rows_to_blame else f"--set optimizer.lr={lr / 10:g}",
             step=note.step,
             epoch=note.epoch,

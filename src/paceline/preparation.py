@@ -6,6 +6,7 @@ wakes a card) runs beside it: texts are encoded while the code of the model is i
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,9 @@ from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
 from paceline.engine.assemble import assemble_build
+from paceline.engine.schedule import lr_decision
 from paceline.errors import RecipeError
+from paceline.facts import Facts
 from paceline.files import cache_folder
 from paceline.models.config import import_readers, max_positions, modality, read_config
 from paceline.models.images import image_settings, preferred_size
@@ -28,8 +31,9 @@ from paceline.models.saved import SavedModel
 from paceline.models.structure import blocks, final_linear, set_trained
 from paceline.models.tokenizers import TokenizerSource, tokenizer_source
 from paceline.recipe import Recipe
+from paceline.recipe.choose import choose_strategy
 from paceline.records import Decision
-from paceline.seams import Build, Task
+from paceline.seams import Alone, Build, Task, World
 from paceline.stopwatch import Stopwatch
 from paceline.tasks import task_for
 
@@ -55,40 +59,61 @@ def prepare_run(
     recipe: Recipe,
     decisions: tuple[Decision, ...],
     *,
+    facts: Facts,
     watch: Stopwatch,
     rows: object | None = None,
     quarantine: Path | None = None,
+    world: World | None = None,
 ) -> Prepared:
     """Read, deal and encode the data; load or build the model; put both into a build.
 
     Args:
         recipe: checked against this machine.
         decisions: those taken so far; the ones about sizes of samples and those of assembling are added.
+        facts: of this machine, whose cards decide how ranks share the model.
         watch: told how long data and model take.
         rows: data in memory in place of the recipe's source.
         quarantine: takes rows that cannot be used, where the recipe says to skip them.
+        world: of whose ranks the first on each machine downloads and encodes, for the others to read.
     """
+    world = world or Alone()
     part, device = recipe.model, torch.device(recipe.device)
     with _Beside(watch) as beside:
         awake = beside.start("model", lambda _: _wake(device)) if device.type == "cuda" else None
         with watch.importing():
             import_readers(part)
-        with watch.phase("model"):
+        with watch.phase("model"), world.alone_first("reading the model's configuration"):
             config = read_config(part)
             size = preferred_size(part, config) if part.source else None
             shapes = _shape_decisions(recipe, max_positions(config), size)
             recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
-        with watch.phase("data"):
-            known, source = _outlined(recipe, config, rows, quarantine)
-        encoding = beside.start("data", known.finish)
-        with watch.importing():
-            import_class(part, config)
-        with watch.phase("model"):
-            task = task_for(known.kind, known.label_names, recipe.task)
-            model = _model(recipe, config, known, task)
-        with watch.phase("data"):
-            dataset = encoding.result()
-            tokenizer = _settled(source, dataset)
+        if world.local_rank:
+            # what waits for another's turn gets this done meanwhile
+            with watch.importing():
+                import_class(part, config)
+        with contextlib.ExitStack() as turn:
+            with watch.phase("data"):
+                turn.enter_context(world.alone_first("reading and encoding the data"))
+            with watch.phase("data"):
+                known, source = _outlined(recipe, config, rows, quarantine)
+            encoding = beside.start("data", known.finish)
+            with watch.importing():
+                import_class(part, config)
+            with watch.phase("model"):
+                task = task_for(known.kind, known.label_names, recipe.task)
+                model = _model(recipe, config, known, task)
+                parameters = list(model.parameters())
+                recipe, decisions = choose_strategy(
+                    recipe,
+                    decisions,
+                    facts,
+                    world.size,
+                    num_parameters=sum(p.numel() for p in parameters),
+                    num_trained=sum(p.numel() for p in parameters if p.requires_grad),
+                )
+            with watch.phase("data"):
+                dataset = encoding.result()
+                tokenizer = _settled(source, dataset)
         with watch.phase("model"):
             if awake is not None:
                 awake.result()
@@ -101,8 +126,10 @@ def prepare_run(
                 device,
                 blocks=[block for _, block in blocks(model)],
                 normalisation=(images.mean, images.std) if images else ((), ()),
+                world=world,
             )
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
+    scaled = lr_decision(recipe.optimizer, recipe.loop.batch_size) if part.train != "features" else None
     saved = SavedModel(
         label_names=dataset.label_names,
         kind=dataset.kind,
@@ -112,7 +139,9 @@ def prepare_run(
         image=images,
         factory=part.factory,
     )
-    return Prepared(recipe, (*decisions, *shapes, *build.decisions), dataset, tokenizer, build, saved)
+    return Prepared(
+        recipe, (*decisions, *shapes, *build.decisions, *([scaled] if scaled else [])), dataset, tokenizer, build, saved
+    )
 
 
 @final

@@ -7,6 +7,7 @@
       manifest.json     versions, git, hardware, data, seeds   model/         loads in plain transformers
       metrics.jsonl     one record a line                      checkpoints/   paceline.checkpoint.store
       summary.json      the RunRecord                          quarantine.jsonl   rows that were dropped
+      preempted         only while a stopped run waits for its resume: one line that says which signal and step
 
 Torch-free: opening a folder costs nothing.
 """
@@ -41,7 +42,16 @@ MANIFEST_VERSION = 1
 
 _LOCK, _QUARANTINE = ".lock", "quarantine.jsonl"
 _PACKAGES = ("paceline", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scikit-learn", "torchmetrics")
-_FILES = ("recipe.yaml", "manifest.json", "metrics.jsonl", "summary.json", "report.html", _QUARANTINE, _LOCK)
+_FILES = (
+    "recipe.yaml",
+    "manifest.json",
+    "metrics.jsonl",
+    "summary.json",
+    "preempted",
+    "report.html",
+    _QUARANTINE,
+    _LOCK,
+)
 
 
 class RunFolder:
@@ -58,6 +68,7 @@ class RunFolder:
         self.manifest = path / "manifest.json"
         self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
+        self.preempted = path / "preempted"
         self.report = path / "report.html"
         self.quarantine = path / _QUARANTINE
         self.model = path / "model"
@@ -137,6 +148,11 @@ class RunFolder:
         _refuse_links(path)
         return cls(path, contextlib.ExitStack())
 
+    @classmethod
+    def follow(cls, path: str | Path) -> Self:
+        """The folder of a run that rank 0 holds, for a rank that writes nothing into it."""
+        return cls(Path(path), contextlib.ExitStack())
+
     def __enter__(self) -> Self:
         return self
 
@@ -180,6 +196,7 @@ class RunFolder:
         seeds: Mapping[str, int],
         first_step: int = 0,
         changes: Sequence[str] = (),
+        num_ranks: int = 1,
     ) -> None:
         """Write what the run started from; a resumed run adds a start to those before it.
 
@@ -190,6 +207,7 @@ class RunFolder:
             seeds: every seed by name.
             first_step: the step that this start goes on after.
             changes: settings that differ from those of the start before, as text.
+            num_ranks: processes that share the work.
         """
         earlier = self.read_manifest()["starts"] if self.manifest.exists() else []
         start = {
@@ -197,6 +215,7 @@ class RunFolder:
             "first_step": first_step,
             "command": redacted_command(command),
             "changes": [redacted(change) for change in changes],
+            "num_ranks": num_ranks,
             "versions": versions(),
             "git": git_state(Path.cwd()),
             "hardware": dict(hardware),
@@ -227,6 +246,14 @@ class RunFolder:
     def write_summary(self, record: RunRecord) -> None:
         """Write the run's outcome; numbers that are not finite are the strings ``NaN``, ``Infinity``, ``-Infinity``."""
         _write_json(self.summary, dataclasses.asdict(record))
+
+    def mark_preempted(self, message: str) -> None:
+        """Leave word that the run was asked to stop and can go on, for who does not see its exit code.
+
+        A run that has written nothing yet leaves nothing: it is not resumed but started again.
+        """
+        if self.recipe.exists():
+            write_atomically(self.preempted, f"{message}\n".encode())
 
     def truncate_metrics(self, after_step: int) -> int:
         """Drop what metrics.jsonl says about steps above ``after_step``, and lines that a crash cut short.

@@ -54,8 +54,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Steps:
     seen: Steps = []
     plan = ShuffledOrder.plan
 
-    def noted(self: ShuffledOrder, at: OrderState) -> StepPlan:
-        found = plan(self, at)
+    def noted(self: ShuffledOrder, at: OrderState, rank: int = 0, world_size: int = 1) -> StepPlan:
+        found = plan(self, at, rank, world_size)
         seen.append((at.epoch, at.step, tuple(found.samples.tolist())))
         return found
 

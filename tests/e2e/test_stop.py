@@ -62,7 +62,7 @@ def test_asked_twice_is_asked_once(
     """A launcher may repeat its SIGTERM: in the middle of a step, and in the middle of the save that follows."""
     with (
         signals_in(monkeypatch, "paceline.engine.step.Step.micro", TERM, TERM, call=4),
-        signals_in(monkeypatch, "paceline.loop.BackgroundStore.save", TERM, signal.SIGUSR1),
+        signals_in(monkeypatch, "paceline.run.BackgroundStore.save", TERM, signal.SIGUSR1),
         pytest.raises(Preempted, match="SIGTERM after step 2 of 12"),
     ):
         train(recipe(pretrained, reviews), out=tmp_path / "run")
@@ -248,7 +248,7 @@ def test_the_caller_finds_everything_as_it_was(
                     train(chosen, out=tmp_path / "run")
             case "interrupted":
                 with (
-                    signals_in(monkeypatch, "paceline.loop.BackgroundStore.save", INTERRUPT, INTERRUPT),
+                    signals_in(monkeypatch, "paceline.run.BackgroundStore.save", INTERRUPT, INTERRUPT),
                     pytest.raises(KeyboardInterrupt),
                 ):
                     train(chosen, out=tmp_path / "run")

@@ -176,7 +176,7 @@ def test_a_link_to_a_strangers_folder_or_to_nowhere_is_refused(tmp_path: Path) -
     assert os.listdir(tmp_path / "home") == ["mail"]
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", "manifest.json", ".lock", "report.html"])
+@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", "manifest.json", ".lock", "report.html", "preempted"])
 def test_a_planted_link_is_never_written_through(tmp_path: Path, name: str) -> None:
     path = made(tmp_path / "run")
     victim = tmp_path / "victim"
@@ -195,6 +195,25 @@ def test_checkpoints_may_live_on_another_disk(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     (path / "checkpoints").symlink_to(tmp_path / "scratch")
     RunFolder.open(path).close()
+
+
+def test_only_a_run_that_has_begun_is_marked_as_preempted(tmp_path: Path) -> None:
+    """A run that was stopped before leaves nothing, and is started again."""
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.mark_preempted("stopped by SIGTERM")
+        assert not folder.preempted.exists()
+    made(tmp_path / "run")
+    with RunFolder.open(tmp_path / "run") as folder:
+        folder.mark_preempted("stopped by SIGTERM after step 3 of 9")
+        assert folder.preempted.read_text() == "stopped by SIGTERM after step 3 of 9\n"
+
+
+def test_a_rank_that_follows_holds_nothing(tmp_path: Path) -> None:
+    path = made(tmp_path / "run")
+    with RunFolder.open(path), RunFolder.follow(path) as followed:
+        assert followed.recipe == path / "recipe.yaml"
+    with RunFolder.follow(tmp_path / "on another machine"):
+        assert not (tmp_path / "on another machine").exists()
 
 
 # ---- one run at a time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,8 +21,61 @@ Tensors = Mapping[str, Mapping[str, Tensor]]
 """File stem -> tensors by name."""
 
 
+class Store(ABC):
+    """Where a run's checkpoints go."""
+
+    @abstractmethod
+    def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, is_best: bool = False) -> None:
+        """Have a checkpoint saved; its record comes out of ``committed``.
+
+        Afterwards the tensors may change at once.
+
+        Args:
+            step: the update after which the state was taken.
+            tensors: file stem (``model``, ``optimizer``) -> tensors by name.
+            state: everything else, as JSON.
+            is_best: ``best`` gives this one from then on.
+        """
+
+    @abstractmethod
+    def committed(self) -> list[CheckpointRecord]:
+        """The checkpoints committed since the last call, in order; never waits. To be called at every step bound."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return once every checkpoint asked for is committed."""
+
+    @abstractmethod
+    def best(self) -> Checkpoint | None:
+        """The best checkpoint, once all are committed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See a save through that is under way; for the way out, also after an error."""
+
+
 @final
-class BackgroundStore:
+class ElsewhereStore(Store):
+    """Of a rank that does not write: another one does."""
+
+    def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, is_best: bool = False) -> None:
+        pass
+
+    def committed(self) -> list[CheckpointRecord]:
+        return []
+
+    def wait(self) -> None:
+        pass
+
+    def best(self) -> Checkpoint | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class BackgroundStore(Store):
     """Saves into a store on a thread of its own, at most one checkpoint at a time, in order.
 
     What was asked for is on the disk once ``wait`` has returned or ``committed`` has told of it, and never by half:
@@ -54,16 +108,8 @@ class BackgroundStore:
         return self._store
 
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, is_best: bool = False) -> None:
-        """Have a checkpoint saved; its record comes out of ``committed``.
-
-        A save before it is waited for. Afterwards the tensors may change at once: on a CPU they have been copied, on
-        a card the copy stands in the current stream before whatever changes them.
-
-        Args:
-            step: the update after which the state was taken.
-            tensors: file stem (``model``, ``optimizer``) -> tensors by name.
-            state: everything else, as JSON.
-            is_best: the store's ``best`` gives this one from then on.
+        """As of the base. A save before it is waited for; on a CPU the tensors are copied at once, on a card the copy
+        stands in the current stream before whatever changes them.
         """
         self.wait()
         kept, arrived = self._snapshot.take(tensors)
@@ -71,7 +117,6 @@ class BackgroundStore:
         self._in_flight = self._worker.submit(self._write, step, kept, arrived, content, is_best)
 
     def committed(self) -> list[CheckpointRecord]:
-        """The checkpoints committed since the last call, in order; never waits. To be called at every step bound."""
         if self._in_flight is not None and self._in_flight.done():
             self.wait()
         records = list(self._committed)
@@ -79,7 +124,6 @@ class BackgroundStore:
         return records
 
     def wait(self) -> None:
-        """Return once every checkpoint asked for is committed."""
         if self._in_flight is not None:
             future, self._in_flight = self._in_flight, None
             try:
@@ -90,15 +134,11 @@ class BackgroundStore:
                 raise
 
     def best(self) -> Checkpoint | None:
-        """The store's best checkpoint, once all are committed."""
         self.wait()
         return self._store.best()
 
     def close(self) -> None:
-        """See a save through that is under way, and end the thread; for the way out, also after an error.
-
-        A failure that nobody asked about any more becomes a warning.
-        """
+        """As of the base; the thread ends, and a failure that nobody asked about any more becomes a warning."""
         self._worker.shutdown(wait=True)
         try:
             self.wait()

@@ -68,6 +68,11 @@ class Checkpoint:
     notices: tuple[str, ...] = ()
     """What a person should read: newer checkpoints that were unfinished or damaged, and which file was."""
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its manifest, which holds that of every file: equal for equal checkpoints alone."""
+        return digest(self.folder / MANIFEST)
+
     def tensors(self, stem: str, device: str = "cpu") -> dict[str, torch.Tensor]:
         """The named tensors saved under ``stem``, on ``device``; memory-mapped where that is the CPU.
 

@@ -11,8 +11,8 @@ from paceline.errors import RecipeError
 from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.recipe.parts import TechniquesPart
-from paceline.recipe.techniques import CATALOGUE, TechniqueEntry
+from paceline.recipe.parts import ParallelPart, TechniquesPart
+from paceline.recipe.techniques import CATALOGUE, STRATEGIES, TechniqueEntry
 
 
 def techniques() -> tuple[TechniqueEntry, ...]:
@@ -22,7 +22,7 @@ def techniques() -> tuple[TechniqueEntry, ...]:
         The catalogue.
     """
     facts = this_machine()
-    sections = [_machine(facts), *(_shown(entry, facts) for entry in CATALOGUE)]
+    sections = [_machine(facts), *(_shown(entry, facts) for entry in (*CATALOGUE, *STRATEGIES))]
     sys.stdout.write("\n\n".join(sections) + "\n")
     return CATALOGUE
 
@@ -54,7 +54,8 @@ def _machine(facts: Facts) -> str:
 
 
 def _shown(entry: TechniqueEntry, facts: Facts) -> str:
-    field = TechniquesPart.model_fields[entry.name]
+    part, name = (ParallelPart, "strategy") if entry.choice else (TechniquesPart, entry.name)
+    field = part.model_fields[name]
     needs = list(entry.needs) + list(entry.packages)
     if entry.capability:
         needs.append(f"a card of compute capability {_dotted(entry.capability)}")
@@ -73,6 +74,10 @@ def _shown(entry: TechniqueEntry, facts: Facts) -> str:
 
 def _here(entry: TechniqueEntry, field: Any, facts: Facts) -> Iterator[tuple[str, str]]:
     """What can be set here, what cannot and why, and what ``auto`` makes of it."""
+    if entry.choice:
+        reason = unavailable(entry, entry.name, facts)
+        yield "here", f"not available: {reason}" if reason else f"available, as {entry.setting}={entry.name}"
+        return
     values = [value for value in _values(field.annotation) if value not in ("auto", entry.off)]
     refused = {value: reason for value in values if (reason := unavailable(entry, value, facts))}
     if not refused:

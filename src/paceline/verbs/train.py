@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cluster import Place, find_place
 from paceline.errors import CheckpointError, RecipeError
 from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
@@ -16,10 +19,23 @@ from paceline.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from paceline.records import RunRecord
+    from paceline.seams import World
+
+
+TIMEOUT_SECONDS = 600.0
+"""How long ranks wait for one another: a first download and a compilation take minutes."""
+
+_SHARED = "resume where every rank sees the same run folder: on storage that all machines share, or on one machine"
 
 
 def train(
-    recipe: Recipe, data: object | None = None, *, out: str | Path | None = None, started: float | None = None
+    recipe: Recipe,
+    data: object | None = None,
+    *,
+    out: str | Path | None = None,
+    started: float | None = None,
+    place: Place | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> RunRecord:
     """Fine-tune, evaluate and save a model as a recipe says.
 
@@ -30,6 +46,8 @@ def train(
         out: the run folder; None: ``runs/<name>-<time>``.
         started: when the run began, on the clock of ``time.perf_counter``; None: now. The command line gives the start
             of its process, so that the interpreter's seconds are counted too.
+        place: who this process is among the ranks of the run; None: as the environment says, else alone.
+        timeout_seconds: how long ranks wait for one another.
 
     Returns:
         What became of it; the same is in ``summary.json``.
@@ -43,7 +61,7 @@ def train(
         ...                                 "data": {"source": "reviews.csv"}})
         >>> paceline.train(recipe).final["test"]["accuracy"]
     """
-    watch = Stopwatch(started)
+    watch, place = Stopwatch(started), place or find_place(os.environ)
     if data is None and recipe.data.source == "memory":
         raise RecipeError(
             "data.source: missing", "no rows were given either", "--data FILE, or train(recipe, data=rows)"
@@ -52,41 +70,70 @@ def train(
     from paceline.run import Request, run
 
     with watch.phase("start"):
-        chosen, decisions = choose(recipe, facts)
-        place = RunFolder.create(out) if out else RunFolder.create_named(recipe.name)
-    with place as folder:
-        return run(Request(recipe=chosen, decisions=decisions, facts=facts, folder=folder, rows=data, watch=watch))
+        chosen, decisions = choose(recipe, facts, place.world_size)
+    with contextlib.ExitStack() as stack:
+        with watch.phase("start"):
+            world = stack.enter_context(_joined(place, chosen, timeout_seconds))
+            folder = stack.enter_context(
+                _shared(world, lambda: RunFolder.create(out) if out else RunFolder.create_named(recipe.name))
+            )
+        return run(
+            Request(
+                recipe=chosen,
+                decisions=decisions,
+                facts=facts,
+                folder=folder,
+                rows=data,
+                watch=watch,
+                world=world,
+            )
+        )
 
 
 def resume(
-    folder: str | Path, settings: Sequence[str] = (), data: object | None = None, *, started: float | None = None
+    folder: str | Path,
+    settings: Sequence[str] = (),
+    data: object | None = None,
+    *,
+    started: float | None = None,
+    place: Place | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> RunRecord:
     """Go on with an interrupted run at the exact sample where its newest whole checkpoint left off.
+
+    The number of ranks may be another than before: the global batch and the order of samples stay.
 
     Args:
         folder: the run folder.
         settings: ``key=value`` changes, named on purpose.
         data: the same rows in memory, for a run that was started with some.
-        started: as in ``train``.
+        started, place, timeout_seconds: as in ``train``.
 
     Raises:
         CheckpointError: no checkpoint, none that is whole, or a run that would learn something else than before.
         RunFolderError: no run is there, or it is still going on.
     """
-    watch = Stopwatch(started)
-    with RunFolder.open(folder) as held:
-        if not settings and held.summary.exists():
-            raise CheckpointError(
-                f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
-            )
-        asked = _open_again(held.read_recipe()).with_settings(settings)
-        facts = _facts_beside_imports(watch)
-        recipe, decisions = choose(asked, facts)
-        from paceline.checkpoint.store import CheckpointStore
-        from paceline.run import Request, run
+    watch, place = Stopwatch(started), place or find_place(os.environ)
+    seen = RunFolder.view(folder)
+    if not settings and seen.summary.exists():
+        raise CheckpointError(
+            f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
+        )
+    asked = _open_again(seen.read_recipe()).with_settings(settings)
+    facts = _facts_beside_imports(watch)
+    recipe, decisions = choose(asked, facts, place.world_size)
+    from paceline.checkpoint.store import CheckpointStore
+    from paceline.distributed.agree import agree
+    from paceline.run import Request, run
 
+    with contextlib.ExitStack() as stack:
+        with watch.phase("start"):
+            world = stack.enter_context(_joined(place, recipe, timeout_seconds))
+            # joined by now, so that the others hear of it when another run is in the folder
+            held = stack.enter_context(RunFolder.open(folder)) if world.is_first else seen
         with watch.phase("checkpoint"):
             checkpoint = CheckpointStore(held.checkpoints, recipe.loop.keep_last).newest()
+            agree(world, "the checkpoint", {"step": checkpoint.step, "digest": checkpoint.digest[:16]}, _SHARED)
         watch.add(checkpoint.state["seconds"])
         named = frozenset(setting.partition("=")[0].strip() for setting in settings)
         return run(
@@ -97,18 +144,45 @@ def resume(
                 folder=held,
                 rows=data,
                 watch=watch,
+                world=world,
                 checkpoint=checkpoint,
                 named=named,
             )
         )
 
 
+@contextlib.contextmanager
+def _joined(place: Place, recipe: Recipe, timeout_seconds: float) -> Iterator[World]:
+    """The ranks of the run, once all are here and were given the same recipe."""
+    import torch
+
+    from paceline.distributed.agree import agree
+    from paceline.distributed.group import joined
+
+    with joined(place, device=torch.device(recipe.device), timeout_seconds=timeout_seconds) as world:
+        agree(world, "the recipe", recipe.resolved())
+        yield world
+
+
+@contextlib.contextmanager
+def _shared(world: World, make: Callable[[], RunFolder]) -> Iterator[RunFolder]:
+    """The run folder: rank 0 makes and holds it, the others follow."""
+    if world.is_first:
+        with make() as folder:
+            world.share(str(folder.path))
+            yield folder
+    else:
+        yield RunFolder.follow(world.share(None))
+
+
 def _open_again(recipe: Recipe) -> Recipe:
     """A run's own recipe with what was switched on for its machine left open: this one may be another."""
-    names = ("packing", "channels_last", "fused_qkv", "compile", "capture")
+    names = ("packing", "channels_last", "fused_qkv", "fusion", "compile", "capture")
     opened = [f"techniques.{name}=auto" for name in names if getattr(recipe.techniques, name) is True]
     if recipe.data.resident is True:
         opened.append("data.resident=auto")
+    if recipe.parallel.strategy == "ddp":
+        opened.append("parallel.strategy=auto")
     return recipe.with_settings(opened)
 
 

@@ -94,6 +94,15 @@ def test_tensors_and_state_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert (record.step, record.folder, record.is_best) == (7, str(found.folder), False)
 
 
+def test_equal_checkpoints_alone_have_equal_digests(tmp_path: Path) -> None:
+    digests = []
+    for name, step in (("one", 1), ("other", 1), ("later", 2)):
+        store = CheckpointStore(tmp_path / name, keep_last=1)
+        save(store, step)
+        digests.append(store.newest().digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_a_loaded_tensor_may_be_changed_without_changing_the_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     save(store, 1)
