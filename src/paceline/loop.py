@@ -232,8 +232,8 @@ class Loop:
 
     def _warm_up(self) -> None:
         """Compile, load kernels and record on the largest micro-batch: what will run out of memory does so now."""
-        job = self.job
-        if job.recipe.techniques.compile is not True and job.recipe.techniques.capture is not True:
+        job, switches = self.job, self.job.recipe.techniques
+        if not any(switch is True for switch in (switches.compile, switches.fusion, switches.capture)):
             return
         with job.watch.phase("compile"):
             ids = self._largest()
@@ -272,8 +272,9 @@ class Loop:
         after = job.order.after(at)
         if layout.reads_ahead and step + 1 < job.total_steps:
             layout.expect(job.order.plan(after, job.world.rank, job.world.size).microbatches)
-        sums = torch.stack([forward.loss.float(), total(forward.extras)])
-        loss, correct = job.world.sum_(sums) if job.world.size > 1 else sums
+        loss, correct = forward.loss, total(forward.extras)
+        if job.world.size > 1:
+            loss, correct = job.world.sum_(torch.stack([loss.float(), correct]))
         self._note(plan, loss, correct, update, counted)
         self.progress = replace(self.progress, step=step + 1, order=after)
         self._account(wait=False)

@@ -1,8 +1,9 @@
-"""The running examples of docs/distributed.md show what they say, on any number of ranks, and run under torchrun."""
+"""What docs/distributed.md runs: its examples, on any number of ranks and under torchrun, and the tutorials' recipe."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -13,11 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
+from paceline.recipe import Recipe
 from paceline.seams import World
 from paceline.testing.distributed import run_distributed
+from paceline.testing.tiny import TEXTS, write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "imdb_bert_ddp.yaml"
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
 SAMPLES = 7
@@ -109,3 +114,32 @@ def test_an_example_prints_under_torchrun_what_the_page_shows(path: Path) -> Non
     assert done.stdout.strip(), "it prints nothing"
     for line in done.stdout.splitlines():
         assert line in PAGE, f"docs/distributed.md shows another line than: {line}"
+
+
+def test_the_recipes_settings_are_those_of_the_tutorials() -> None:
+    """BERT, AdamW at 2e-5 and nothing else of a schedule, 8 reviews a card, three epochs, the last weights saved."""
+    recipe = Recipe.load(RECIPE)
+    optimizer, loop = recipe.optimizer, recipe.loop
+    assert (recipe.model.source, recipe.data.max_length, recipe.parallel.strategy) == ("bert-base-uncased", 512, "ddp")
+    assert (optimizer.type, optimizer.lr, optimizer.decay, optimizer.clip_norm) == ("adamw", 2e-5, 0.01, None)
+    assert (recipe.schedule.type, recipe.schedule.warmup) == ("constant", 0)
+    assert (loop.epochs, loop.batch_size, loop.save_best) == (3, 4 * 8, False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_recipe_trains_on_two_ranks_and_saves_model_and_tokenizer_once(tmp_path: Path) -> None:
+    model, data, run = write_tiny_model(tmp_path / "tiny"), tmp_path / "reviews.jsonl", tmp_path / "run"
+    rows = [{"text": f"{TEXTS[at % 4]} number {at}", "label": ("fine", "dull")[at % 2]} for at in range(40)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = ["loop.max_steps=2", "loop.batch_size=5", "data.max_length=16", "observe.report=false"]
+    command = [sys.executable, "-m", "paceline.verbs.cli", "train", str(RECIPE), "--processes", "2"]
+    command += ["--model", str(model), "--data", str(data), "--out", str(run)]
+    command += [part for setting in settings for part in ("--set", setting)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("imdb_bert_ddp: finished") == 1, "rank 0 alone speaks"
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in (run / "model").iterdir()}
+    with safe_open(run / "model" / "model.safetensors", "pt") as weights:
+        assert not [name for name in weights.keys() if name.startswith("module.")]  # noqa: SIM118 - no mapping

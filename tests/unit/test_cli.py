@@ -43,6 +43,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return invoke
 
 
+@pytest.mark.parametrize("option", ["--local-rank=1", "--local_rank=0"])
+def test_what_torchs_old_launcher_puts_first_is_left_out(run: Run, option: str) -> None:
+    code, out, err = run(option, "--version")
+    assert (code, err) == (0, "")
+    assert out.startswith("paceline ")
+    assert run("--local-rank=x", "--version")[0] == 2
+
+
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[tuple[Any, ...], dict[str, Any]]]]:
     """Puts a function in a module's place that notes its calls, and returns or raises what is given."""

@@ -157,14 +157,18 @@ def check_world(num_samples: int, batch_size: int, world_size: int) -> None:
         raise RecipeError(
             f"{world_size} processes, {num_samples} training samples",
             "each process needs a sample of its own",
-            f"start {num_samples} processes or fewer, or give more data",
+            f"start {_at_most(num_samples)}, or give more data",
         )
     if batch_size < world_size:
         raise RecipeError(
             f"loop.batch_size = {batch_size}: {world_size} processes",
             "the batch is global, dealt to all processes, and some would never get a sample",
-            f"--set loop.batch_size={world_size} or more, or start {batch_size} processes or fewer",
+            f"--set loop.batch_size={world_size} or more, or start {_at_most(batch_size)}",
         )
+
+
+def _at_most(processes: int) -> str:
+    return f"{processes} processes or fewer" if processes > 1 else "1 process"
 
 
 def _exchange(dealt: NDArray[np.int64], lengths: NDArray[np.int64], totals: list[int]) -> None:

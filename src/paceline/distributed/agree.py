@@ -33,7 +33,11 @@ def agree(world: World, what: str, value: Any, fix: str = "") -> None:
     shown = [_difference(key, [leaves.get(key, "absent") for leaves in ranks]) for key in differing[:MOST_SHOWN]]
     if len(differing) > MOST_SHOWN:
         shown.append(f"and {len(differing) - MOST_SHOWN} more")
-    raise UserError(f"{what}: not the same on all ranks", "; ".join(shown), fix or f"give every rank the same {what}")
+    raise UserError(
+        f"{what}: not the same on all ranks",
+        "; ".join(shown),
+        fix or f"give every rank the same {what.removeprefix('the ')}",
+    )
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, str]:

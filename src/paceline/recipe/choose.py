@@ -132,7 +132,7 @@ def _device(recipe: Recipe, facts: Facts) -> Decision | None:
 def _sharing(world_size: int) -> tuple[Decide, ...]:
     if world_size > 1:
         return (_strategy,)
-    settings = {"strategy": "auto", "reduce_dtype": "fp32", "shard_size": "null", "offload": "false"}
+    settings = {"strategy": "auto", "backend": "auto", "reduce_dtype": "fp32", "shard_size": "null", "offload": "false"}
     return tuple(_unshared(name, plain) for name, plain in settings.items())
 
 

@@ -378,6 +378,11 @@ class ParallelPart(Part):
         description="ddp: every process keeps the model. fsdp: each keeps a shard of it. dp: one process, all its cards"
         " (torch's DataParallel, slow). auto: ddp where weights, gradients and states fit a card, else fsdp.",
     )
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Carries what ranks exchange. auto: nccl between cards, gloo between CPUs; mpi where torch has it.",
+    )
     reduce_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
         json_schema_extra=EXECUTION,

@@ -65,6 +65,9 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", sh
 
 def main() -> None:
     """Entry point of the ``paceline`` command."""
+    # torch.distributed.launch puts it first; it also sets LOCAL_RANK, which is read
+    if sys.argv[1:] and re.fullmatch(r"--local[-_]rank=\d+", sys.argv[1]):
+        del sys.argv[1]
     app(prog_name="paceline")
 
 

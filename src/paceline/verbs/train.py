@@ -159,7 +159,9 @@ def _joined(place: Place, recipe: Recipe, timeout_seconds: float) -> Iterator[Wo
     from paceline.distributed.agree import agree
     from paceline.distributed.group import joined
 
-    with joined(place, device=torch.device(recipe.device), timeout_seconds=timeout_seconds) as world:
+    backend = None if recipe.parallel.backend == "auto" else recipe.parallel.backend
+    device = torch.device(recipe.device)
+    with joined(place, backend=backend, device=device, timeout_seconds=timeout_seconds) as world:
         agree(world, "the recipe", recipe.resolved())
         yield world
 

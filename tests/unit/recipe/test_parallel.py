@@ -31,7 +31,7 @@ def recipe(*settings: str) -> Recipe:
 
 
 def test_a_run_goes_on_with_other_settings_and_they_run_again_as_written() -> None:
-    for name in ("strategy", "reduce_dtype", "shard_size", "offload"):
+    for name in ("strategy", "backend", "reduce_dtype", "shard_size", "offload"):
         assert is_execution(f"parallel.{name}"), f"parallel.{name} would be refused on resume"
     given = recipe("parallel.strategy=fsdp", "parallel.shard_size=2", "parallel.reduce_dtype=bf16")
     assert Recipe.parse(yaml.safe_load(given.to_yaml())).resolved() == given.resolved()
@@ -40,7 +40,7 @@ def test_a_run_goes_on_with_other_settings_and_they_run_again_as_written() -> No
 @pytest.mark.parametrize("settings", [(), ("parallel.strategy=ddp",), ("parallel.strategy=fsdp",)])
 @pytest.mark.parametrize("facts", [CPU, cards(1)])
 def test_one_process_shares_nothing(settings: tuple[str, ...], facts: Facts) -> None:
-    shards = ("parallel.reduce_dtype=bf16", "parallel.shard_size=2", "parallel.offload=true")
+    shards = ("parallel.backend=gloo", "parallel.reduce_dtype=bf16", "parallel.shard_size=2", "parallel.offload=true")
     more = shards if settings == ("parallel.strategy=fsdp",) else ()
     chosen, decisions = choose(recipe(*settings, *more), facts)
     assert chosen.parallel == recipe().parallel
