@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.facts import Card, Facts
-from paceline.recipe.techniques import CATALOGUE
+from paceline.recipe.techniques import CATALOGUE, STRATEGIES
 from paceline.verbs import techniques as verb
 
 CPU = Facts(
@@ -37,7 +37,7 @@ def listing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     def listed(facts: Facts) -> dict[str, str]:
         monkeypatch.setattr(verb, "this_machine", lambda: facts)
-        assert verb.techniques() == CATALOGUE
+        assert verb.techniques() == (*CATALOGUE, *STRATEGIES)
         sections = capsys.readouterr().out.rstrip("\n").split("\n\n")
         return {section.partition(":")[0]: section for section in sections}
 
@@ -46,13 +46,14 @@ def listing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 def test_every_technique_says_whether_it_works_here(listing: Listing) -> None:
     found = listing(machine("NVIDIA H200", (9, 0)))
-    assert list(found) == ["this machine", *(entry.name for entry in CATALOGUE)]
+    assert list(found) == ["this machine", *(entry.name for entry in (*CATALOGUE, *STRATEGIES))]
     assert "NVIDIA H200 (compute capability 9.0)" in found["this machine"]
     assert "triton 3.6.0" in found["this machine"]
-    for entry in CATALOGUE:
+    for entry in (*CATALOGUE, *(entry for entry in STRATEGIES if entry.name != "dp")):
         assert "\n  here       available" in found[entry.name], found[entry.name]
         assert entry.card in found[entry.name]
     assert "techniques.packing = auto | true | false  (default auto)" in found["packing"]
+    assert "one is visible to this process" in found["dp"], "it needs two cards"
     assert "auto       bf16: NVIDIA H200 computes in bf16" in found["precision"]
 
 

@@ -19,12 +19,13 @@ def techniques() -> tuple[TechniqueEntry, ...]:
     """Print every technique with its settings, whether it works here, what it needs, excludes and preserves.
 
     Returns:
-        The catalogue.
+        The catalogue, and the ways of splitting a run.
     """
     facts = this_machine()
-    sections = [_machine(facts), *(_shown(entry, facts) for entry in (*CATALOGUE, *STRATEGIES))]
+    entries = (*CATALOGUE, *STRATEGIES)
+    sections = [_machine(facts), *(_shown(entry, facts) for entry in entries)]
     sys.stdout.write("\n\n".join(sections) + "\n")
-    return CATALOGUE
+    return entries
 
 
 def unavailable(entry: TechniqueEntry, value: object, facts: Facts) -> str | None:
