@@ -15,7 +15,7 @@ from processes import Line, Outcome, contender_command, environment, run
 from suites import Cell, Turn, set_options
 
 MATMUL_FLOPS = {"NVIDIA H200": 790e12}
-"""Card -> the rate that MFU is a share of: bf16 products of 8192 x 8192, the best seen. No figure for other cards."""
+"""Card -> its rate, which MFU is a share of: bf16 products of 8192 x 8192, the best seen. No figure for other cards."""
 
 LAST_LOSSES = 50
 """As the contenders report it."""
@@ -23,14 +23,17 @@ LAST_LOSSES = 50
 Record = dict[str, Any]
 
 
-def measure(turn: Turn, folder: Path, recipe: Sequence[str], workload: Path | None, limit_seconds: float) -> Record:
-    """Run one turn in a fresh process.
+def measure(
+    turn: Turn, folder: Path, recipe: Sequence[str], workload: Path | None, *, on_cards: bool, limit_seconds: float
+) -> Record:
+    """Run one turn in fresh processes.
 
     Args:
         turn: what is run.
         folder: of the whole suite: caches, logs and run folders go there.
         recipe: the recipe's file and its ``--set`` options; empty where no workload is needed.
         workload: the workload folder.
+        on_cards: each process has a card; else all share the CPU.
         limit_seconds: wall time left for it.
 
     Returns:
@@ -44,13 +47,15 @@ def measure(turn: Turn, folder: Path, recipe: Sequence[str], workload: Path | No
     name = f"{cell.name.replace('/', '_')}-{'cold' if turn.cold else 'warm'}{turn.round}"
     log = folder / "logs" / cell.suite / f"{name}.log"
     if cell.script:
-        command = contender_command(cell.script, str(workload or folder), json.dumps(dict(cell.settings)))
-        outcome = run(command, environment=environment(cache), log=log, limit_seconds=limit_seconds)
+        settings = json.dumps(dict(cell.settings))
+        command = contender_command(cell.script, str(workload or folder), settings, processes=cell.processes)
+        variables = environment(cache, processes=cell.processes)
+        outcome = run(command, environment=variables, log=log, limit_seconds=limit_seconds)
         found = _of_contender(cell, outcome, workload)
     else:
         out = folder / "runs" / cell.suite / name
         shutil.rmtree(out, ignore_errors=True)
-        command = paceline_command(cell, recipe, out)
+        command = paceline_command(cell, recipe, out, on_cards=on_cards)
         variables = environment(cache, ours=True)
         outcome = run(
             command, environment=variables, log=log, limit_seconds=limit_seconds, follow=out / "metrics.jsonl"
@@ -59,17 +64,27 @@ def measure(turn: Turn, folder: Path, recipe: Sequence[str], workload: Path | No
         for large in ("model", "checkpoints"):
             shutil.rmtree(out / large, ignore_errors=True)
     return {
-        "suite": cell.suite,
-        "work": cell.work,
-        "contender": cell.contender,
-        "settings": {**cell.settings, **cell.recipe_settings, "batch_size": cell.batch_size},
-        "cold": turn.cold,
-        "round": turn.round,
+        **identity(turn),
         "status": outcome.status,
         "total_seconds": round(outcome.seconds, 3),
         **found,
         **({"error": outcome.error} if outcome.error else {}),
         "command": command,
+    }
+
+
+def identity(turn: Turn) -> Record:
+    """The fields of a record that say what was run."""
+    cell = turn.cell
+    return {
+        "suite": cell.suite,
+        "work": cell.work,
+        "work_of_one": cell.work_of_one,
+        "processes": cell.processes,
+        "contender": cell.contender,
+        "settings": {**cell.settings, **cell.recipe_settings, "batch_size": cell.batch_size},
+        "cold": turn.cold,
+        "round": turn.round,
     }
 
 
@@ -79,14 +94,16 @@ def cache_folder(turn: Turn, folder: Path) -> Path:
     return folder / "caches" / turn.cell.suite / f"{turn.cell.name.replace('/', '_')}-{number}"
 
 
-def paceline_command(cell: Cell, recipe: Sequence[str], out: Path) -> list[str]:
-    """The real command line, on the cell's batch and number of steps."""
+def paceline_command(cell: Cell, recipe: Sequence[str], out: Path, *, on_cards: bool) -> list[str]:
+    """The real command line, on the cell's batch, number of steps and processes."""
     settings: dict[str, Any] = {"loop.batch_size": cell.batch_size}
     if not cell.whole:
         settings["loop.max_steps"] = cell.settings["warm_up"] + cell.settings["measured"]
         if "precision" in cell.settings:
             settings["techniques.precision"] = cell.settings["precision"]
     options = set_options({**settings, **cell.recipe_settings})
+    if cell.processes > 1:
+        options += ["--gpus" if on_cards else "--processes", str(cell.processes)]
     return [sys.executable, "-m", "paceline.verbs.cli", "train", *recipe, *options, "--out", str(out)]
 
 
@@ -176,9 +193,9 @@ def _rates(spec: Mapping[str, Any], seconds: float, samples: int, tokens: int | 
 
 
 def mfu(record: Mapping[str, Any], card: str | None) -> float | None:
-    """Model FLOP/s over the rate of a large matrix product; None for a card whose rate is not known."""
+    """Model FLOP/s over the cards' rate of a large matrix product; None for a card whose rate is not known."""
     rate, peak = record.get("model_flops_per_second"), MATMUL_FLOPS.get(card or "")
-    return round(rate / peak, 4) if rate and peak else None
+    return round(rate / (peak * record["processes"]), 4) if rate and peak else None
 
 
 def read_spec(workload: Path) -> dict[str, Any]:

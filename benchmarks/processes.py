@@ -52,17 +52,26 @@ class Outcome:
         return next((line for line in self.lines if line.fields.get(key) == value), None)
 
 
-def contender_command(script: str, *arguments: str) -> list[str]:
-    """How a contender is started: -P keeps this folder, and with it paceline's source, off its path."""
-    return [sys.executable, "-P", str(HERE / "contenders" / script), *arguments]
+def contender_command(script: str, *arguments: str, processes: int = 1) -> list[str]:
+    """How a contender is started: -P keeps this folder, and with it paceline's source, off its path.
+
+    Several processes are started by torchrun; they get -P by ``environment``.
+    """
+    launcher: list[str] = []
+    if processes > 1:
+        # the address, because looking up this machine's name may fail or take long
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        launcher += ["--nproc-per-node", str(processes)]
+    return [sys.executable, "-P", *launcher, str(HERE / "contenders" / script), *arguments]
 
 
-def environment(cache: Path | None = None, *, ours: bool = False) -> dict[str, str]:
+def environment(cache: Path | None = None, *, ours: bool = False, processes: int = 1) -> dict[str, str]:
     """The variables of a measured process.
 
     Args:
         cache: folder for everything that is compiled, encoded or trained once; None: the user's own.
         ours: paceline, which finds its source; else a contender, which finds what contenders share.
+        processes: that torchrun starts.
     """
     path = [str(ROOT / "src"), str(ROOT)] if ours else [str(HERE / "contenders")]
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -70,6 +79,12 @@ def environment(cache: Path | None = None, *, ours: bool = False) -> dict[str, s
     found.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
     if not ours:
         found["TOKENIZERS_PARALLELISM"] = "false"  # they read tokens, and warn of forks otherwise
+        if processes == 1:  # or the Trainer would take every card by DataParallel
+            found["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    if processes > 1:
+        found["PYTHONSAFEPATH"] = "1"
+        # as paceline deals CPUs to its ranks; torchrun would give each of them one
+        found.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     if cache is not None:
         folders = {
             "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -127,7 +142,7 @@ def run(
             seconds = time.perf_counter() - started
         finally:
             # loaders and compilers that outlive their process would disturb the next one
-            _kill_group(process)
+            _kill_all(process)
             reader.join(LINGER_SECONDS)
     if followed:
         followed.look()
@@ -179,13 +194,32 @@ def _parsed(lines: Sequence[tuple[float, bytes]]) -> list[Line]:
     return found
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Its group, and what it started in sessions of their own, as torchrun starts ranks."""
+    left = _descendants(process.pid)
     with contextlib.suppress(ProcessLookupError):  # all of it has ended
         os.killpg(process.pid, signal.SIGKILL)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """Process ids of its children, their children and so on; on Linux."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            # the name before may hold anything; after it: state, parent
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = list(children.get(ancestor, ()))
+    for pid in found:  # grows on the way
+        found += children.get(pid, ())
+    return found
 
 
 def _last_lines(log: Path) -> str:
     """What a person would look at first: the end of the log."""
-    text = log.read_text(errors="replace").strip()
+    text = log.read_text(errors="replace").rstrip("= \n")  # torchrun underlines the cause
     return text[-2000:]

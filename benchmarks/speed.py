@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from measurements import Record, cache_folder, measure, mfu
+from measurements import Record, cache_folder, identity, measure, mfu
 from processes import HERE, ROOT, environment
 from suites import Book, Cell, Turn, Workload, read_book, set_options, turns
 from tables import render
@@ -107,12 +107,18 @@ class Recipes:
 def _take(turn: Turn, recipes: Recipes, folder: Path, ends: float, machine: Facts) -> Record:
     cell = turn.cell
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    work = recipes.folder(cell.workload) if cell.workload else None
-    limit = min(cell.limit_seconds, ends - time.monotonic())
-    record = measure(turn, folder, recipes.options(cell.workload) if cell.workload else [], work, limit)
-    if record["status"] == "timeout":
-        record["status"] = "timeout" if limit == cell.limit_seconds else "deadline"
-    card = machine.cards[0] if machine.cards and not machine.cuda_problem else None
+    cards = () if machine.cuda_problem else machine.cards
+    card = cards[0] if cards else None
+    if cards and cell.processes > len(cards):
+        why = f"it takes {cell.processes} cards, and this machine has {len(cards)}"
+        record = {**identity(turn), "status": "skipped", "total_seconds": 0.0, "error": why}
+    else:
+        work = recipes.folder(cell.workload) if cell.workload else None
+        recipe = recipes.options(cell.workload) if cell.workload else []
+        limit = min(cell.limit_seconds, ends - time.monotonic())
+        record = measure(turn, folder, recipe, work, on_cards=bool(cards), limit_seconds=limit)
+        if record["status"] == "timeout":
+            record["status"] = "timeout" if limit == cell.limit_seconds else "deadline"
     return {
         **record,
         "mfu": mfu(record, card.name if card else None),
@@ -120,6 +126,7 @@ def _take(turn: Turn, recipes: Recipes, folder: Path, ends: float, machine: Fact
         "commit": _commit(),
         "machine": {
             "card": card.name if card else None,
+            "cards": len(cards),
             "driver": card.driver if card else None,
             "cpu": machine.cpu_model,
             "cpus": machine.cpu_count,
@@ -131,19 +138,23 @@ def _take(turn: Turn, recipes: Recipes, folder: Path, ends: float, machine: Fact
 
 
 def _is_done(turn: Turn, records: list[Record], folder: Path) -> bool:
-    """In the file already. A cold turn whose caches are gone is done again, because the warm ones live on them."""
+    """In the file already. A cold turn whose caches are gone is done again, because the warm ones live on them.
+
+    What was cut off, or found too few cards, is tried again.
+    """
     if turn.cold and not cache_folder(turn, folder).is_dir() and turn.cell.script != "matmul.py":
         return False
     wanted = (turn.cell.work, turn.cell.contender, turn.cold, turn.round)
     return any(
-        (r["work"], r["contender"], r["cold"], r["round"]) == wanted and r["status"] != "deadline" for r in records
+        (r["work"], r["contender"], r["cold"], r["round"]) == wanted and r["status"] not in ("deadline", "skipped")
+        for r in records
     )
 
 
 def _expected_seconds(cell: Cell, records: list[Record]) -> float:
-    same = [r["total_seconds"] for r in records if (r["work"], r["contender"]) == (cell.work, cell.contender)]
-    alike = [r["total_seconds"] for r in records if r["contender"] == cell.contender]
-    return float(max(same or alike or [UNKNOWN_SECONDS]))
+    alike = [r for r in records if r["contender"] == cell.contender and r["status"] != "skipped"]
+    same = [r["total_seconds"] for r in alike if r["work"] == cell.work]
+    return float(max(same or [r["total_seconds"] for r in alike] or [UNKNOWN_SECONDS]))
 
 
 def _line(record: Record) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 SUITES = Path(__file__).with_name("suites.yaml")
 
@@ -39,11 +39,13 @@ class Contender(Entry):
 
 
 class Group(Entry):
-    """Contenders who take turns on one piece of work, once for each batch size."""
+    """Contenders who take turns on one piece of work, once for each batch size, on each number of processes."""
 
     workload: str | None = Field(None, description="Null: none is needed.")
     contenders: tuple[str, ...]
     batch_sizes: tuple[int, ...] = (0,)
+    processes: tuple[PositiveInt, ...] = Field((1,), min_length=1, description="Of a cell; a card each, if there are.")
+    batch_per_process: bool = Field(False, description="batch_sizes are those of one process, not of the whole step.")
     settings: dict[str, Any] = Field(
         {},
         description="For every contender; warm_up and measured are numbers of steps. A contender's own go before.",
@@ -52,6 +54,14 @@ class Group(Entry):
     cold: int = Field(1, ge=0, description="Cells with empty caches.")
     warm: bool = Field(True, description="Rounds with the caches that the cold cell left.")
     limit_seconds: float = Field(300, gt=0, description="Wall time of a cell.")
+
+    @model_validator(mode="after")
+    def _whole_shares(self) -> Self:
+        uneven = [(size, n) for size in self.batch_sizes for n in self.processes if size % n]
+        if uneven and not self.batch_per_process:
+            size, n = uneven[0]
+            raise ValueError(f"batch_sizes: {size} samples are no whole share for each of {n} processes")
+        return self
 
 
 class Book(Entry):
@@ -70,6 +80,12 @@ class Cell:
     workload: str | None
     contender: str
     batch_size: int
+    """Samples of a step: the global batch."""
+    processes: int
+    work: str
+    """What is compared with what: the piece of work."""
+    work_of_one: str
+    """The same on one process, which linear growth is counted from."""
     script: str | None
     settings: Mapping[str, Any]
     """For a contender's script; empty for a whole run of paceline."""
@@ -77,12 +93,6 @@ class Cell:
     """For paceline."""
     whole: bool
     limit_seconds: float
-
-    @property
-    def work(self) -> str:
-        """What is compared with what: the piece of work."""
-        batch = f"/batch{self.batch_size}" if self.batch_size else ""
-        return f"{self.workload or 'device'}{batch}"
 
     @property
     def name(self) -> str:
@@ -112,17 +122,21 @@ def turns(book: Book, suite: str, rounds: int, only: str | None = None) -> Itera
     """Everything to run, in order: piece of work by piece of work; cold cells first, then ``rounds`` warm ones.
 
     In each round every contender has one turn, and each round begins with another contender, so that a machine that
-    grows hot or busy treats all alike.
+    grows hot or busy treats all alike. Numbers of processes take turns too: they are compared with one another.
     """
     for group in book.suites[suite]:
         for size in group.batch_sizes:
-            cells = [c for c in _cells(book, suite, group, size) if only is None or fnmatch(c.name, f"*{only}*")]
+            every = (cell for number in group.processes for cell in _cells(book, suite, group, size, number))
+            cells = [cell for cell in every if only is None or fnmatch(cell.name, f"*{only}*")]
             yield from (Turn(cell, True, number) for number in range(group.cold) for cell in cells)
             for number in range(rounds if group.warm else 0):
                 yield from (Turn(cell, False, number) for cell in _rotated(cells, number))
 
 
-def _cells(book: Book, suite: str, group: Group, batch_size: int) -> Iterator[Cell]:
+def _cells(book: Book, suite: str, group: Group, size: int, processes: int) -> Iterator[Cell]:
+    batch_size = size * processes if group.batch_per_process else size
+    work_of_one = f"{group.workload or 'device'}{f'/batch{size}' if size else ''}"
+    sharing = "" if processes == 1 else f"{'x' if group.batch_per_process else 'on'}{processes}"
     for name in group.contenders:
         contender = book.contenders[name]
         settings = {"batch_size": batch_size, **group.settings, **contender.settings}
@@ -131,6 +145,9 @@ def _cells(book: Book, suite: str, group: Group, batch_size: int) -> Iterator[Ce
             workload=group.workload,
             contender=name,
             batch_size=batch_size,
+            processes=processes,
+            work=work_of_one + sharing,
+            work_of_one=work_of_one,
             script=contender.script,
             settings={} if group.whole else settings,
             recipe_settings=contender.set,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -50,13 +51,36 @@ def _spread(records: Sequence[Record], key: str, form: str, scale: float = 1.0) 
     return middle if len(found) == 1 else f"{middle} ({min(found):{form}}..{max(found):{form}})"
 
 
-Column = tuple[str, Callable[[Row, float | None], str]]
+@dataclass(frozen=True)
+class Beside:
+    """What a row is compared with."""
+
+    peer: float | None
+    """The best peer's rate on the same piece of work."""
+    one: Row
+    """The same contender on one process."""
+
+
+def _of_linear(row: Row, one: Row) -> str:
+    """The rate over that of one process times their number: of tokens where both counted them, else of samples."""
+    processes = row.newest.get("processes", 1)
+    if processes == 1:
+        return ""
+    for key in ("tokens_per_second", "samples_per_second"):
+        rate, alone = (median(values(each.warm or each.cold, key)) for each in (row, one))
+        if rate and alone:
+            return f"{rate / (processes * alone):.3f}"
+    return ""
+
+
+Column = tuple[str, Callable[[Row, Beside], str]]
 
 _COLUMNS: tuple[Column, ...] = (
     ("contender", lambda row, _: row.contender),
     ("n warm (cold)", lambda row, _: f"{len(row.warm)} ({len(row.cold)})"),
     ("samples/s", lambda row, _: _spread(row.warm or row.cold, "samples_per_second", ",.0f")),
-    ("x best peer", lambda row, best: f"{row.rate / best:.2f}" if row.rate and best else ""),
+    ("x best peer", lambda row, than: f"{row.rate / than.peer:.2f}" if row.rate and than.peer else ""),
+    ("x of linear", lambda row, than: _of_linear(row, than.one)),
     ("tokens/s", lambda row, _: _spread(row.warm or row.cold, "tokens_per_second", ",.0f").partition(" ")[0]),
     ("MFU", lambda row, _: _spread(row.warm or row.cold, "mfu", ".1%").partition(" ")[0]),
     ("TFLOP/s", lambda row, _: _spread(row.warm or row.cold, "flops_per_second", ".3g", 1e-12)),
@@ -75,23 +99,31 @@ _COLUMNS: tuple[Column, ...] = (
 def render(suite: str, records: Sequence[Record]) -> str:
     """The page: a table for each piece of work, then what did not come to a figure."""
     parts = [f"# {suite}\n"]
-    for work in dict.fromkeys(record["work"] for record in records):
-        parts.append(_table(work, [record for record in records if record["work"] == work]))
+    shown = [record for record in records if record["status"] != "skipped"]
+    parts += [_table(work, shown) for work in dict.fromkeys(record["work"] for record in shown)]
     parts += _notes(records)
     parts.append(_where(records))
     return "\n".join(parts)
 
 
 def _table(work: str, records: Sequence[Record]) -> str:
-    rows = [Row(n, [r for r in records if r["contender"] == n]) for n in dict.fromkeys(r["contender"] for r in records)]
+    here = [record for record in records if record["work"] == work]
+    rows = [_row(contender, work, here) for contender in dict.fromkeys(r["contender"] for r in here)]
+    work_of_one = here[0].get("work_of_one", work)
+    ones = [_row(row.contender, work_of_one, records) for row in rows]
     peers = [row.rate for row in rows if row.rate and not row.contender.startswith(OURS)]
     best = max(peers, default=None)
-    cells = [(title, [show(row, best) for row in rows]) for title, show in _COLUMNS]
+    beside = [Beside(best, one) for one in ones]
+    cells = [(title, [show(row, than) for row, than in zip(rows, beside, strict=True)]) for title, show in _COLUMNS]
     shown = [(title, column) for title, column in cells if any(column)]
     lines = ["| " + " | ".join(title for title, _ in shown) + " |", "|" + "---|" * len(shown)]
     lines += ["| " + " | ".join(column[at] for _, column in shown) + " |" for at in range(len(rows))]
     phases = [_phases(row) for row in rows if row.newest.get("phases")]
     return "\n".join([f"## {work}\n", *lines, "", *phases])
+
+
+def _row(contender: str, work: str, records: Sequence[Record]) -> Row:
+    return Row(contender, [r for r in records if (r["work"], r["contender"]) == (work, contender)])
 
 
 def _phases(row: Row) -> str:
@@ -110,7 +142,11 @@ def _notes(records: Sequence[Record]) -> list[str]:
     """Whatever makes a figure less than it seems, and cells without one."""
     notes = []
     for record in records:
-        name = f"{record['work']}/{record['contender']}, {'cold' if record['cold'] else 'warm'} {record['round']}"
+        name = f"{record['work']}/{record['contender']}"
+        if record["status"] == "skipped":
+            notes.append(f"- {name}: skipped: {record['error']}")
+            continue
+        name += f", {'cold' if record['cold'] else 'warm'} {record['round']}"
         if record["status"] != "ok":
             last = (record.get("error") or "").strip().splitlines()[-1:]
             notes.append(f"- {name}: {record['status']}" + (f": {last[0][:300]}" if last else ""))
@@ -123,7 +159,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
         sizes = {r["num_parameters"] for r in records if r["work"] == work and r.get("num_parameters")}
         if len(sizes) > 1:
             notes.append(f"- {work}: models of different size: {', '.join(f'{n:,}' for n in sorted(sizes))} parameters")
-    return [*notes, ""] if notes else []
+    return [*dict.fromkeys(notes), ""] if notes else []
 
 
 def _where(records: Sequence[Record]) -> str:
@@ -131,7 +167,8 @@ def _where(records: Sequence[Record]) -> str:
     lines = []
     for machine in {str(r["machine"]): r["machine"] for r in records}.values():
         memory = f"{machine['memory_bytes'] / GIB:.0f} GiB" if machine["memory_bytes"] else "unknown memory"
-        card = f"{machine['card']}, driver {machine['driver']}, " if machine["card"] else ""
+        number = f"{machine['cards']} x " if machine.get("cards", 1) > 1 else ""
+        card = f"{number}{machine['card']}, driver {machine['driver']}, " if machine["card"] else ""
         lines.append(f"Machine: {card}{machine['cpu']}, {machine['cpus']} CPUs, {memory}, Python {machine['python']}.")
     versions = sorted({f"{name} {version}" for record in records for name, version in record["versions"].items()})
     lines.append(f"Versions: {', '.join(versions)}.")

@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from workload import (
+    WORLD_SIZE,
     Recorded,
     Settings,
     Texts,
     Window,
-    arguments,
     padding,
     read_spec,
+    share,
+    start,
     text_model,
     train_order,
     unavailable,
@@ -75,8 +77,9 @@ def main(folder: Path, settings: Settings) -> None:
         after.trainer = trainer
         trainer.train()
     assert trainer.recorded is not None
+    # it deals whole batches in rank order, from one sampler that is alike on all ranks
     order = ids[trainer.recorded.whole_batches(settings["batch_size"])]
-    window.report(folder, order, model)
+    window.report(folder, share(order, settings["batch_size"]), model)
 
 
 def training_arguments(out: str, spec: dict[str, Any], settings: Settings) -> TrainingArguments:
@@ -86,7 +89,7 @@ def training_arguments(out: str, spec: dict[str, Any], settings: Settings) -> Tr
     return TrainingArguments(
         output_dir=out,
         max_steps=steps,
-        per_device_train_batch_size=settings["batch_size"],
+        per_device_train_batch_size=settings["batch_size"] // WORLD_SIZE,
         learning_rate=spec["lr"],
         weight_decay=spec["weight_decay"],
         max_grad_norm=spec["clip_norm"],
@@ -110,8 +113,13 @@ def training_arguments(out: str, spec: dict[str, Any], settings: Settings) -> Tr
         disable_tqdm=True,
         remove_unused_columns=False,
         use_cpu=not on_card,
+        # every parameter is used and there are no buffers to keep alike; by default DDP looks for both at each step
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,
+        # all ranks count as many labels; the default gathers their number at each step
+        average_tokens_across_devices=False,
     )
 
 
 if __name__ == "__main__":
-    main(*arguments())
+    start(main)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageOps
 from resnet import resnet18
 from torch.utils.data import DataLoader, Dataset
-from workload import Settings, Window, arguments, read_spec, train_order
+from workload import Settings, Window, read_spec, start, train_order
 
 CROP = 4
 """Pixels of black on each side, out of which an image of the old size is cut."""
@@ -83,4 +83,4 @@ def main(folder: Path, settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    main(*arguments())
+    start(main)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
-from workload import Settings, arguments, tell, versions
+from workload import Settings, start, tell, versions
 
 
 def main(_: Path, __: Settings) -> None:
@@ -16,4 +16,4 @@ def main(_: Path, __: Settings) -> None:
 
 
 if __name__ == "__main__":
-    main(*arguments())
+    start(main)

@@ -11,17 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from transformers import get_linear_schedule_with_warmup
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from workload import (
+    WORLD_SIZE,
     Recorded,
     Settings,
+    Share,
     Texts,
     Window,
-    arguments,
     padding,
     read_spec,
+    share,
+    start,
     text_model,
     train_order,
     unavailable,
@@ -29,6 +32,7 @@ from workload import (
 
 try:
     import lightning
+    from lightning.pytorch.strategies import DDPStrategy
 except ImportError:
     unavailable("lightning")
 
@@ -62,22 +66,23 @@ class Classifier(lightning.LightningModule):
 
 
 def loader_of(folder: Path, settings: Settings) -> tuple[DataLoader, Recorded, np.ndarray]:
-    """The loader, the sampler that keeps what was drawn, and the sample ids that positions stand for."""
+    """This rank's loader, the sampler that keeps what all ranks drew, and the sample ids that positions stand for."""
     size, workers = settings["batch_size"], settings["workers"]
     grouped = settings["mode"] == "grouped"
     ids = np.load(folder / "train.npy") if grouped else train_order(folder, settings)
     dataset = Texts(folder, ids)
     lengths = np.diff(dataset.offsets)[ids].tolist()
-    sampler = Recorded(LengthGroupedSampler(size, lengths=lengths) if grouped else SequentialSampler(dataset))
+    # by the batch of a rank, as the Trainer does; alike on all of them
+    generator = torch.Generator().manual_seed(0) if WORLD_SIZE > 1 else None
+    by_length = LengthGroupedSampler(size // WORLD_SIZE, lengths=lengths, generator=generator)
+    sampler = Recorded(by_length if grouped else SequentialSampler(dataset))
     loader = DataLoader(
         dataset,
-        batch_size=size,
-        sampler=sampler,
+        batch_sampler=Share(BatchSampler(sampler, size, drop_last=True)),
         collate_fn=padding(settings["pad"]),
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=torch.cuda.is_available(),
-        drop_last=True,
     )
     return loader, sampler, ids
 
@@ -89,10 +94,15 @@ def main(folder: Path, settings: Settings) -> None:
     warnings.filterwarnings("ignore", module="lightning")
     window, model = Window(settings), text_model(folder)
     loader, sampler, ids = loader_of(folder, settings)
+    strategy = "auto"
+    if WORLD_SIZE > 1:
+        # gradients stay in the buffers that are reduced, and no buffer needs to be kept alike
+        strategy = DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False)
     trainer = lightning.Trainer(
         max_steps=settings["warm_up"] + settings["measured"],
         accelerator="auto",
-        devices=1,
+        devices=WORLD_SIZE,
+        strategy=strategy,
         precision={"bf16": "bf16-mixed", "fp32": "32-true"}[settings["precision"]],
         use_distributed_sampler=False,
         logger=False,
@@ -103,8 +113,9 @@ def main(folder: Path, settings: Settings) -> None:
     )
     model.train()  # transformers builds models for evaluation, and Lightning leaves that as it is
     trainer.fit(Classifier(model, read_spec(folder), settings, window), loader)
-    window.report(folder, ids[sampler.whole_batches(settings["batch_size"])], model)
+    order = ids[sampler.whole_batches(settings["batch_size"])]
+    window.report(folder, share(order, settings["batch_size"]), model)
 
 
 if __name__ == "__main__":
-    main(*arguments())
+    start(main)

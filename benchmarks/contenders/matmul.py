@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import torch
-from workload import Settings, arguments, tell, versions
+from workload import Settings, start, tell, versions
 
 SECONDS = 1.0
 
@@ -47,4 +47,4 @@ def _wait() -> None:
 
 
 if __name__ == "__main__":
-    main(*arguments())
+    start(main)

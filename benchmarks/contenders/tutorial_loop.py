@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
-from workload import Settings, Texts, Window, arguments, padding, read_spec, text_model, train_order
+from workload import Settings, Texts, Window, padding, read_spec, start, text_model, train_order
 
 
 def main(folder: Path, settings: Settings) -> None:
@@ -44,4 +44,4 @@ def main(folder: Path, settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    main(*arguments())
+    start(main)

@@ -5,11 +5,15 @@ training order, one row an epoch), ``labels.npy`` and either ``flat.npy`` + ``of
 and where each begins) or ``pixels.npy`` (uint8 [n, height, width, channels]). ``model/config.json`` describes a
 transformers model whose weights are drawn here. Nothing in this folder of files imports paceline: run a contender as
 ``PYTHONPATH=benchmarks/contenders python -P CONTENDER.py WORKLOAD SETTINGS``, with SETTINGS a JSON object.
+
+Contenders that can share their work run under torchrun too. ``batch_size`` is that of all ranks together; each trains
+on its share, its own ids are what it reports, and rank 0 tells the sums.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -20,21 +24,32 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 Settings = dict[str, Any]
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch-lightning", "triton", "torchvision", "numpy")
 LAST_LOSSES = 50
 """Training losses, of the last steps, whose mean is reported."""
 
+RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+"""What torchrun says of this process."""
 
-def arguments() -> tuple[Path, Settings]:
-    """The workload folder and the settings of the command line."""
-    return Path(sys.argv[1]), json.loads(sys.argv[2])
+
+def start(main: Callable[[Path, Settings], None]) -> None:
+    """Run a contender on the command line's workload folder and settings; torchrun ends with the first rank's error."""
+    if WORLD_SIZE > 1:
+        # where there is no torchrun, its import would be start-up time
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        main = record(main)
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
 
 
 def tell(event: str, **fields: Any) -> None:
-    """One JSON line for the runner, which notes when it came."""
-    print(json.dumps({"event": event, "time": time.time(), **fields}), flush=True)
+    """One JSON line for the runner, which notes when it came; of rank 0."""
+    if RANK == 0:
+        print(json.dumps({"event": event, "time": time.time(), **fields}), flush=True)
 
 
 def unavailable(package: str) -> None:
@@ -125,16 +140,41 @@ class Recorded(torch.utils.data.Sampler[int]):
         return np.array([p for e in epochs for p in e[: len(e) // batch_size * batch_size]], dtype=np.int64)
 
 
+class Share(torch.utils.data.Sampler[list[int]]):
+    """This rank's share of another sampler's batches, which are those of all ranks: a piece of each in rank order.
+
+    What the other sampler draws has to be the same on all ranks.
+    """
+
+    def __init__(self, batches: torch.utils.data.BatchSampler) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches:
+            size = len(batch) // WORLD_SIZE
+            yield batch[RANK * size : (RANK + 1) * size]
+
+
+def share(ids: np.ndarray, batch_size: int) -> np.ndarray:
+    """This rank's share of the batches that ``ids`` are, as ``Share`` deals them."""
+    return ids.reshape(-1, WORLD_SIZE, batch_size // WORLD_SIZE)[:, RANK].reshape(-1)
+
+
 class Window:
     """Counts optimizer updates: tells the runner of the first, then times a window between two synchronisations.
 
-    The steps before the window (``warm_up``) cover compilation, also that of further shapes, and the first touch of
-    every kernel; peak memory is that of the whole process.
+    With several ranks both are of all of them. The steps before the window (``warm_up``) cover compilation, also that
+    of further shapes, and the first touch of every kernel; peak memory is that of the whole process, the largest of all
+    ranks.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.warm_up, self.measured = settings["warm_up"], settings["measured"]
-        self.batch_size, self.updates, self.seconds = settings["batch_size"], 0, float("nan")
+        self.batch_size = settings["batch_size"] // WORLD_SIZE
+        self.updates, self.seconds = 0, float("nan")
         self.losses: deque[torch.Tensor] = deque(maxlen=LAST_LOSSES)
         self._started = 0.0
 
@@ -159,11 +199,11 @@ class Window:
         return self.updates >= self.warm_up + self.measured
 
     def report(self, folder: Path, ids: np.ndarray, model: torch.nn.Module, **more: Any) -> None:
-        """The final line.
+        """The final line; every rank has to come here.
 
         Args:
             folder: the workload.
-            ids: sample ids of all steps in the order of training; those of the window are picked out here.
+            ids: this rank's sample ids of all steps in the order of training; the window's are picked out here.
             model: for the number of its parameters.
             more: further fields.
         """
@@ -174,20 +214,26 @@ class Window:
             )
         is_text = (folder / "offsets.npy").exists()
         lengths = np.diff(np.load(folder / "offsets.npy"))[window] if is_text else np.ones(len(window))
-        card = torch.cuda.is_available()
+        counts = [len(window), int(lengths.sum()), int((lengths.astype(np.int64) ** 2).sum())]
+        samples, tokens, squared = (int(count) for count in over_ranks(counts))
+        loss = float(torch.stack([loss.float() for loss in self.losses]).mean())
+        allocated, reserved = None, None
+        if torch.cuda.is_available():
+            peaks = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+            allocated, reserved = (int(peak) for peak in over_ranks(peaks, largest=True))
         # a contender that had paceline in its process would not be one
         assert "paceline" not in sys.modules
         tell(
             "result",
             seconds=self.seconds,
             steps=self.measured,
-            samples=len(window),
-            tokens=int(lengths.sum()) if is_text else None,
-            squared_lengths=int((lengths.astype(np.int64) ** 2).sum()) if is_text else None,
-            loss=float(torch.stack([loss.float() for loss in self.losses]).mean()),
+            samples=samples,
+            tokens=tokens if is_text else None,
+            squared_lengths=squared if is_text else None,
+            loss=over_ranks([loss])[0] / WORLD_SIZE,
             num_parameters=sum(p.numel() for p in model.parameters()),
-            peak_allocated_bytes=torch.cuda.max_memory_allocated() if card else None,
-            peak_reserved_bytes=torch.cuda.max_memory_reserved() if card else None,
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=reserved,
             versions=versions(),
             **more,
         )
@@ -204,6 +250,17 @@ def versions() -> dict[str, str]:
     return found
 
 
+def over_ranks(numbers: list[int] | list[float], *, largest: bool = False) -> list[float]:
+    """Sums over the ranks, or the largest of theirs: exact for whole numbers below 2^53."""
+    if WORLD_SIZE == 1:
+        return list(numbers)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = torch.tensor(numbers, dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+    return found.tolist()
+
+
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    over_ranks([0])  # reading the result is a barrier

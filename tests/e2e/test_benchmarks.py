@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.suites import read_book, turns
+from benchmarks.processes import contender_command, environment, run
+from benchmarks.suites import Group, read_book, turns
 from benchmarks.tables import render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,27 @@ def test_what_did_not_work_is_told_under_the_table() -> None:
     assert "models of different size: 10, 11 parameters" in page, "models of different size are not told"
 
 
+def test_several_processes_are_compared_with_one_of_the_same_contender() -> None:
+    def cell(contender: str, processes: int, tokens: float, **fields: Any) -> dict[str, Any]:
+        work = "text/batch8" + (f"x{processes}" if processes > 1 else "")
+        sharing = {"work": work, "work_of_one": "text/batch8", "processes": processes}
+        return record(contender, tokens / 10, **sharing, tokens_per_second=tokens, **fields)
+
+    runs = [cell("paceline", 1, 100), cell("paceline", 4, 380), cell("peer", 4, 90), cell("paceline", 4, 400)]
+    one, four = (f"## {part}" for part in render("s", runs).split("## ")[1:])
+    assert "x of linear" not in one, "one process was compared with itself"
+    assert cells_of(four, "paceline")["x of linear"] == "0.975", "not the medians' ratio over the number of processes"
+    assert cells_of(four, "peer")["x of linear"] == "", "a contender was compared with another's single process"
+
+
+def test_too_few_cards_are_told_once_and_make_no_row() -> None:
+    why = {"status": "skipped", "error": "it takes 4 cards, and this machine has 2"}
+    skipped = [record("paceline", work="text/batch8x4", round=number, **why) for number in range(2)]
+    page = render("s", [record("paceline", 1.0), *skipped])
+    assert page.count("text/batch8x4/paceline: skipped: it takes 4 cards, and this machine has 2") == 1, "not told once"
+    assert "## text/batch8x4" not in page, "a table of nothing"
+
+
 @pytest.mark.parametrize("suite", read_book().suites)
 def test_every_suite_names_what_exists(suite: str) -> None:
     book = read_book()
@@ -97,6 +120,72 @@ def test_rounds_take_turns_and_begin_with_another_contender() -> None:
     assert len({frozenset(names) for names in rounds}) == 1, "not everybody is in each round"
 
 
+def test_a_batch_is_that_of_all_processes_or_of_each() -> None:
+    weak = [turn.cell for turn in turns(read_book(), "ddp_weak", rounds=0) if turn.cell.workload]
+    assert [cell.work.rpartition("/")[2] for cell in weak] == ["batch64", "batch64x2", "batch64x4", "batch64x8"]
+    assert [cell.settings["batch_size"] for cell in weak] == [64, 128, 256, 512], "not a batch a card"
+    fixed = [turn.cell for turn in turns(read_book(), "ddp_fixed", rounds=0) if turn.cell.workload]
+    assert [cell.work.rpartition("/")[2] for cell in fixed] == ["batch128", "batch128on4"]
+    assert [cell.settings["batch_size"] for cell in fixed] == [128, 128], "not the global batch"
+    assert {cell.work_of_one for cell in (*weak, *fixed)} == {"imdb_distilbert/batch64", "imdb_distilbert/batch128"}
+
+
+def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
+    with pytest.raises(ValueError, match="6 samples are no whole share for each of 4 processes"):
+        Group(contenders=("paceline",), batch_sizes=(6,), processes=(1, 4))
+
+
+def test_a_contender_on_one_process_sees_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, seen in ((None, "0"), ("", ""), ("2,3", "2")):
+        if given is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        assert environment()["CUDA_VISIBLE_DEVICES"] == seen, "the Trainer would spread one process over all cards"
+        assert environment(processes=2).get("CUDA_VISIBLE_DEVICES") == given, "ranks do not see their cards"
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and more than the entry that its parent has yet to read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+@pytest.mark.timeout(60)
+def test_a_timeout_ends_ranks_in_sessions_of_their_own(tmp_path: Path) -> None:
+    rank = "import time; time.sleep(600)"
+    launcher = (
+        "import json, subprocess, sys\n"
+        f"command = [sys.executable, '-c', {rank!r}]\n"
+        "rank = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)\n"
+        "print(json.dumps({'event': 'rank', 'pid': rank.pid}), flush=True)\n"
+        "rank.wait()"
+    )
+    command = [sys.executable, "-c", launcher]
+    outcome = run(command, environment=environment(), log=tmp_path / "log", limit_seconds=5)
+    told = outcome.first("event", "rank")
+    assert outcome.status == "timeout", outcome
+    assert told is not None, "the launcher was cut off before it told of its rank"
+    ends = time.monotonic() + 10
+    while is_running(told.fields["pid"]) and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert not is_running(told.fields["pid"]), "a rank lived on, and would disturb the next cell"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_under_torchrun_the_last_line_is_a_ranks_error(tmp_path: Path) -> None:
+    settings = json.dumps({"batch_size": 8, "warm_up": 1, "measured": 1, "workers": 0, "precision": "fp32", "pad": 8})
+    command = contender_command("ddp_loop.py", str(tmp_path / "nowhere"), settings, processes=2)
+    outcome = run(command, environment=environment(processes=2), log=tmp_path / "log", limit_seconds=150)
+    assert outcome.status == "failed", outcome
+    last = outcome.error.splitlines()[-1]
+    assert "FileNotFoundError" in last, f"the note under the table would be: {last}"
+
+
 def speed(folder: Path, *options: str) -> str:
     """The runner in a process of its own; what it printed."""
     command = [sys.executable, "benchmarks/speed.py", "tiny", "--out", str(folder), *options]
@@ -118,7 +207,7 @@ def test_the_tiny_suite_runs_goes_on_and_writes_its_table(tmp_path: Path) -> Non
     bad = {f"{r['work']}/{r['contender']}": r.get("error", "")[-500:] for r in cold if r["status"] == "failed"}
     assert not bad, "contenders failed"
     ours = [r for r in cold if r["contender"] == "paceline"]
-    assert len(ours) == 2, "paceline did not run on text and on images"
+    assert len(ours) == 3, "paceline did not run on text, on text by two processes, and on images"
     assert all(r["same_batches"] for r in ours), "paceline trained on other batches than the workload's"
     for work in {r["work"] for r in cold}:
         sizes = {r["num_parameters"] for r in cold if r["work"] == work and r["status"] == "ok"}
@@ -127,8 +216,14 @@ def test_the_tiny_suite_runs_goes_on_and_writes_its_table(tmp_path: Path) -> Non
     texts = [r for r in cold if "text" in r["work"] and r["contender"] in alike and r["status"] == "ok"]
     assert len(texts) >= 2, "nothing to compare"
     same = {r["tokens"] for r in texts}
-    assert len(same) == 1, f"not the same tokens in the window: {same}"
-    page = speed(tmp_path, "--rounds", "1", "--only", "tiny_text/*paceline")
+    assert len(same) == 1, f"not the same tokens in the window, by one process or two: {same}"
+    two = [r for r in cold if r["processes"] == 2 and r["status"] == "ok"]
+    assert "ddp_loop" in {r["contender"] for r in two}, "no peer ran on two processes"
+    counted = {r["contender"]: (r["steps"], r["samples"]) for r in two}
+    assert set(counted.values()) == {(3, 24)}, f"not 3 steps with the samples of both ranks: {counted}"
+    page = (tmp_path / "tiny.md").read_text().partition("## tiny_text/batch8on2")[2]
+    assert float(cells_of(page, "paceline")["x of linear"]) > 0, "two processes are not compared with one"
+    page = speed(tmp_path, "--rounds", "1", "--only", "tiny_text/batch8/paceline")
     assert len(records_in(tmp_path)) == len(cold) + 1, "what was done is run again, or what was asked for is not run"
     assert page.strip() == (tmp_path / "tiny.md").read_text().strip(), "the printed page is not the written one"
     assert "1 (1)" in cells_of(page, "paceline").values(), "the warm run is not in the table"

@@ -16,6 +16,7 @@ from typing import Any, final
 
 from torch.distributed.distributed_c10d import Store
 
+from paceline.distributed.answers import AnsweringStore
 from paceline.errors import PacelineError, Preempted, UserError
 
 GRACE_SECONDS = 2.0
@@ -44,7 +45,8 @@ class Exchange:
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout_seconds: float) -> None:
-        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout_seconds
+        self._store = AnsweringStore(store, timeout_seconds)
+        self._rank, self._size, self._timeout = rank, size, timeout_seconds
         self._turn = self._firsts = 0
 
     def all(self, at: str, value: Any = None) -> list[Any]:
@@ -108,6 +110,7 @@ class Exchange:
 
     def announce(self, error: BaseException) -> None:
         """Let every rank that waits, or will, fail with this error instead; the first announcement stands."""
+        self._store.hurry()
         if isinstance(error, LostRank):
             return
         # the store may be what was lost
@@ -137,6 +140,7 @@ class Exchange:
     def explained(self, error: RuntimeError, at: str) -> Exception:
         """What a collective of tensors failed of: the rank that is not there, or the error itself."""
         keys = [f"stuck/{rank}" for rank in range(self._size)]
+        self._store.hurry()
         try:
             with self._reaching_store():
                 self._store.set(keys[self._rank], at)
@@ -215,7 +219,9 @@ class Exchange:
             yield
         except RuntimeError as error:
             why = f"the store that the ranks meet in, which it or its launcher holds, is gone: {_first_line(error)}"
-            raise LostRank("rank 0 has ended", why, "look at the log of rank 0", ranks=(0,)) from None
+            raise LostRank(
+                "rank 0 cannot be reached", why, "look at its log, and at the network between the machines", ranks=(0,)
+            ) from None
 
 
 def named(ranks: Collection[int]) -> str:

@@ -186,7 +186,7 @@ def number_of_keys(world: World, rounds: int) -> int:
     for number in range(rounds):
         world.gather(number)
     world.barrier("counting")
-    return int(world._exchange._store.underlying_store.num_keys())  # type: ignore[attr-defined]
+    return int(world._exchange._store._store.underlying_store.num_keys())  # type: ignore[attr-defined]
 
 
 def test_values_are_not_kept_in_the_store() -> None:

@@ -531,7 +531,7 @@ def test_the_loss_of_rank_0_and_its_store_is_told(survivors_can_report: None, tm
     with pytest.raises(RankError, match="rank 0 of 2 was killed by SIGKILL"):
         run_processes(reports_outcome, 2, str(report), "dies", tcp(), 0)
     text, _, seconds = report.read_text().rpartition("|")
-    assert text.startswith("LostRank: rank 0 has ended\n  why: the store"), text
+    assert text.startswith("LostRank: rank 0 cannot be reached\n  why: the store"), text
     assert float(seconds) < LONG_SECONDS
 
 
