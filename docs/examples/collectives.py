@@ -6,6 +6,8 @@ A collective is called by all ranks, in the same order, with tensors of one shap
 ``if rank == 0`` around it, makes all others wait until the time-out.
 """
 
+import sys
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -41,7 +43,8 @@ def main() -> None:
         device = f"cuda:{dist.get_node_local_rank()}"
         torch.cuda.set_device(device)
     found = exchanged(torch.tensor([rank + 1.0], device=device))
-    print("  ".join(f"{name} {values}" for name, values in found.items()), flush=True)  # noqa: T201
+    # one write: torchrun's ranks do not buffer, and print writes the end of a line apart
+    sys.stdout.write("  ".join(f"{name} {values}" for name, values in found.items()) + "\n")
     dist.destroy_process_group()
 
 

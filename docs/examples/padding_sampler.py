@@ -6,6 +6,7 @@
 ``drop_last`` leaves some out; and DDP takes the mean of the ranks' means. Here the loss of sample n is n.
 """
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,9 +26,8 @@ def padded_share(rank: int, ranks: int) -> list[int]:
 
 def dealt_share(rank: int, ranks: int) -> list[int]:
     """The samples of this rank, as paceline deals the batch: counts equal within one, tokens as even as they can be."""
-    ids = np.arange(len(TOKENS))
-    order = ShuffledOrder(ids, micro_batch_size=len(ids), shuffle=False, lengths=TOKENS)
-    plan = order.plan(OrderState(seed=0, epoch=0, step=0, batch_size=len(ids)), rank, ranks)
+    order = ShuffledOrder(np.arange(7), micro_batch_size=7, shuffle=False, lengths=TOKENS)
+    plan = order.plan(OrderState(seed=0, epoch=0, step=0, batch_size=7), rank, ranks)
     return [int(sample) for part in plan.microbatches for sample in part]
 
 
@@ -40,9 +40,9 @@ def mean_of_means(share: Sequence[int]) -> float:
 
 def sum_over_count(share: Sequence[int]) -> float:
     """Ours: the sum of all losses over the number of all labels."""
-    total = torch.tensor([sum(share), len(share)], dtype=torch.float64)
-    dist.all_reduce(total)
-    return (total[0] / total[1]).item()
+    sums = torch.tensor([sum(share), len(share)], dtype=torch.float64)
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
 
 
 def main() -> None:
@@ -51,7 +51,8 @@ def main() -> None:
     padded, dealt = padded_share(rank, ranks), dealt_share(rank, ranks)
     for name, share, loss in (("padded", padded, mean_of_means(padded)), ("dealt", dealt, sum_over_count(dealt))):
         tokens = int(TOKENS[share].sum())
-        print(f"rank {rank}  {name:6}  samples {share}  tokens {tokens}  loss {loss:.4f}", flush=True)  # noqa: T201
+        # one write: torchrun's ranks do not buffer, and print writes the end of a line apart
+        sys.stdout.write(f"rank {rank}  {name:6}  samples {share}  tokens {tokens}  loss {loss:.4f}\n")
     dist.destroy_process_group()
 
 
