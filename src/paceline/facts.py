@@ -103,47 +103,6 @@ class Facts:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeakRates:
-    """Rates of the data sheet, without sparsity; no program reaches them."""
-
-    bf16_flops: float | None
-    """Dense bf16 tensor-core operations a second; None where the card has no bf16."""
-    fp16_flops: float
-    """Dense fp16 tensor-core operations a second."""
-    memory_bytes_per_second: float
-
-
-# NVIDIA's data sheets; where they print rates with 2:4 sparsity, half of that.
-# H200 (2024): SXM 1,979 and NVL 1,671 TFLOPS with sparsity, both 4.8 TB/s.
-# H100 (2023): SXM 1,979, PCIe 1,513, NVL 1,671 TFLOPS with sparsity; 3.35, 2.0 and 3.9 TB/s.
-# A100 (2021): 312 TFLOPS; 40 GB 1,555 GB/s, 80 GB PCIe 1,935 GB/s, 80 GB SXM 2,039 GB/s.
-# V100 (2020): SXM2 125 and PCIe 112 TFLOPS in fp16, 900 GB/s.
-_PEAK_RATES = {
-    "H200": (989.5e12, 989.5e12, 4.8e12),
-    "H200 NVL": (835.5e12, 835.5e12, 4.8e12),
-    "H100 80GB HBM3": (989.5e12, 989.5e12, 3.35e12),
-    "H100 PCIe": (756.5e12, 756.5e12, 2.0e12),
-    "H100 NVL": (835.5e12, 835.5e12, 3.9e12),
-    "A100-SXM4-40GB": (312e12, 312e12, 1.555e12),
-    "A100-SXM4-80GB": (312e12, 312e12, 2.039e12),
-    "A100-PCIE-40GB": (312e12, 312e12, 1.555e12),
-    "A100 80GB PCIe": (312e12, 312e12, 1.935e12),
-    "V100-SXM2-16GB": (None, 125e12, 0.9e12),
-    "V100-SXM2-32GB": (None, 125e12, 0.9e12),
-    "V100-PCIE-16GB": (None, 112e12, 0.9e12),
-    "V100-PCIE-32GB": (None, 112e12, 0.9e12),
-}
-
-
-def peak_rates(card_name: str) -> PeakRates | None:
-    """The data sheet's rates of a card named as nvidia-smi names it; None for a card that is not in the table."""
-    rates = _PEAK_RATES.get(re.sub(r"^(NVIDIA|Tesla)\s+", "", card_name.strip()))
-    if rates is None:
-        return None
-    return PeakRates(bf16_flops=rates[0], fp16_flops=rates[1], memory_bytes_per_second=rates[2])
-
-
 def this_machine() -> Facts:
     """The facts of the machine and the environment that this process runs in; takes about as long as nvidia-smi."""
     versions = {name: version_of(name) for name in PACKAGES}

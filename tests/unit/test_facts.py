@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline import facts as facts_module
-from paceline.facts import Card, Facts, ask, cpu_quota, parse_cards, peak_rates, this_machine, visible
+from paceline.facts import Card, Facts, ask, cpu_quota, parse_cards, this_machine, visible
 from paceline.verbs import doctor as doctor_module
 from paceline.verbs.doctor import cards, doctor, links, machine, rooms, shown, torch_works
 
@@ -64,16 +64,6 @@ def test_a_slice_of_a_card_has_unknown_memory() -> None:
 )
 def test_the_control_groups_quota(limit: str | None, quota: float | None) -> None:
     assert cpu_quota(limit) == quota
-
-
-def test_peak_rates_are_known_for_known_cards_only() -> None:
-    rates = peak_rates("NVIDIA H200")
-    assert rates is not None
-    assert rates.bf16_flops == pytest.approx(989.5e12), "half of the data sheet's 1,979 TFLOPS with sparsity"
-    volta = peak_rates("Tesla V100-SXM2-32GB")
-    assert volta is not None
-    assert volta.bf16_flops is None, "Volta has no bf16"
-    assert peak_rates("NVIDIA GeForce RTX 9999") is None, "an unknown card is never taken for a known one"
 
 
 def test_this_machine_is_plain_data(monkeypatch: pytest.MonkeyPatch) -> None:

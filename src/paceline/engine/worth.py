@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.facts import PeakRates, peak_rates
+from paceline.cards import PeakRates, peak_rates
 
 UNCOMPILED_MFU = 0.30
 """Share of the data sheet's bf16 rate that packed and captured, uncompiled steps reach. Measured on one H200 with torch
@@ -34,7 +34,7 @@ COLD_SECONDS, COLD_SECONDS_WHOLE, WARM_SECONDS = 12.0, 20.0, 5.0
 kernels."""
 
 REFERENCE_CARD = "NVIDIA H200"
-"""Stands for a card whose rate is not known: the fastest of the table, so that its seconds are a lower bound."""
+"""Stands for a card whose rate is not known: a fast one, so that its seconds are nearly a lower bound."""
 
 TRAINING_PASSES = 3
 """A backward pass is two products for each of the forward pass: the input's gradient and the weight's."""

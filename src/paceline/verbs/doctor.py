@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.facts import Facts, ask, peak_rates, this_machine
+from paceline.cards import peak_rates
+from paceline.facts import Facts, ask, this_machine
 from paceline.files import cache_folder
 
 GIB = 2**30
