@@ -10,14 +10,17 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
 
 FLOORS = {
-    "contract": ("errors", "records", "files", "facts", "recipe", "run_folder", "spans", "cluster", "references"),
-    "seams": ("seams",),
+    "contract": (
+        *("errors", "records", "files", "facts", "cards", "recipe"),
+        *("run_folder", "spans", "cluster", "references"),
+    ),
+    "seams": ("device", "seams"),
     "kernels": ("kernels",),
     "parts": ("data", "distributed", "models", "tasks", "techniques"),
     "engine": ("engine",),
     "run": (
         *("preparation", "loop", "stop", "stopwatch", "checkpoint", "observe", "report", "run"),
-        *("inference", "predictions"),
+        *("inference", "predictions", "memory"),
     ),
     "testing": ("testing",),
     "verbs": ("verbs",),
