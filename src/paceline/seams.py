@@ -80,7 +80,7 @@ class Size:
 
 
 class Meter(ABC):
-    """Sums up predictions over a split in bounded memory."""
+    """Sums up predictions over a split; in bounded memory, but for metrics that need all scores."""
 
     @abstractmethod
     def update(self, logits: Tensor, batch: Batch) -> None:

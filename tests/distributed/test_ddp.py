@@ -15,7 +15,7 @@ from torch import nn
 from paceline.cluster import Place
 from paceline.data.dataset import Images
 from paceline.data.image_layout import ImageLayout
-from paceline.data.order import OrderState
+from paceline.data.order import OrderState, ShuffledOrder
 from paceline.distributed.exchange import LostRank
 from paceline.distributed.group import joined
 from paceline.engine.assemble import Assembled, assemble
@@ -294,6 +294,26 @@ def test_running_statistics_follow_each_ranks_share_and_settle_to_their_mean() -
     assert first["settled"][2] == 2, "counts are rank 0's"
     assert first["digest"] == second["digest"]
     assert torch.equal(first["logits"], second["logits"])
+
+
+def a_last_batch(world: World) -> tuple[list[int], str, torch.Tensor]:
+    """Five images on four ranks, of a model that torch does not train on one."""
+    torch.manual_seed(0)
+    run = on_images(world, Normed(), recipe(8))
+    order = ShuffledOrder(np.arange(13), micro_batch_size=8, fewest=2)
+    at = OrderState(seed=0, epoch=0, step=1, batch_size=8)
+    pieces = order.plan(at, world.rank, world.size).microbatches
+    run.engine.accumulate([run.build.layout.collate(ids) for ids in pieces], 5)
+    run.engine.update()
+    run.engine.settle()
+    return [len(ids) for ids in pieces], checksum(run.engine.export()), run.build.model.norm.running_mean
+
+
+def test_an_epochs_last_batch_is_dealt_in_twos_and_the_others_run_filler() -> None:
+    found = run_distributed(a_last_batch, 4)
+    assert [sizes for sizes, _, _ in found] == [[3], [2], [0], [0]]
+    assert len({digest for _, digest, _ in found}) == 1, "ranks hold different weights"
+    assert found[0][2].any(), "nobody's statistics were kept"
 
 
 def draws(world: World) -> tuple[list[int], int]:

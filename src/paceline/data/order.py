@@ -5,6 +5,7 @@ So resuming needs nothing else, on any number of ranks, and ranks agree without 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -53,6 +54,8 @@ class ShuffledOrder:
         shuffle: False keeps the order of ``ids``.
         drop_last: leave out a last batch that is smaller than the others.
         lengths: tokens of each sample, by its id: what ranks deal by; None counts every sample the same, as images.
+        fewest: samples that a rank gets of a step, where it gets any and the batch has so many for every rank. Of an
+            epoch's last batch some may so get none: batch normalisation may have no use for a sample by itself.
     """
 
     def __init__(
@@ -63,11 +66,13 @@ class ShuffledOrder:
         shuffle: bool = True,
         drop_last: bool = False,
         lengths: NDArray[np.int64] | None = None,
+        fewest: int = 1,
     ) -> None:
-        self._ids, self._micro, self._lengths = ids, micro_batch_size, lengths
+        self._ids, self._micro, self._lengths, self._fewest = ids, micro_batch_size, lengths, fewest
         self._shuffle, self._drop_last = shuffle, drop_last
         self._permuted = lru_cache(maxsize=2)(self._permute)
         # the next step is looked at while this one runs, and again when its turn comes
+        self._dealt = lru_cache(maxsize=2)(self._deal)
         self._planned = lru_cache(maxsize=2)(self._plan)
 
     def steps_per_epoch(self, batch_size: int) -> int:
@@ -90,19 +95,64 @@ class ShuffledOrder:
             return replace(at, step=at.step + 1)
         return replace(at, epoch=at.epoch + 1, step=0)
 
-    def _plan(self, at: OrderState, rank: int, world_size: int) -> StepPlan:
-        order = self._permuted(at.seed, at.epoch)
-        samples = order[at.step * at.batch_size : (at.step + 1) * at.batch_size]
+    def microbatches(self, at: OrderState, steps: int, rank: int = 0, world_size: int = 1) -> Iterator[Ids]:
+        """This rank's micro-batches of the next steps, in order."""
+        for _ in range(steps):
+            yield from self.plan(at, rank, world_size).microbatches
+            at = self.after(at)
+
+    def of_all_ranks(self, at: OrderState, world_size: int) -> list[Ids]:
+        """The micro-batches of every rank in the step at ``at``, rank by rank: for who tells of the whole step."""
+        return [ids for rank in range(world_size) for ids in self._cut(at, rank, world_size)]
+
+    def smallest(self, num_samples: int, world_size: int, batch_size: int | None = None) -> int:
+        """Samples of the smallest micro-batch that has any, in a step of ``num_samples``.
+
+        Args:
+            batch_size: of the run, where the step is an epoch's last and has fewer.
+        """
         if world_size == 1:
-            return StepPlan(samples, tuple(np.split(samples, range(self._micro, len(samples), self._micro))))
+            return num_samples % self._micro or self._micro
+        served, num_pieces = self._served(num_samples, batch_size or num_samples, world_size)
+        shares = {num_samples // served, -(-num_samples // served)} - {0}
+        return min(share // self._parts(share, num_pieces) for share in shares)
+
+    def _plan(self, at: OrderState, rank: int, world_size: int) -> StepPlan:
+        return StepPlan(self._samples(at), tuple(self._cut(at, rank, world_size)))
+
+    def _samples(self, at: OrderState) -> Ids:
+        order = self._permuted(at.seed, at.epoch)
+        return order[at.step * at.batch_size : (at.step + 1) * at.batch_size]
+
+    def _deal(self, at: OrderState, world_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each sample of the step: its length, and its rank."""
+        samples = self._samples(at)
         lengths = np.ones_like(samples) if self._lengths is None else self._lengths[samples]
-        mine = deal(lengths, world_size) == rank
+        return lengths, deal(lengths, self._served(len(samples), at.batch_size, world_size)[0])
+
+    def _cut(self, at: OrderState, rank: int, world_size: int) -> list[Ids]:
+        """The micro-batches of a rank."""
+        samples = self._samples(at)
+        if world_size == 1:
+            return np.split(samples, range(self._micro, len(samples), self._micro))
+        lengths, ranks = self._dealt(at, world_size)
+        mine = ranks == rank
         share, sizes = samples[mine], lengths[mine]
-        largest_share = -(-len(samples) // world_size)
-        num_pieces = -(-largest_share // self._micro)
-        piece = deal(sizes, num_pieces)
+        num_pieces = self._served(len(samples), at.batch_size, world_size)[1]
+        piece = deal(sizes, self._parts(len(share), num_pieces))
         fullest_first = np.argsort(-np.bincount(piece, sizes, num_pieces), kind="stable")
-        return StepPlan(samples, tuple(share[piece == index] for index in fullest_first))
+        return [share[piece == index] for index in fullest_first]
+
+    def _served(self, num_samples: int, batch_size: int, world_size: int) -> tuple[int, int]:
+        """How many ranks get samples of a step, and how many micro-batches each of all ranks runs."""
+        fewest = min(self._fewest, batch_size // world_size)
+        served = min(world_size, max(1, num_samples // fewest)) if fewest > 1 else world_size
+        largest_share = -(-num_samples // served)
+        return served, -(-largest_share // self._micro)
+
+    def _parts(self, share: int, num_pieces: int) -> int:
+        """How many of its micro-batches a rank fills: all, unless a smaller number keeps ``fewest`` together."""
+        return max(1, -(-share // self._micro), min(num_pieces, share // self._fewest))
 
     def _permute(self, seed: int, epoch: int) -> Ids:
         if not self._shuffle:

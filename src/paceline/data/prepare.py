@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,12 +110,7 @@ def outline(
     from paceline.data.sources import read
 
     length = max_length or part.max_length
-    entry = None
-    if rows is None and cache is not None:
-        content = _content_fingerprint(part)
-        if content is not None:
-            key = None if tokenizer is None else tokenizer.key
-            entry = cache / _cache_key(content, part, task, key, length, modality)
+    entry = None if rows is not None or cache is None else _entry(part, task, tokenizer, length, modality, cache)
     damage: tuple[str, ...] = ()
     if entry is not None:
         try:
@@ -123,9 +119,42 @@ def outline(
             damage = (f"the cached data set {entry} is damaged ({error}) and was made anew",)
         else:
             if found is not None:
-                return _outline_of(found)
+                return _outline_of(_put_aside(found, part, task, quarantine))
     table = read(part, task=task.type, rows=rows, quarantine=quarantine)
-    return _outline(table, part, tokenizer, length, modality, entry, damage)
+    remember = _unkept if entry is None else partial(_remember, entry=entry, quarantine=quarantine, damage=damage)
+    return _outline(table, part, tokenizer, length, modality, remember)
+
+
+def cached(
+    part: DataPart,
+    task: TaskPart,
+    *,
+    tokenizer: TokenizerSource | None,
+    max_length: int | None,
+    modality: str,
+    cache: Path,
+) -> Dataset | None:
+    """What ``outline`` would take from ``cache``; None where it would read the source. Arguments are the same.
+
+    Raises:
+        DataError: the source cannot be looked at.
+    """
+    entry = _entry(part, task, tokenizer, max_length or part.max_length, modality, cache)
+    try:
+        return None if entry is None else load(entry)
+    except DamagedEntry:
+        return None
+
+
+def _entry(
+    part: DataPart, task: TaskPart, tokenizer: TokenizerSource | None, length: int, modality: str, cache: Path
+) -> Path | None:
+    """Where the encoded data set is kept; None for a source that does not say whether it has changed."""
+    content = _content_fingerprint(part)
+    if content is None:
+        return None
+    key = None if tokenizer is None else tokenizer.key
+    return cache / _cache_key(content, part, task, key, length, modality)
 
 
 def _outline_of(dataset: Dataset) -> Outline:
@@ -147,10 +176,9 @@ def _outline(
     source: TokenizerSource | None,
     max_length: int,
     modality: str,
-    entry: Path | None,
-    damage: tuple[str, ...],
+    remember: Callable[[Dataset], Dataset],
 ) -> Outline:
-    """A table's rows dealt and labelled."""
+    """A table's rows dealt and labelled; ``remember`` is given the data set once it is encoded."""
     if table.labels is None or table.kind is None:
         raise DataError(f"{part.source} has no labels", fix="name the label's column with data.label")
     if part.image_size is not None and table.images is None:
@@ -169,8 +197,8 @@ def _outline(
 
     def finish(keep_going: KeepGoing) -> Dataset:
         inputs = _inputs(table, tokenizer, max_length, keep_going)
-        dataset = _dataset(inputs, labels, kind, dict(dealt.splits), table.origins, table.notices + dealt.notices)
-        return dataset if entry is None else _remember(dataset, entry, damage)
+        notices = table.notices + dealt.notices
+        return remember(_dataset(inputs, labels, kind, dict(dealt.splits), table.origins, notices))
 
     pad_id = padding_id(tokenizer) if tokenizer is not None else table.tokens.pad_id if table.tokens else None
     return Outline(
@@ -376,21 +404,39 @@ def _dataset(
     )
 
 
-def _remember(dataset: Dataset, entry: Path, notices: tuple[str, ...]) -> Dataset:
+def _put_aside(found: Dataset, part: DataPart, task: TaskPart, quarantine: Path | None) -> Dataset:
+    """A data set out of the cache, with the rows that were dropped from it in this run's file too.
+
+    They are found in the source again: it is the same, and nothing is encoded.
+    """
+    from paceline.data.sources import read
+
+    if quarantine is None or part.on_bad_row == "stop" or not found.notices:
+        return found
+    told = read(part, task=task.type, quarantine=quarantine).notices
+    return replace(found, notices=told + found.notices[len(told) :])
+
+
+def _unkept(dataset: Dataset) -> Dataset:
+    return dataset
+
+
+def _remember(dataset: Dataset, entry: Path, quarantine: Path | None, damage: tuple[str, ...]) -> Dataset:
     """Keep the data set for the next time and go on with the memory-mapped one, which the system may page out."""
+    notices = dataset.notices + damage
+    # whoever takes it from there has a quarantine of its own, or none
+    plain = tuple(notice.removesuffix(f"; see {quarantine}") for notice in dataset.notices)
     try:
-        save(dataset, entry)
+        save(replace(dataset, notices=plain), entry)
     except OSError as error:
         # a cache is a convenience: the run goes on without it, and says so
         lost = f"the encoded data set cannot be kept in {entry.parent} ({error}): the next run encodes it again"
-        return replace(dataset, notices=(*dataset.notices, *notices, lost))
+        return replace(dataset, notices=(*notices, lost))
     try:
         found = load(entry)
     except DamagedEntry:
         found = None  # another process is just replacing the entry by its own
-    if found is None:
-        found = dataset
-    return replace(found, notices=found.notices + notices)
+    return replace(dataset if found is None else found, notices=notices)
 
 
 def _content_fingerprint(part: DataPart) -> str | None:

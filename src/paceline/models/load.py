@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.errors import ModelError
 from paceline.models import factory
@@ -35,6 +35,9 @@ PROBLEM_TYPES = {
     "regression": "regression",
 }
 """Our kinds of task in transformers' words."""
+
+PARALLEL = "module."
+"""What torch's DataParallel and DistributedDataParallel put before the names of weights."""
 
 _BUILD_ERRORS = (ValueError, TypeError, KeyError, RuntimeError, AssertionError, ArithmeticError, ImportError, OSError)
 """What transformers and torch raise for a configuration that makes no model."""
@@ -69,6 +72,7 @@ def load_model(
     pad_id: int | None = None,
     image_shape: tuple[int, int, int] | None = None,
     seed: int = 0,
+    weights: bool = True,
 ) -> nn.Module:
     """The model of a recipe, on the CPU, in fp32 and in training mode. The caller's random numbers are left alone.
 
@@ -84,6 +88,7 @@ def load_model(
         pad_id: token id of the filling; None for images.
         image_shape: height, width, channels; None for text.
         seed: of new weights.
+        weights: False: read none, and leave them as the configuration has them drawn; for who asks for sizes alone.
 
     Raises:
         ModelError: weights that are missing, damaged, pickled or of another shape; a model that does not fit the data.
@@ -99,7 +104,7 @@ def load_model(
         _fit_images(part, config, image_shape)
     else:
         _fit_tokens(part, config, vocabulary_size, pad_id)
-    model = _pretrained(part, config, seed) if part.source else _random(part, config, seed)
+    model = _pretrained(part, config, seed) if part.source and weights else _random(part, config, seed)
     return model.train()
 
 
@@ -108,14 +113,24 @@ def from_folder(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The classifier in a folder of safetensors, in fp32, and transformers' account of the loading.
 
+    Weights that were saved under DataParallel or DistributedDataParallel, all with ``module.`` before their names, are
+    taken by the names of the model inside.
+
     Raises:
         ModelError: the weights are damaged, or the configuration makes no model.
     """
     check_weights(folder)
+    # not by transformers' key_mapping, which would put the prefix back whenever the model is saved
+    plain = None if trust_remote_code else _without_prefix(folder)
     with quiet():
         try:
-            model, account = _auto_class(modality).from_pretrained(
-                folder,
+            chosen = _auto_class(modality)
+            if plain is not None:  # which only a model's own class takes
+                with torch.device("meta"):
+                    chosen = type(chosen.from_config(config))
+            model, account = chosen.from_pretrained(
+                folder if plain is None else None,
+                state_dict=plain,
                 config=config,
                 dtype=torch.float32,
                 use_safetensors=True,
@@ -159,6 +174,20 @@ def check_weights(folder: Path) -> None:
                 weights.keys()
         except SafetensorError as error:
             raise ModelError(f"{path}: damaged", str(error), "download or copy it again") from None
+
+
+def _without_prefix(folder: Path) -> dict[str, Tensor] | None:
+    """The weights in a folder without the ``module.`` that all their names begin with; None where they do not."""
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(folder.glob("model-*.safetensors"))
+    found: dict[str, Tensor] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            names = list(weights.keys())
+            if not all(name.startswith(PARALLEL) for name in names):
+                return None
+            found |= {name.removeprefix(PARALLEL): weights.get_tensor(name) for name in names}
+    return found or None
 
 
 def _pretrained(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:

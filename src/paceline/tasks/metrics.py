@@ -23,7 +23,8 @@ Named = Mapping[str, Callable[[int], Any]]
 """Metric name -> function of the number of classes that makes a torchmetrics metric."""
 
 OF_ALL_SCORES = frozenset({"auroc", "pearson", "spearman"})
-"""Metrics that are no sum over batches: they are computed once, of all scores of the split. The others keep none."""
+"""Metrics that are no sum over batches: they are computed once, of all scores of the split, in the first rank's main
+memory. The others keep none."""
 
 _SETTINGS = {"sync_on_compute": False}
 """torchmetrics would gather each state of each metric by itself, on whatever process group it finds."""
@@ -102,7 +103,8 @@ class TorchMeter(Meter):
     """Loss and metrics of a split, the same for any number of ranks.
 
     Whole numbers are added up as they come, in any order. Fractions (the loss, the squares of an error) are kept as one
-    fp64 row a batch, and added in the order of the split. Scores are kept, on the host, only where a metric needs all.
+    fp64 row a batch, and added in the order of the split. Scores are kept, on the host, only where a metric needs all:
+    then the memory of ``merge`` on the first rank grows with the split, otherwise with its number of batches alone.
 
     Args:
         names: metric names; ``module:function(scores, labels) -> float`` keeps all scores.

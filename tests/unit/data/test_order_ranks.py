@@ -180,3 +180,62 @@ def test_every_rank_needs_a_sample() -> None:
         check_world(3, 32, 4)
     with pytest.raises(RecipeError, match=r"loop\.batch_size = 6: 8 processes\n.*\n  fix: --set loop\.batch_size=8 or"):
         check_world(100, 6, 8)
+
+
+@pytest.mark.parametrize("lengths", [None, review_lengths(64)])
+def test_the_first_rank_sees_what_every_rank_takes_and_deals_each_step_once(
+    lengths: np.ndarray | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = ShuffledOrder(np.arange(64), micro_batch_size=3, lengths=lengths)
+    at, dealt = start(27), list[int]()
+    monkeypatch.setattr("paceline.data.order.deal", lambda sizes, parts: dealt.append(parts) or deal(sizes, parts))
+    for _ in range(5):
+        order.plan(at, 0, 4)
+        order.plan(order.after(at), 0, 4)  # read ahead
+        seen = order.of_all_ranks(at, 4)
+        expected = [ids for plan in ranks_of(order, at, 4) for ids in plan.microbatches]
+        assert len(seen) == len(expected)
+        assert all(map(np.array_equal, seen, expected))
+        at = order.after(at)
+    assert dealt.count(4) == 6, "the ranks' shares of a step were worked out more than once"
+    assert [list(ids) for ids in order.of_all_ranks(start(27), 1)] == [
+        list(i) for i in order.plan(start(27)).microbatches
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ranks_with_too_little_are_left_out_where_a_sample_may_not_be_alone(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    world_size, micro = int(draw.integers(2, 9)), int(draw.integers(3, 12))
+    batch_size = int(draw.integers(2 * world_size, 6 * world_size))
+    samples = int(draw.integers(2, 3 * batch_size))
+    order = ShuffledOrder(
+        np.arange(samples), micro_batch_size=micro, lengths=review_lengths(samples) if seed % 2 else None, fewest=2
+    )
+    at, smallest = start(batch_size, seed), order.smallest(batch_size, world_size)
+    for _ in range(order.steps_per_epoch(batch_size)):
+        plans = ranks_of(order, at, world_size)
+        sizes = [[len(ids) for ids in plan.microbatches] for plan in plans]
+        assert sorted(np.concatenate([i for p in plans for i in p.microbatches])) == sorted(plans[0].samples)
+        assert len({len(row) for row in sizes}) == 1, "ranks would not meet"
+        assert max(map(max, sizes)) <= micro
+        taken = [size for row in sizes for size in row if size]
+        assert min(taken) >= 2 or len(plans[0].samples) == 1, sizes
+        assert min(taken) == order.smallest(len(plans[0].samples), world_size, batch_size)
+        if len(plans[0].samples) == batch_size:
+            assert min(taken) == smallest
+            assert all(map(sum, sizes)), "a rank got nothing of a whole batch"
+        at = order.after(at)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "micro", "world_size", "smallest"),
+    [(7, 3, 1, 1), (8, 3, 1, 2), (8, 8, 1, 8), (4, 4, 4, 1), (5, 8, 4, 1), (8, 8, 4, 2), (7, 2, 2, 1), (3, 8, 4, 1)],
+)
+def test_the_smallest_micro_batch_is_known_beforehand(
+    batch_size: int, micro: int, world_size: int, smallest: int
+) -> None:
+    order = ShuffledOrder(np.arange(40), micro_batch_size=micro, fewest=2)
+    assert order.smallest(batch_size, world_size) == smallest
+    plans = ranks_of(order, start(batch_size), world_size)
+    assert min(len(ids) for plan in plans for ids in plan.microbatches if len(ids)) == smallest

@@ -442,3 +442,37 @@ def test_images_are_brought_to_what_the_model_takes() -> None:
         _predict(colour, modality="image", image_shape=(8, 8, 1))
     with pytest.raises(DataError, match=r"8 × 8 pixels(.|\n)*9 × 8 pixels"):
         _predict(colour, modality="image", image_shape=(8, 9, 3))
+
+
+def test_rows_put_aside_are_so_again_when_the_data_come_out_of_the_cache(tmp_path: Path) -> None:
+    rows = _rows()
+    rows[3]["text"], rows[9]["label"] = "", ""
+    part = _part(_write(tmp_path / "data.jsonl", rows), on_bad_row="skip", bad_rows_allowed=0.1)
+    cache, tokenizer = tmp_path / "cache", Words()
+    places = [tmp_path / name / "quarantine.jsonl" for name in ("one", "two")]
+    found = []
+    for place in places:
+        place.parent.mkdir()
+        found.append(_prepare(part, cache, tokenizer, quarantine=place))
+    assert len(tokenizer.offered) == 1, "it was not taken from the cache: nothing is shown"
+    assert [json.loads(line)["line"] for line in places[0].read_text().splitlines()] == [4, 10]
+    assert places[1].read_bytes() == places[0].read_bytes()
+    for dataset, place in zip(found, places, strict=True):
+        (notice,) = [notice for notice in dataset.notices if notice.startswith("dropped")]
+        assert notice.startswith("dropped 2 of 40 rows (5.00%): ")
+        assert notice.endswith(f"; see {place}")
+    assert [len(each.notices) for each in found] == [len(found[0].notices)] * 2
+    assert _same(*found)
+    # a rank that does not write, and who only reads
+    (notice,) = [notice for notice in _prepare(part, cache, tokenizer).notices if notice.startswith("dropped")]
+    assert "quarantine.jsonl" not in notice, "another run's file is named"
+
+
+def test_the_source_of_cached_data_is_not_read_where_nothing_can_have_been_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+    _prepare(part, cache)
+    monkeypatch.setattr("paceline.data.sources.read", lambda *_, **__: pytest.fail("the source was parsed"))
+    _prepare(part, cache, quarantine=tmp_path / "quarantine.jsonl")
+    assert not (tmp_path / "quarantine.jsonl").exists()

@@ -128,12 +128,61 @@ def test_an_override_that_changes_shapes_is_refused_not_reinitialised(pretrained
         load(part)
 
 
+def write_renamed(folder: Path, pretrained: Path, prefix: str, *, shards: int = 1) -> Path:
+    """The weights of ``pretrained`` under other names, in so many files."""
+    weights = {f"{prefix}{name}": value for name, value in load_file(pretrained / "model.safetensors").items()}
+    names = sorted(weights)
+    places = dict.fromkeys(names, "model.safetensors")
+    if shards > 1:
+        places = {n: f"model-{i % shards + 1:05}-of-{shards:05}.safetensors" for i, n in enumerate(names)}
+        index = {"metadata": {"total_size": 0}, "weight_map": places}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for file in set(places.values()):
+        of_file = {name: weights[name] for name in names if places[name] == file}
+        save_file(of_file, folder / file, metadata={"format": "pt"})
+    (folder / "config.json").write_bytes((pretrained / "config.json").read_bytes())
+    return folder
+
+
 def test_weights_of_another_model_are_refused_not_left_random(pretrained: Path, tmp_path: Path) -> None:
-    weights = {f"module.{name}": value for name, value in load_file(pretrained / "model.safetensors").items()}
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_bytes((pretrained / "config.json").read_bytes())
-    with pytest.raises(ModelError, match=r"not those of a BertForSequenceClassification\n.*it holds module\."):
+    write_renamed(tmp_path, pretrained, "net.")
+    with pytest.raises(ModelError, match=r"not those of a BertForSequenceClassification\n.*it holds net\."):
         load(ModelPart(source=str(tmp_path)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_weights_saved_under_data_parallel_lose_the_prefix_for_good(tmp_path: Path, shards: int, dtype: str) -> None:
+    plain = write_tiny_model(tmp_path / "plain", dtype=dtype)
+    (tmp_path / "prefixed").mkdir()
+    folder = write_renamed(tmp_path / "prefixed", plain, "module.", shards=shards)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    expected, found = (load(ModelPart(source=str(source))) for source in (plain, folder))
+    assert found.state_dict().keys() == expected.state_dict().keys()
+    assert all(torch.equal(value, expected.state_dict()[name]) for name, value in found.state_dict().items())
+    assert {parameter.dtype for parameter in found.parameters()} == {torch.float32}
+    assert found.training
+    assert found.config.name_or_path == str(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before, "a file was changed"
+    found.save_pretrained(tmp_path / "saved")
+    names = load_file(tmp_path / "saved" / "model.safetensors").keys()
+    assert names == load_file(plain / "model.safetensors").keys(), "the prefix is back"
+
+
+def test_a_prefix_of_some_weights_only_is_none(pretrained: Path, tmp_path: Path) -> None:
+    write_renamed(tmp_path, pretrained, "module.")
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["stray"] = torch.zeros(1)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"it holds module\."):
+        load(ModelPart(source=str(tmp_path)))
+
+
+def test_a_new_head_is_drawn_where_prefixed_weights_have_another(pretrained: Path, tmp_path: Path) -> None:
+    folder = write_renamed(tmp_path, pretrained, "module.")
+    expected, found = (load(ModelPart(source=str(source)), 5) for source in (pretrained, folder))
+    assert torch.equal(found.classifier.weight, expected.classifier.weight)
+    assert torch.equal(found.bert.pooler.dense.weight, expected.bert.pooler.dense.weight)
 
 
 def test_a_few_missing_weights_are_named_in_a_warning(
