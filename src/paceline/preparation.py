@@ -85,7 +85,7 @@ def prepare_run(
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
             config = read_config(part)
             size = preferred_size(part, config) if part.source else None
-            shapes = _shape_decisions(recipe, max_positions(config), size)
+            shapes = shape_decisions(recipe, max_positions(config), size)
             recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
         if world.local_rank:
             # what waits for another's turn gets this done meanwhile
@@ -250,7 +250,7 @@ def _settled(source: TokenizerSource | None, dataset: Dataset) -> Any:
     return None if source is None else source.settle(dataset.fingerprint)
 
 
-def _shape_decisions(recipe: Recipe, positions: int | None, image_size: int | None) -> list[Decision]:
+def shape_decisions(recipe: Recipe, positions: int | None, image_size: int | None) -> list[Decision]:
     """Sizes of samples that the model decides where the recipe leaves them open."""
     data = recipe.data
     if positions is not None and data.max_length > positions:

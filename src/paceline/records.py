@@ -113,6 +113,67 @@ class Notice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """The memory that one rank takes on a card, predicted without it. All sizes in bytes."""
+
+    card: str
+    capacity: int | None
+    """All of the card's memory."""
+    allocated: int
+    """What ``torch.cuda.max_memory_allocated`` will say."""
+    reserved: int
+    """What ``torch.cuda.max_memory_reserved`` will say."""
+    context: int
+    """Taken from the card without torch's allocator: the driver's context and the code of kernels."""
+    parts: Mapping[str, int]
+    """What is alive when ``allocated`` is at its peak, largest first; they add up to it: parameters, gradients,
+    optimizer states, data, activations, passing (what lives for an operator or two), workspaces, rounding, ..."""
+    activations: Mapping[str, int]
+    """The part of that name, by kind of layer."""
+    moment: str
+    """When that is: forward, backward, update, evaluation, ..."""
+    phases: Mapping[str, int]
+    """The highest ``allocated`` in each phase of the run."""
+    samples: int
+    """Of the largest micro-batch."""
+    slots: int
+    """Its token positions, padding and filler included; of images their number."""
+    num_parameters: int
+    num_trained: int
+    assumed: tuple[str, ...]
+    """What was taken for granted, for people."""
+    path: Mapping[str, str]
+    """The path that the steps take, see ``RunRecord.path``."""
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """What nvidia-smi will show of this process."""
+        return self.reserved + self.context
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the card holds it; None where its memory is not known."""
+        return None if self.capacity is None else self.total <= self.capacity
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRecord:
+    """The memory that a run took on the fullest rank's card, and what was predicted of it. All sizes in bytes."""
+
+    allocated: int
+    """``torch.cuda.max_memory_allocated``: tensors, at their peak."""
+    reserved: int
+    """``torch.cuda.max_memory_reserved``: what torch's allocator took for them, cached blocks included."""
+    total: int
+    """Of the card's memory, what was taken when most was reserved: contexts and other programs included."""
+    plan: MemoryPlan | None = None
+    """The prediction for one rank; it knows of no other programs."""
+    problem: str = ""
+    """Why there is no plan; empty also where none was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """A whole run: what ``paceline.train`` returns and what ``summary.json`` holds."""
 
@@ -145,6 +206,8 @@ class RunRecord:
     """Seconds by phase that threads worked beside the phases of ``seconds``, such as reading data during imports."""
     path: Mapping[str, str] = field(default_factory=dict)
     """The path that the steps really took, a word or reason a stage: layout, attention, compile, capture, data."""
+    memory: MemoryRecord | None = None
+    """None on a CPU."""
 
 
 Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | RunRecord

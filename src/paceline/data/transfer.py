@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.device import PLANNED
 from paceline.seams import Ids
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -25,6 +26,8 @@ IN_FLIGHT = 2
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """A copy of ``array`` on ``device``; through pinned memory, without waiting, where the device has its own."""
+    if device.type == PLANNED:
+        return torch.empty(array.shape, dtype=torch_dtype(array), device=device)
     buffer = _buffer(array.shape, torch_dtype(array), device)
     buffer.numpy()[...] = array
     return buffer.to(device, non_blocking=True)
@@ -79,6 +82,9 @@ class ReadAhead:
 
     def take(self, ids: Ids) -> dict[str, Tensor]:
         """The micro-batch on the device. Whatever went wrong in the worker is raised here."""
+        if self._device.type == PLANNED:
+            shapes = self._shapes(ids).items()
+            return {name: torch.empty(shape, dtype=dtype, device=self._device) for name, (shape, dtype) in shapes}
         place = next((place for place, one in enumerate(self._ahead) if _same(one.ids, ids)), None)
         if place is None:
             buffers = self._allocate(ids)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.data.dataset import Dataset, Tokens
+from paceline.device import PLANNED, card_name
 from paceline.engine.buckets import Reduction
 from paceline.engine.engine import Engine
 from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
@@ -60,13 +61,19 @@ def assemble_build(
     blocks: Sequence[nn.Module],
     normalisation: Normalisation,
     world: World = Alone(),  # noqa: B008 - it has no state
+    compare: bool = True,
 ) -> Build:
     """Model, data and techniques, without an optimizer; enough to evaluate and to predict.
+
+    Args:
+        compare: whether packed and padded results are compared before batches are packed.
 
     Raises:
         RecipeError: a technique was asked for that this model cannot have.
     """
-    switches, model = recipe.techniques, model.to(device)
+    switches = recipe.techniques
+    if device.type != PLANNED:  # made there, and tensors that hold nothing cannot be moved
+        model = model.to(device)
     packs = not dataset.is_images and switches.packing is not False
     if dataset.is_images and switches.packing is True:
         raise RecipeError("techniques.packing = true", "it packs texts, and the data are images", "leave it out")
@@ -92,7 +99,9 @@ def assemble_build(
         found = next(iter(dataset.splits.values()))[:COMPARED_AMONG]
         ids = np.resize(found, max(2, len(found)))
         number_format = precision.AUTOCAST.get(switches.precision, torch.float32)
-        build = packing.apply(build, packed, ids, required=switches.packing is True, dtype=number_format)
+        build = packing.apply(
+            build, packed, ids, required=switches.packing is True, dtype=number_format, compare=compare
+        )
         if build.layout is layout:  # it cannot be packed
             build = replace(build, layout=padded_layout(recipe, model, dataset, device))
     # memory order before anything holds views of the weights
@@ -226,7 +235,7 @@ def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tup
     pays, reason = compile_pays(
         flops,
         samples,
-        torch.cuda.get_device_name(build.device),
+        card_name(build.device),
         cached=compile.is_kept(build, compiled_folder()),
         whole_model=whole,
         # what the kernels are for: blocks that end in a norm of a sum (their norms have a bias, those of others none)

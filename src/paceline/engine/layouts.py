@@ -11,6 +11,7 @@ from torch import nn
 
 from paceline.data.dataset import Dataset, Images, Tokens
 from paceline.data.layout import ImageLayout, PackedLayout, PaddedLayout, bucket_for, resident_bytes
+from paceline.device import memory_bytes
 from paceline.errors import RecipeError
 from paceline.recipe import Recipe
 from paceline.records import Decision
@@ -98,7 +99,7 @@ def resident(recipe: Recipe, dataset: Dataset, device: torch.device) -> tuple[bo
     if wish != "auto" or device.type == "cpu":
         return wish is True, ()
     size = resident_bytes(dataset.inputs)
-    room = RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory
+    room = RESIDENT_SHARE * memory_bytes(device)
     fits = size <= room
     reason = f"all samples take {size / 2**20:,.0f} MiB, a tenth of the card's memory is {room / 2**20:,.0f}"
     return fits, (Decision(setting="data.resident", value=str(fits).lower(), reason=reason),)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.device import PLANNED
+from paceline.engine.eight_bit import PlannedAdamW8bit
 from paceline.errors import RecipeError
 from paceline.recipe.parts import OptimizerPart, SchedulePart
 
@@ -103,6 +105,8 @@ def _by_decay(
 
 def _eight_bit(settings: list[dict[str, Any]], part: OptimizerPart) -> torch.optim.Optimizer:
     """AdamW with 8-bit states (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, ICLR 2022)."""
+    if settings[0]["params"][0].device.type == PLANNED:
+        return PlannedAdamW8bit(settings)
     for module, name in (("bitsandbytes.optim", "AdamW8bit"), ("torchao.optim", "AdamW8bit")):
         try:
             kind = getattr(importlib.import_module(module), name)

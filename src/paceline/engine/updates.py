@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paceline.device import PLANNED
 from paceline.engine.buckets import Reduction
 from paceline.engine.flat import FlatLayout
 from paceline.engine.gradients import FlatGradients, Gradients
@@ -102,7 +103,8 @@ class HostGated(OptimizerUpdates):
         self.capturable = f"{type(optimizer).__name__} reads its gate on the host"
 
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
-        if not finite:
+        # a tensor that holds nothing says neither yes nor no
+        if finite.device.type != PLANNED and not finite:
             return
         gradients.scale(factor)
         if self._rates is not None:

@@ -42,6 +42,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from paceline.device import PLANNED, capability, is_card
+
 HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
 LONGEST: Final = 1024
 """Longer sequences are better served by a kernel made for them."""
@@ -85,9 +87,9 @@ KEY_GRADIENT: Final[dict[int, Blocks]] = {
 
 def supports(q: Tensor, max_length: int) -> str | None:
     """Why ``short_attention`` cannot serve queries like ``q`` [T, H, D] here, or None where it can."""
-    if not HAS_TRITON:
+    if not HAS_TRITON and q.device.type != PLANNED:
         return "Triton is not installed"
-    if q.device.type != "cuda" or torch.version.hip is not None:
+    if not is_card(q.device) or torch.version.hip is not None:
         return f"it is written for NVIDIA cards, and the tensors are on {'ROCm' if q.is_cuda else q.device.type}"
     if q.ndim != 3:
         return f"the queries should be [positions, heads, head dimension] and are {tuple(q.shape)}"
@@ -99,9 +101,9 @@ def supports(q: Tensor, max_length: int) -> str | None:
         return "the last dimension of the queries is not contiguous"
     if max_length > LONGEST:
         return f"sequences may be {max_length} long, and it is made for {LONGEST} at most"
-    capability = torch.cuda.get_device_capability(q.device)
-    if capability < (8, 0):
-        return f"it needs compute capability 8.0, and the card has {capability[0]}.{capability[1]}"
+    have = capability(q.device)
+    if have < (8, 0):
+        return f"it needs compute capability 8.0, and the card has {have[0]}.{have[1]}"
     return None
 
 

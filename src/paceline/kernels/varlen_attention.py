@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.device import PLANNED, capability, is_card
 from paceline.kernels.sequence_attention import sequence_attention
 
 PREFER_SHORT = True
@@ -114,7 +115,7 @@ def operator_for(q: Tensor, max_length: int, dropout: float, window: int | None)
     """
     if q.device.type == "cpu":
         return "loop"
-    if q.device.type != "cuda":
+    if not is_card(q.device):
         return "padded"
     if PREFER_SHORT and window is None:
         from paceline.kernels.short_attention import supports
@@ -132,8 +133,9 @@ def operator_for(q: Tensor, max_length: int, dropout: float, window: int | None)
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
-    """Of this card; without one, a run on a card is only being planned, and a recent one is taken for granted."""
-    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else FLASH_CAPABILITY
+    """Of this card; a tensor that is traced where there is none counts as on a recent one."""
+    has_one = device.type == PLANNED or torch.cuda.is_available()
+    return capability(device) if has_one else FLASH_CAPABILITY
 
 
 def padded_attention(

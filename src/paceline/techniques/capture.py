@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from paceline.device import PLANNED
+
 log = logging.getLogger(__name__)
 
 MOST_FAILURES = 2
@@ -120,7 +122,8 @@ class Captured(Runner):
 
     def __init__(self, device: torch.device, phase: Phase = contextlib.nullcontext, most: int = 200) -> None:
         self._device, self._phase, self._most = device, phase, most
-        self._pool = torch.cuda.graph_pool_handle()
+        self._cuda: Any = torch.get_device_module(device)
+        self._pool = self._cuda.graph_pool_handle()
         self._seen: set[Hashable] = set()
         self._recordings: dict[Hashable, _Recording] = {}
         self._failed: set[Hashable] = set()
@@ -147,8 +150,10 @@ class Captured(Runner):
         return torch.full((), value, device=self._device)
 
     def probe(self, function: Callable[[], Any]) -> None:
+        if self._device.type == PLANNED:
+            return  # nothing is waited for, and the sizes are known
         try:
-            with _waits_are_errors():
+            with _waits_are_errors(self._cuda):
                 function()
         except RuntimeError as error:
             if "synchroniz" not in str(error):
@@ -179,12 +184,12 @@ class Captured(Runner):
         options: Sequence[Hashable],
     ) -> _Recording | None:
         ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        graph = torch.cuda.CUDAGraph()
+        graph = self._cuda.CUDAGraph()
         with self._phase():
             # memory that is only cached would be missing to the graphs' own pool
-            torch.cuda.synchronize(self._device)
+            self._cuda.synchronize(self._device)
             try:
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                with self._cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                     outputs = function(*_pytree.tree_unflatten(ours, structure), *options)
             except RuntimeError as error:
                 log.debug("recording failed", exc_info=True)
@@ -196,14 +201,14 @@ class Captured(Runner):
 
     def _break_off(self, key: Hashable, problem: str) -> None:
         """This key is launched from now on, the others are recorded anew; after some failures nothing is any more."""
-        torch.cuda.synchronize(self._device)
+        self._cuda.synchronize(self._device)
         self._failed.add(key)
         if len(self._failed) >= MOST_FAILURES:
             self._problem = problem
         self._recordings.clear()
         # a recording that breaks off leaves torch's generator in the belief that it is still being recorded; a state
         # with the same numbers, which no graph knows, takes its place
-        generator: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator: Any = self._cuda.default_generators[self._cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
 
 
@@ -216,13 +221,13 @@ def _signature(leaf: Any) -> Hashable:
 
 
 @contextlib.contextmanager
-def _waits_are_errors() -> Iterator[None]:
+def _waits_are_errors(cuda: Any) -> Iterator[None]:
     """Anything inside that waits for the device raises a RuntimeError."""
-    before = torch.cuda.get_sync_debug_mode()
+    before = cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
+        cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        cuda.set_sync_debug_mode(before)

@@ -25,7 +25,9 @@ def apply_channels_last(model: nn.Module, forward: Forward) -> Forward:
 
     Before an optimizer or anything else holds views of the weights: their strides change.
     """
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
     def with_channels_last(model: nn.Module, batch: Batch) -> Tensor:
         inputs = {name: _channels_last(value) for name, value in batch.inputs.items()}

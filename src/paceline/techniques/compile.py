@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
+from paceline.device import PLANNED
 from paceline.errors import RecipeError
 from paceline.files import write_atomically
 from paceline.records import Decision
@@ -171,14 +172,16 @@ def apply(build: Build, setting: bool | Literal["auto"], *, fusion: bool = False
     path = {**build.path, "compile": "off"}
     if fusion and not by_blocks:
         path["fusion"] = "off: the model has no blocks of linear layers"
+    # what stands in for the compiler where there is no card to compile for
+    backend: str | Call = torch._dynamo.lookup_backend(PLANNED) if build.device.type == PLANNED else "inductor"
     if by_blocks and (setting or fusion):
         embeddings = embeddings_of(build.model, build.blocks) if setting else []
-        apply_compile(build.blocks, embeddings, backend="inductor" if setting else "eager", fusion=fusion)
+        apply_compile(build.blocks, embeddings, backend=backend if setting else "eager", fusion=fusion)
         if setting:
             path["compile"] = f"each of {len(build.blocks)} blocks{' and the embeddings' if embeddings else ''}"
     elif setting:
         # convolution stages differ in shape, so that block by block would be many compilations; image sizes are fixed
-        apply_compile_whole(build.model, static=_has_convolutions(build.model))
+        apply_compile_whole(build.model, static=_has_convolutions(build.model), backend=backend)
         path["compile"] = "the whole model"
     return replace(build, path=path)
 

@@ -14,6 +14,7 @@ ZeRO, SC 2020 (stage 3); torch's documentation of ``torch.distributed.fsdp.fully
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from paceline.device import PLANNED
 from paceline.errors import RecipeError
 from paceline.recipe.parts import ParallelPart
 from paceline.seams import Build, World
@@ -109,10 +111,17 @@ def mesh_of(device: torch.device, world_size: int, shard_size: int) -> DeviceMes
     """The ranks of the open process group: those of one copy are neighbours, so that they share a machine."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    if shard_size == world_size:
-        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
-    shape = (world_size // shard_size, shard_size)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("copy", "shard"))
+    whole = shard_size == world_size
+    shape = (world_size,) if whole else (world_size // shard_size, shard_size)
+    with _real_numbers() if device.type == PLANNED else contextlib.nullcontext():
+        return init_device_mesh(device.type, shape, mesh_dim_names=("shard",) if whole else ("copy", "shard"))
+
+
+def _real_numbers() -> contextlib.AbstractContextManager[Any]:
+    """A mesh reads its own table of ranks, also where a plan's tensors hold nothing."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
 
 
 def _refuse_uncuttable(model: nn.Module, blocks: Sequence[nn.Module]) -> None:

@@ -145,11 +145,16 @@ class StandIn:
     def _unchanged(self, parts: Tensor, states: Sequence[Tensor]) -> bool:
         """Whether the states are the parts themselves, not copies; in training it is noted."""
         made = (part.transpose(1, 2) for part in parts.unbind(2))
-        same = all(state.is_set_to(part) for state, part in zip(states, made, strict=True))
+        same = all(_place(state) == _place(part) for state, part in zip(states, made, strict=True))
         # evaluation leaves out what training may do in between, such as dropout of the queries
         if self._stands_for.training and getattr(self._stands_for, NOTE) != same:
             setattr(self._stands_for, NOTE, same)
         return same
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where its numbers stand; also of a tensor that holds none, which ``is_set_to`` refuses to tell."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 @functools.cache

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from paceline.device import PLANNED, capability, is_card
 from paceline.kernels.bias_gelu import HAS_TRITON
 from paceline.kernels.residual_norm import WIDEST
 
@@ -69,10 +70,10 @@ class Tally:
 def serves(tensor: Tensor) -> bool:
     """Whether the kernels run on the tensor's device."""
     return (
-        HAS_TRITON
-        and tensor.device.type == "cuda"
+        (HAS_TRITON or tensor.device.type == PLANNED)
+        and is_card(tensor.device)
         and torch.version.hip is None
-        and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
+        and capability(tensor.device) >= (8, 0)
     )
 
 

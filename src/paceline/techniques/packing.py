@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.device import PLANNED
 from paceline.errors import ModelError, RecipeError
 from paceline.kernels.varlen_attention import operator_for, varlen_attention, varlen_attention_joined
 from paceline.records import Decision
@@ -40,7 +41,13 @@ TOLERANCES = {("cpu", torch.float64): 1e-10, ("cpu", torch.float32): 1e-5}
 
 
 def apply(
-    build: Build, packed: Layout, ids: Ids, *, required: bool = False, dtype: torch.dtype = torch.float32
+    build: Build,
+    packed: Layout,
+    ids: Ids,
+    *,
+    required: bool = False,
+    dtype: torch.dtype = torch.float32,
+    compare: bool = True,
 ) -> Build:
     """The build with packed batches, if its model computes the same with them.
 
@@ -50,6 +57,7 @@ def apply(
         ids: the first micro-batch; packed and padded are compared on some of it.
         required: the recipe insists on packing.
         dtype: number format that the steps compute in; it decides about the attention operator.
+        compare: False: take it for granted that packed and padded agree; for a plan, which has no numbers to compare.
 
     Returns:
         A build whose decisions say why its batches are packed, or why they stay padded.
@@ -57,7 +65,7 @@ def apply(
     Raises:
         RecipeError: ``required``, and the model cannot be packed.
     """
-    reason = difference(build, packed, ids)
+    reason = difference(build, packed, ids) if compare else unsupported(build.model)
     if reason is not None:
         if required:
             raise RecipeError("techniques.packing = true", reason, "set it to false; auto does so by itself")
@@ -260,7 +268,7 @@ def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
         return reason
     with _exactly(build.device):
         trial = copy.deepcopy(model).eval()
-        if next(trial.parameters()).dtype != torch.float64:
+        if next(trial.parameters()).dtype not in (torch.float32, torch.float64):
             trial = trial.float()
         expected = _results(trial, build.forward, build, build.layout.collate(chosen))
         try:
@@ -269,6 +277,8 @@ def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
             raise
         except Exception as error:  # whatever it is, it is the answer to the question, and is reported
             return f"{name}: a packed row fails with {type(error).__name__}: {_first_line(error)}"
+    if build.device.type == PLANNED:
+        return None  # what tensors would say that hold nothing; the memory that the comparison takes is known by now
     key = (build.device.type, next(trial.parameters()).dtype)
     return _compared(name, expected, found, TOLERANCES.get(key, 1e-4))
 

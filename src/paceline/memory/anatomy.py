@@ -1,0 +1,123 @@
+"""From what a run allocates to what a card will show: the peak, and what it is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from paceline.facts import Card
+from paceline.memory.allocator import Block, CachingAllocator
+from paceline.memory.constants import constants_for
+from paceline.memory.ledger import Allocation
+from paceline.memory.subject import Subject
+from paceline.memory.trace import Trace
+from paceline.records import MemoryPlan
+
+KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("attention", ("attention", "softmax", "flash", "efficient", "bmm")),
+    ("norms", ("norm",)),
+    ("activation functions", ("gelu", "relu", "silu", "tanh", "sigmoid", "hardswish", "mish")),
+    ("dropout", ("dropout", "bernoulli")),
+    ("embeddings", ("embedding",)),
+    ("convolutions", ("convolution", "conv")),
+    ("pooling", ("pool",)),
+    ("linear layers", ("mm", "linear", "addmv", "einsum")),
+    ("sums", ("add", "mul", "sub", "div")),
+    ("number formats and copies", ("copy", "clone", "cat", "index", "stack", "contiguous")),
+)
+"""Kind of layer -> parts of the names of the operators whose results it keeps; the first that fits."""
+
+LEFT_OVER: Final = {"model": "buffers", "preparation": "data", "optimizer": "optimizer states", "batch": "batch"}
+"""Phase -> what it leaves behind that has no name of its own."""
+
+
+def plan_of(trace: Trace, subject: Subject, card: Card) -> MemoryPlan:
+    """Replay the trace through torch's allocator and look at its fullest moment."""
+    constants = constants_for(card)
+    allocator, blocks = CachingAllocator(), dict[int, Block]()
+    names = _names(trace)
+    alive: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    phases: dict[str, int] = {}
+    peak, at_peak, kept_at_peak, moment = 0, Counter[str](), Counter[str](), ""
+    started = False
+    for event in trace.events:
+        if event is None:
+            allocator.empty_cache()
+            continue
+        number = event if event >= 0 else ~event
+        made = trace.allocations[number]
+        if not started and made.phase in ("forward", "preparation"):
+            # the first product of a run makes them, and they stay
+            started = True
+            alive["workspaces"] = sum(constants.workspaces)
+            for size in constants.workspaces:
+                allocator.allocate(size)
+        sign = 1 if event >= 0 else -1
+        if event >= 0:
+            blocks[number] = allocator.allocate(made.num_bytes, made.pool)
+        else:
+            allocator.free(blocks.pop(number))
+        alive[names[number]] += sign * made.num_bytes
+        if names[number] == "activations":
+            kept[kind_of(made.operator)] += sign * made.num_bytes
+        if event >= 0:
+            phases[made.phase] = max(phases.get(made.phase, 0), allocator.allocated)
+            if allocator.allocated > peak:
+                peak, moment = allocator.allocated, made.phase
+                at_peak, kept_at_peak = alive.copy(), kept.copy()
+    at_peak["rounding"] = peak - sum(at_peak.values())
+    return MemoryPlan(
+        card=card.name,
+        capacity=card.memory_bytes,
+        allocated=peak,
+        reserved=allocator.peak_reserved,
+        context=constants.context,
+        parts=_ranked(at_peak),
+        activations=_ranked(kept_at_peak),
+        moment=moment,
+        phases=phases,
+        samples=trace.samples,
+        slots=trace.slots,
+        num_parameters=trace.num_parameters,
+        num_trained=trace.num_trained,
+        assumed=(*subject.assumed, *_attention(trace), f"context and workspaces: {constants.source}"),
+        path=trace.path,
+        decisions=trace.decisions,
+    )
+
+
+def kind_of(operator: str) -> str:
+    """The kind of layer that an operator's result belongs to, such as ``attention``."""
+    name = operator.rpartition("::")[2].lower()
+    return next((kind for kind, marks in KINDS if any(mark in name for mark in marks)), "other")
+
+
+def _names(trace: Trace) -> Sequence[str]:
+    """What each allocation counts as."""
+    freed = {~event for event in trace.events if event is not None and event < 0}
+    return [_name(made, number in freed) for number, made in enumerate(trace.allocations)]
+
+
+def _name(made: Allocation, freed: bool) -> str:
+    if made.name:
+        return made.name
+    if made.phase in ("forward", "evaluation"):
+        return "activations"
+    if made.phase == "batch":
+        return "batch"
+    if made.phase == "update" and not freed:
+        return "optimizer states"  # made by the first update, as torch's optimizers do
+    if not freed and made.phase in LEFT_OVER:
+        return LEFT_OVER[made.phase]
+    return "passing"
+
+
+def _ranked(sizes: Mapping[str, int]) -> dict[str, int]:
+    return {name: size for name, size in sorted(sizes.items(), key=lambda item: -item[1]) if size > 0}
+
+
+def _attention(trace: Trace) -> tuple[str, ...]:
+    kernels = trace.attention or tuple(filter(None, [trace.path.get("attention")]))
+    return (f"attention by {' and '.join(kernels)}",) if kernels else ()

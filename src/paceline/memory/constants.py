@@ -1,0 +1,29 @@
+"""What a card and its libraries take beside torch's tensors: measured once a kind of card, and kept in a small file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+
+from paceline.facts import Card
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Of one kind of card under one build of torch. Sizes in bytes."""
+
+    source: str
+    """Where they come from, for people."""
+    context: int
+    """Of the card's memory, what is gone before torch's allocator reserves anything: the driver's context, and the code
+    of the kernels that a step loads."""
+    workspaces: tuple[int, ...]
+    """Kept by matrix products from the first on, from torch's allocator: cuBLAS's and cuBLASLt's."""
+
+
+def constants_for(card: Card) -> Constants:
+    """Those measured on this kind of card; else those of its generation, which ``source`` then says."""
+    known = json.loads((files("paceline.memory") / "constants.json").read_text(encoding="utf-8"))
+    have = known.get(card.name) or known["NVIDIA H200" if (card.compute_capability or (0, 0)) >= (9, 0) else "older"]
+    return Constants(source=have["source"], context=have["context"], workspaces=tuple(have["workspaces"]))

@@ -1,0 +1,164 @@
+"""What a program allocates on a device and when it lets go, in order: the only thing a memory plan is made of.
+
+Tensors that hold nothing still have storages, and those live exactly as long as they would on a card: views share one,
+autograd keeps what it saved, Python lets go of a local. So lifetimes are observed, not modelled.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from paceline.memory.allocator import DEFAULT
+from paceline.memory.workspaces import workspace_bytes
+
+
+@dataclass(slots=True)
+class Allocation:
+    """One storage."""
+
+    num_bytes: int
+    """As asked for; what an allocator makes of it is its own affair."""
+    operator: str
+    """That made it, such as ``aten.mm.default``."""
+    phase: str
+    """Of the run: what was going on."""
+    pool: Hashable
+    name: str = ""
+    """What it is, where somebody said so: parameters, gradients, ..."""
+
+
+@final
+class Ledger(TorchDispatchMode):
+    """Inside, every storage that an operator makes on ``device_type`` is entered, and when it is freed.
+
+    Args:
+        device_type: others are left out.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device_type
+        self.allocations: list[Allocation] = []
+        self.events: list[int | None] = []
+        """n: ``allocations[n]`` is made; ~n: it is freed; None: the allocator gives back what it has cached."""
+        self._phase = ""
+        self._pool: Hashable = DEFAULT
+        self._live: dict[int, int] = {}
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # for any other mode torch.compile gives up
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self._see(out, func)
+        elif isinstance(out, (tuple, list)):
+            for each in out:
+                if isinstance(each, Tensor):
+                    self._see(each, func)
+        inside = workspace_bytes(str(func), args) if self._phase else 0
+        if inside:
+            # beside the results, which are there by now
+            self.events.append(~self._enter(inside, str(func), "workspaces"))
+        return out
+
+    def __enter__(self) -> Self:
+        # shards are gathered into memory that is given back and taken again, past all operators
+        storages: Any = torch.UntypedStorage
+        resize = self._resize = storages.resize_
+
+        def resized(storage: torch.UntypedStorage, num_bytes: int) -> object:
+            before = storage.nbytes()
+            out = resize(storage, num_bytes)
+            if num_bytes != before:
+                self._resized(storage)
+            return out
+
+        storages.resize_ = resized
+        return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
+
+    def __exit__(self, *raised: Any) -> None:
+        storages: Any = torch.UntypedStorage
+        storages.resize_ = self._resize
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """What is made inside belongs to this phase; a backward pass is one of its own, wherever it runs."""
+        before, self._phase = self._phase, phase
+        try:
+            yield
+        finally:
+            self._phase = before
+
+    @contextmanager
+    def into(self, pool: Hashable) -> Iterator[None]:
+        """What is made inside comes from this pool of the allocator."""
+        before, self._pool = self._pool, pool
+        try:
+            yield
+        finally:
+            self._pool = before
+
+    def name(self, name: str, tensors: Iterable[Tensor]) -> None:
+        """Say what the storages of these tensors are; the first name stays."""
+        for tensor in tensors:
+            number = self._live.get(tensor.untyped_storage()._cdata)
+            if number is not None and not self.allocations[number].name:
+                self.allocations[number].name = name
+
+    def add(self, num_bytes: int, name: str) -> None:
+        """Enter what lives from now on to the end, and is no tensor of torch's."""
+        self._enter(num_bytes, "", name)
+
+    def empty_cache(self) -> None:
+        """Memory that nothing lives in is given back."""
+        self.events.append(None)
+
+    @property
+    def live_bytes(self) -> int:
+        """Of all storages that are alive now."""
+        return sum(self.allocations[number].num_bytes for number in self._live.values())
+
+    def _see(self, tensor: Tensor, func: Any) -> None:
+        if tensor.device.type != self._device_type or is_traceable_wrapper_subclass(tensor):
+            return  # a tensor of shards has memory in its parts alone
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        num_bytes = storage.nbytes()
+        if num_bytes:
+            number = self._live[key] = self._enter(num_bytes, str(func))
+            weakref.finalize(storage, self._freed, key, number).atexit = False
+
+    def _enter(self, num_bytes: int, operator: str, name: str = "") -> int:
+        backward = torch._C._current_graph_task_id() != -1
+        phase = "backward" if backward and self._phase == "forward" else self._phase
+        self.allocations.append(Allocation(num_bytes, operator, phase, self._pool, name))
+        self.events.append(len(self.allocations) - 1)
+        return len(self.allocations) - 1
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        number = self._live.pop(key, None)
+        if number is None:
+            return  # of a device that is not looked at
+        made = self.allocations[number]
+        self.events.append(~number)
+        again = self._live[key] = self._enter(storage.nbytes(), made.operator, made.name)
+        weakref.finalize(storage, self._freed, key, again).atexit = False
+
+    def _freed(self, key: int, number: int) -> None:
+        if self._live.get(key) == number:  # else it has been resized since
+            del self._live[key]
+            self.events.append(~number)

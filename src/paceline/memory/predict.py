@@ -1,0 +1,127 @@
+"""A run's memory before the run, from a process beside this one. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from types import TracebackType
+from typing import Any, final
+
+from paceline import errors
+from paceline.errors import DataError, PacelineError
+from paceline.facts import Card
+from paceline.recipe import Recipe
+from paceline.records import Decision, MemoryPlan
+
+
+class PlanFailed(PacelineError):
+    """The tracing process failed in a way that nobody foresaw; holds its traceback."""
+
+
+@final
+class Predictor:
+    """Plans runs in one process, started with the first plan and ended with the context.
+
+    The first plan takes seconds longer than the others: torch and transformers are imported for it.
+
+    Args:
+        niceness: of that process, as of nice(1): 0, or up to 19, where everything else goes first.
+    """
+
+    def __init__(self, *, niceness: int = 0) -> None:
+        self._niceness = niceness
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Predictor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()  # nobody waits for what is being traced
+        self.close()
+
+    def plan(self, recipe: Recipe, card: Card, *, read_data: bool = False, world_size: int = 1) -> MemoryPlan:
+        """What one rank of a run takes on ``card``.
+
+        Args:
+            recipe: as ``choose`` made it for a machine with such cards.
+            read_data: read and encode the data as a run would; else those are used that were encoded before.
+            world_size: ranks that share each batch.
+
+        Raises:
+            UserError: what ``train`` would say of the recipe; or the step cannot be traced.
+            PlanFailed: a bug.
+        """
+        asked = {
+            "recipe": recipe.plain(),
+            "card": dataclasses.asdict(card),
+            "read_data": read_data,
+            "world_size": world_size,
+        }
+        if self._process is None or self._process.poll() is not None:
+            self._process = _started(self._niceness)
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            self.close()
+            raise PlanFailed(f"the tracing process ended without an answer (exit code {process.returncode})")
+        return _read(json.loads(line))
+
+    def close(self) -> None:
+        """End the process; another plan starts a new one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            process.communicate()
+        process.wait()
+
+    def kill(self) -> None:
+        """End the process at once, with what it forked; a plan that another thread is waiting for fails."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _started(niceness: int) -> subprocess.Popen[str]:
+    # without cards: it must not take memory from one, nor wait for a driver
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline.memory.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+        process_group=0,  # Ctrl-C is for the run, which ends this one with all that it forked
+    )
+    if niceness:
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PGRP, process.pid, niceness)
+    return process
+
+
+def _read(found: dict[str, Any]) -> MemoryPlan:
+    if "plan" in found:
+        plan = found["plan"]
+        decisions = tuple(Decision(**decision) for decision in plan["decisions"])
+        return MemoryPlan(**{**plan, "decisions": decisions, "assumed": tuple(plan["assumed"])})
+    if "error" in found:
+        name, what, why, fix = found["error"]
+        if name == DataError.__name__:
+            raise DataError(what, why=why, fix=fix)
+        raise getattr(errors, name)(what, why, fix)
+    raise PlanFailed(found["bug"])

@@ -1,0 +1,159 @@
+"""A card that is not there: tensors with shapes and a device, and nothing in them.
+
+torch's fake tensors would do, if they could be differentiated on a device that is missing: on a machine without CUDA
+the backward pass of a fake ``cuda`` tensor asks the driver, and fails. torch's place for other people's devices
+(PrivateUse1) can be filled from Python. Such a device has no kernels at all, which fake tensors do not need, and takes
+torch's paths for accelerators, as CUDA does: one operator for dropout with a byte a decision, say. What that place
+lacks is added: CUDA's autocast, its choice among attention kernels, and graphs.
+
+What is registered with torch stays for the life of the process, so that ``plan`` computes in a process of its own.
+Source: torch/utils/backend_registration.py; test/test_privateuseone_python_backend.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Hashable, Iterator
+from typing import final
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import backend_registration
+
+from paceline.device import PLANNED, plan_with
+from paceline.facts import Card
+from paceline.memory import autocast
+from paceline.memory.attention import register_attention
+from paceline.memory.compiler import register_compiler
+from paceline.memory.ledger import Ledger
+
+
+@contextlib.contextmanager
+def stand_in(card: Card) -> Iterator[tuple[torch.device, Ledger]]:
+    """Inside, tensors on the device that is given hold nothing, and the ledger enters all of their memory.
+
+    Backward passes run in the calling thread: a device's own would not know that it is inside.
+    """
+    backend, ledger = _registered(), Ledger(PLANNED)
+    backend.ledger = ledger
+    plan_with(card)
+    with _Fake(allow_non_fake_inputs=True), torch.autograd.set_multithreading_enabled(False), ledger:
+        # what torch.tensor() makes is real on the host and fake elsewhere
+        torch._C._set_only_lift_cpu_tensors(True)
+        try:
+            yield torch.device(PLANNED, 0), ledger
+        finally:
+            torch._C._set_only_lift_cpu_tensors(False)
+
+
+@functools.cache
+def _registered() -> _Backend:
+    backend = _Backend()
+    backend_registration._setup_privateuseone_for_python_backend(PLANNED, backend_module=backend)
+    # what is registered by a library is gone with it
+    backend.libraries = (*autocast.register(PLANNED), register_attention(), _meta_kernels())
+    register_compiler()
+    return backend
+
+
+def _meta_kernels() -> torch.library.Library:
+    """Of operators that torch has none for: fused updates, which change what they are given and return nothing."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    for name in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr"):
+        library.impl(name, lambda *args, **kwargs: None)
+    return library
+
+
+class _Fake(FakeTensorMode):
+    """Constants stay on the host until they are moved: there is no kernel that could write them on the device."""
+
+    avoid_device_init = property(lambda self: True)
+
+
+@final
+class _Backend(backend_registration._DummyBackendModule):
+    """What ``torch.cuda`` is to a card, as far as torch and the engine ask for it."""
+
+    ledger: Ledger
+    libraries: tuple[torch.library.Library, ...] = ()
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def is_autocast_enabled(self) -> bool:
+        return torch.is_autocast_enabled(PLANNED)
+
+    def get_rng_state(self, device: object = None) -> Tensor:
+        return torch.empty(16, dtype=torch.uint8, device="cpu")
+
+    def set_rng_state(self, state: Tensor, device: object = None) -> None:
+        pass
+
+    def device(self, device: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def synchronize(self, device: object = None) -> None:
+        pass
+
+    def get_sync_debug_mode(self) -> int:
+        return 0
+
+    def set_sync_debug_mode(self, mode: object) -> None:
+        pass
+
+    def graph_pool_handle(self) -> Hashable:
+        return "graphs"
+
+    @contextlib.contextmanager
+    def graph(self, graph: object, *, pool: Hashable, capture_error_mode: str) -> Iterator[None]:
+        """A recording computes nothing, and allocates all the same; like CUDA's, it hands back what is cached first."""
+        self.ledger.empty_cache()
+        with self.ledger.into(pool):
+            yield
+
+    # one after the other: what one stream waits for another for is done by then
+    def current_stream(self, device: object = None) -> _Stream:
+        return _Stream()
+
+    def stream(self, stream: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def Stream(self, *args: object, **kwargs: object) -> _Stream:
+        return _Stream()
+
+    def Event(self, *args: object, **kwargs: object) -> _Stream:
+        return _Stream()
+
+    class CUDAGraph:
+        """A recording; what replaying it allocates was allocated when it was made."""
+
+        def replay(self) -> None:
+            pass
+
+
+@final
+class _Stream:
+    """A stream, or an event, of a device that computes nothing."""
+
+    def wait_stream(self, stream: object) -> None:
+        pass
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def record_event(self, event: object = None) -> _Stream:
+        return self
+
+    def record(self, stream: object = None) -> None:
+        pass
+
+    def wait(self, stream: object = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True

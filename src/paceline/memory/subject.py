@@ -1,0 +1,120 @@
+"""What a plan is about: a recipe's data and model, as far as they decide sizes.
+
+The model is built of its configuration, weights are not read. The data are those of the recipe where they have been
+encoded before, or are made from nothing; otherwise every text is taken for as long as it may be, and the plan says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.data.builtin import PREFIX
+from paceline.data.dataset import Dataset, Images, Origins, Tokens
+from paceline.data.prepare import cached
+from paceline.errors import RecipeError, UserError
+from paceline.files import cache_folder
+from paceline.models.config import max_positions, modality, read_config
+from paceline.models.images import preferred_size
+from paceline.models.tokenizers import tokenizer_source
+from paceline.preparation import encoded, shape_decisions
+from paceline.recipe import Recipe
+from paceline.records import Decision
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+RANDOM = PREFIX + "random"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A recipe whose sizes are settled, and samples of these sizes."""
+
+    recipe: Recipe
+    decisions: tuple[Decision, ...]
+    config: PretrainedConfig | None
+    dataset: Dataset
+    assumed: tuple[str, ...]
+    """About the samples, for people."""
+
+
+def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
+    """What is known of a recipe without its weights.
+
+    Args:
+        recipe: as ``choose`` made it.
+        read_data: read and encode the data as a run would, which takes as long.
+
+    Raises:
+        RecipeError: nothing says how large a sample is.
+        ModelError: the model's configuration cannot be read.
+    """
+    part = recipe.model
+    config = read_config(part)
+    size = preferred_size(part, config) if part.source else None
+    decisions = tuple(shape_decisions(recipe, max_positions(config), size))
+    recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in decisions)
+    if read_data or recipe.data.source.startswith(PREFIX):
+        return Subject(recipe, decisions, config, encoded(recipe)[0], ())
+    found = _encoded_before(recipe, config)
+    if found is not None:
+        return Subject(recipe, decisions, config, found, ())
+    dataset, assumed = _assumed(recipe, config)
+    return Subject(recipe, decisions, config, dataset, assumed)
+
+
+def _encoded_before(recipe: Recipe, config: PretrainedConfig | None) -> Dataset | None:
+    part, cache = recipe.model, cache_folder()
+    try:
+        reads = modality(part, config)
+        source = None if reads == "image" else tokenizer_source(part, config, cache)
+        return cached(recipe.data, recipe.task, tokenizer=source, max_length=None, modality=reads, cache=cache)
+    except UserError:
+        return None  # data, or a tokenizer, that are not on this machine: a run would say so
+
+
+def _assumed(recipe: Recipe, config: PretrainedConfig | None) -> tuple[Dataset, tuple[str, ...]]:
+    """Samples as large as they may be, enough of them for an evaluation."""
+    loop, data = recipe.loop, recipe.data
+    count = 2 * max(loop.batch_size, loop.evaluation_batch_size or 1)
+    labels, names = _labels(recipe, count)
+    said: tuple[str, ...]
+    inputs: Tokens | Images
+    if modality(recipe.model, config) == "image":
+        height = data.image_size
+        if height is None:
+            raise RecipeError(
+                "data.image_size: not set",
+                "the data have not been read on this machine, and the model does not say how large its images are",
+                "--set data.image_size=224, or --read-data",
+            )
+        inputs = Images(np.zeros((count, height, height, getattr(config, "num_channels", 3)), dtype=np.uint8))
+        said = (f"{height} x {height} pixels an image; the data themselves are not counted",)
+    else:
+        offsets = np.arange(count + 1, dtype=np.int64) * data.max_length
+        pad_id = getattr(config, "pad_token_id", None) or 0
+        inputs = Tokens(np.zeros(int(offsets[-1]), dtype=np.uint16), offsets, pad_id)
+        said = (f"{data.max_length} tokens in every text, the most there may be; --read-data looks",)
+    dataset = Dataset(
+        inputs=inputs,
+        labels=labels,
+        kind=recipe.task.type if recipe.task.type != "auto" else "classification",
+        label_names=names,
+        splits={"train": np.arange(count)},
+        origins=Origins(("assumed",), np.zeros(count, np.int32), np.zeros(count, np.int64)),
+        fingerprint="assumed",
+    )
+    return dataset, said
+
+
+def _labels(recipe: Recipe, count: int) -> tuple[Any, tuple[str, ...]]:
+    match recipe.task.type:
+        case "regression":
+            return np.zeros(count, np.float32), ("target",)
+        case "multi_label":
+            return np.zeros((count, 2), np.float32), ("0", "1")
+        case _:
+            return np.zeros(count, np.int64), ("0", "1")

@@ -1,0 +1,283 @@
+"""A run's steps on a card that is not there: what they allocate, in the order of the run.
+
+The run is put together by the very functions that ``train`` uses, ``assemble_build`` and ``assemble``, and its engine
+makes the steps that have the most memory in them: the largest micro-batch, one of another shape (which is launched
+while the first is recorded), and the largest batch of an evaluation. So a plan cannot drift from the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from paceline.cards import facts_with
+from paceline.data.dataset import Dataset, Images, Tokens
+from paceline.data.order import OrderState, ShuffledOrder
+from paceline.engine.assemble import Assembled, assemble, assemble_build
+from paceline.engine.statistics import fewest_together
+from paceline.facts import Card, this_machine
+from paceline.memory import attention
+from paceline.memory.ledger import Allocation, Ledger
+from paceline.memory.stand_in import stand_in
+from paceline.memory.subject import Subject
+from paceline.memory.world import planned_world
+from paceline.models.images import image_settings
+from paceline.models.load import load_model
+from paceline.models.structure import blocks, final_linear, set_trained
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose_strategy
+from paceline.records import Decision
+from paceline.seams import Alone, Build, Ids, Layout, World
+from paceline.tasks import task_for
+from paceline.techniques.compile import fused
+from paceline.techniques.packing import CHECKED_SAMPLES
+
+MOST_STEPS = 5000
+"""Steps whose micro-batches are looked at for the largest: a run's deal is known beforehand."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank allocates and frees, from the model's first weight to an evaluation."""
+
+    allocations: Sequence[Allocation]
+    events: Sequence[int | None]
+    """n: ``allocations[n]`` is made; ~n: it is freed; None: the allocator gives back what it has cached."""
+    path: Mapping[str, str]
+    decisions: tuple[Decision, ...]
+    samples: int
+    """Of the largest micro-batch."""
+    slots: int
+    """Its positions; of images their number."""
+    attention: tuple[str, ...]
+    """Kernels of ``scaled_dot_product_attention`` that were assumed."""
+    num_parameters: int
+    num_trained: int
+
+
+def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
+    """Trace one rank of the subject's run on ``card``, in a process that does nothing else, see ``stand_in``.
+
+    Args:
+        world_size: ranks that share each batch; the first one's share is traced, of equally many samples as any.
+
+    Raises:
+        ModelError, RecipeError: what ``train`` would say of this model and these settings.
+        Exception: of torch, from an operator that says nothing about its result's size without data.
+    """
+    model, world = _model(subject), Alone() if world_size == 1 else planned_world(world_size)
+    subject = _with_strategy(subject, model, card, world_size)
+    recipe, dataset = subject.recipe, subject.dataset
+    gc.disable()  # what is freed is freed at once, cycles apart: those would be freed at moments that vary
+    try:
+        with stand_in(card) as (device, ledger):
+            assembled, decisions = _assembled(subject, model, device, ledger, world)
+            path = assembled.build.path
+            attention.chosen.clear()  # by the comparison of packed and padded batches
+            largest, other = _largest(recipe, dataset, assembled.build, world_size)
+            _train(assembled, recipe, largest, other, ledger, world_size)
+            _evaluate(assembled, recipe, dataset, ledger)
+            size = assembled.build.layout.size(largest)
+            return Trace(
+                allocations=tuple(ledger.allocations),
+                events=tuple(ledger.events),
+                path={**path, **fused(assembled.build.model), **assembled.engine.path},
+                decisions=decisions,
+                samples=len(largest),
+                slots=size.slots,
+                attention=tuple(attention.chosen),
+                num_parameters=sum(p.numel() for p in model.parameters()),
+                num_trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            )
+    finally:
+        gc.enable()
+        torch._dynamo.reset()
+
+
+def _model(subject: Subject) -> nn.Module:
+    """The subject's model with no memory behind its weights; a factory's model has some, on the host."""
+    recipe, dataset, part = subject.recipe, subject.dataset, subject.recipe.model
+    inputs, task = dataset.inputs, task_for(dataset.kind, dataset.label_names, recipe.task)
+    with contextlib.nullcontext() if part.factory else torch.device("meta"):
+        model = load_model(
+            part,
+            subject.config,
+            num_labels=task.num_outputs,
+            label_names=dataset.label_names,
+            kind=dataset.kind,
+            vocabulary_size=_vocabulary(subject),
+            pad_id=inputs.pad_id if isinstance(inputs, Tokens) else None,
+            image_shape=_image_shape(dataset),
+            seed=recipe.seed,
+            weights=False,
+        )
+    set_trained(model, part.train)
+    if part.train == "features":
+        final_linear(model, task.num_outputs).requires_grad_()
+    return model
+
+
+def _placed(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with all weights and buffers on ``device``; those that it shares stay shared."""
+    made: dict[Tensor, Tensor] = {}
+
+    def on_device(tensor: Tensor) -> Tensor:
+        if tensor not in made:
+            found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            made[tensor] = nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
+        return made[tensor]
+
+    for module in model.modules():
+        held: Any
+        for held in (module._parameters, module._buffers):
+            held.update({name: on_device(tensor) for name, tensor in held.items() if tensor is not None})
+    return model
+
+
+def _with_strategy(subject: Subject, model: nn.Module, card: Card, world_size: int) -> Subject:
+    """How the ranks share the model, as a run decides it once the model is there."""
+    parameters = list(model.parameters())
+    recipe, decisions = choose_strategy(
+        subject.recipe,
+        subject.decisions,
+        facts_with([card] * world_size, this_machine()),
+        world_size,
+        num_parameters=sum(p.numel() for p in parameters),
+        num_trained=sum(p.numel() for p in parameters if p.requires_grad),
+    )
+    return replace(subject, recipe=recipe, decisions=decisions)
+
+
+def _assembled(
+    subject: Subject, model: nn.Module, device: torch.device, ledger: Ledger, world: World
+) -> tuple[Assembled, tuple[Decision, ...]]:
+    recipe, dataset, part = subject.recipe, subject.dataset, subject.recipe.model
+    task, shape = task_for(dataset.kind, dataset.label_names, recipe.task), _image_shape(dataset)
+    with ledger.during("model"):
+        model = _placed(model, device)
+    ledger.name("parameters", model.parameters())
+    ledger.name("buffers", model.buffers())
+    images = image_settings(part, shape) if shape else None
+    with ledger.during("preparation"):
+        build = assemble_build(
+            recipe,
+            model,
+            dataset,
+            task,
+            device,
+            blocks=[block for _, block in blocks(model)],
+            normalisation=(images.mean, images.std) if images else ((), ()),
+            world=world,
+            compare=_comparison_counts(recipe, model),
+        )
+    gc.collect()
+    recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
+    with ledger.during("optimizer"):
+        narrow = torch.bfloat16 if recipe.parallel.reduce_dtype == "bf16" else None
+        assembled = assemble(recipe, build, total_steps=2, world=world, reduce_dtype=narrow)
+    # weights may have moved into buffers of the optimizer's
+    ledger.name("parameters", map(_own, model.parameters()))
+    _name_gradients(model, ledger)
+    return assembled, (*subject.decisions, *build.decisions)
+
+
+def _comparison_counts(recipe: Recipe, model: nn.Module) -> bool:
+    """Whether comparing packed with padded batches may take more memory than the steps; tracing it takes as long.
+
+    It has a copy of the weights and their gradients twice, where a step of Adam's has the gradients and two states; and
+    the activations of four texts, at most four times as large as in a step: in fp32, each operator's kept.
+    """
+    trained = all(parameter.requires_grad for parameter in model.parameters())
+    samples = recipe.loop.micro_batch_size or recipe.loop.batch_size
+    return not trained or recipe.optimizer.type not in ("adam", "adamw") or samples < 4 * CHECKED_SAMPLES
+
+
+def _name_gradients(model: nn.Module, ledger: Ledger) -> None:
+    ledger.name("gradients", [_own(p.grad) for p in model.parameters() if p.grad is not None])
+
+
+@torch.no_grad()
+def _own(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if is_traceable_wrapper_subclass(tensor) else tensor
+
+
+def _image_shape(dataset: Dataset) -> tuple[int, int, int] | None:
+    if not isinstance(dataset.inputs, Images):
+        return None
+    height, width, channels = dataset.inputs.pixels.shape[1:]
+    return height, width, channels
+
+
+def _vocabulary(subject: Subject) -> int | None:
+    if isinstance(subject.dataset.inputs, Images):
+        return None
+    if subject.recipe.data.source == "builtin:random":
+        return subject.recipe.data.random.vocabulary
+    given: int | None = getattr(subject.config, "vocab_size", None)
+    return given
+
+
+def _train(
+    assembled: Assembled, recipe: Recipe, largest: Ids, other: Ids | None, ledger: Ledger, world_size: int
+) -> None:
+    """What the loop does to its first steps."""
+    engine, layout, switches = assembled.engine, assembled.build.layout, recipe.techniques
+    pieces = -(-recipe.loop.batch_size // (world_size * max(len(largest), 1)))
+    if any(switch is True for switch in (switches.compile, switches.fusion, switches.capture)):
+        batch = _collate(layout, largest, ledger)
+        with ledger.during("forward"):
+            engine.warm_up(batch, float(len(largest)))
+        del batch
+    for ids in (largest, largest if other is None else other):
+        with ledger.during("forward"):
+            batches = (_collate(layout, ids, ledger) for _ in range(min(pieces, 2)))
+            engine.accumulate(batches, float(recipe.loop.batch_size))
+        _name_gradients(assembled.build.model, ledger)
+        with ledger.during("update"):
+            engine.update()
+
+
+def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Ledger) -> None:
+    ids = next((dataset.splits[name] for name in ("validation", "test") if name in dataset.splits), None)
+    if ids is None or recipe.model.train == "features":
+        return
+    layout, size = assembled.build.layout, recipe.loop.evaluation_batch_size or recipe.loop.batch_size
+    ordered = layout.sorted(ids)
+    pieces = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    batch = _collate(layout, max(pieces, key=lambda piece: layout.size(piece).slots), ledger)
+    with ledger.during("evaluation"):
+        assembled.engine.infer(batch)
+
+
+def _collate(layout: Layout, ids: Ids, ledger: Ledger) -> Any:
+    with ledger.during("batch"):
+        return layout.collate(ids)
+
+
+def _largest(recipe: Recipe, dataset: Dataset, build: Build, world_size: int) -> tuple[Ids, Ids | None]:
+    """The micro-batch with the most positions of the run, and the largest of another shape."""
+    loop, train = recipe.loop, dataset.splits["train"]
+    order = ShuffledOrder(
+        train,
+        micro_batch_size=loop.micro_batch_size or loop.batch_size,
+        shuffle=loop.shuffle,
+        drop_last=loop.drop_last,
+        lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
+        fewest=fewest_together(build.model),
+    )
+    steps = min(loop.max_steps or sys.maxsize, loop.epochs * order.steps_per_epoch(loop.batch_size), MOST_STEPS)
+    at = OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size)
+    largest: dict[tuple[int, int], Ids] = {}
+    for ids in order.microbatches(at, max(steps, 1), 0, world_size):
+        largest.setdefault((build.layout.size(ids).slots, len(ids)), ids)
+    ranked = sorted(largest, reverse=True)
+    return largest[ranked[0]], largest[ranked[1]] if len(ranked) > 1 else None

@@ -1,0 +1,103 @@
+"""The process that traces: requests come in as lines of JSON, and plans go out. Started by ``predict``.
+
+Every trace has a process of its own, forked from this one, which has imported what it needs: what is registered with
+torch for a trace cannot be taken back, and what one leaves behind must not be counted, or collected, in the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from paceline.errors import ModelError, UserError
+from paceline.facts import Card
+from paceline.memory.anatomy import plan_of
+from paceline.memory.subject import subject_of
+from paceline.memory.trace import trace
+from paceline.recipe import Recipe
+from paceline.records import MemoryPlan
+
+UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+"""Operators whose result has a size, or a value on the host, that depends on numbers."""
+
+
+def answer(request: Mapping[str, Any]) -> MemoryPlan:
+    """The plan that is asked for.
+
+    Raises:
+        UserError: what ``train`` would say of the recipe; or the model's step cannot be traced.
+    """
+    recipe = Recipe.parse(request["recipe"])
+    _refuse(recipe)
+    given = request["card"]
+    card = Card(**{**given, "compute_capability": tuple(given["compute_capability"] or ()) or None})
+    try:
+        subject = subject_of(recipe, read_data=request["read_data"])
+        return plan_of(trace(subject, card, request["world_size"]), subject, card)
+    except UNTRACEABLE as error:
+        raise ModelError(
+            "the model's step cannot be traced without a card",
+            f"{getattr(error, 'func', error)} asks for numbers, and a plan has sizes alone",
+            "paceline train on a card measures it: its first steps hold the most memory of the run",
+        ) from error
+
+
+def _refuse(recipe: Recipe) -> None:
+    """What no trace can tell yet."""
+    if recipe.parallel.strategy == "dp":
+        why = "its copies of the model on other cards, made anew at every pass, are not traced"
+        raise UserError("parallel.strategy = dp", why, "--set parallel.strategy=auto --gpus N plans a process a card")
+    if recipe.parallel.offload:
+        why = "what travels between main memory and the card is not traced"
+        raise UserError("parallel.offload = true", why, "--set parallel.offload=false plans the shards on the card")
+
+
+def main() -> None:
+    """Answer until there are no more requests; where processes cannot be forked, one."""
+    out, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like, and the answers are read by a program
+    importlib.import_module("torch._dynamo")  # what traces blocks
+    asked = select.poll()
+    asked.register(sys.stdin.fileno(), 0)  # that the other end is closed is told unasked
+    for line in sys.stdin:
+        if asked.poll(0):
+            break  # nobody waits for the answer
+        child = os.fork() if sys.platform == "linux" else 0
+        if child == 0:
+            out.write(json.dumps(_answered(line)) + "\n")
+            out.flush()
+            # with the stand-in registered, torch does not always survive the end of the interpreter
+            os._exit(0)
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if asked.poll(20):
+                os.kill(child, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(ended[1])
+        if status != 0:
+            out.write(json.dumps({"bug": f"the trace ended without an answer (exit code {status})"}) + "\n")
+            out.flush()
+
+
+def _answered(line: str) -> dict[str, Any]:
+    try:
+        return {"plan": dataclasses.asdict(answer(json.loads(line)))}
+    except UserError as error:
+        return {"error": [type(error).__name__, error.what, error.why, error.fix]}
+    except Exception:
+        return {"bug": traceback.format_exc()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What operators allocate for themselves while they run, which no tensor that they return shows.
+
+Of our own kernels this is read off their code. Of FlashAttention-2's backward pass it is the gradient of the queries,
+added up in fp32, and a sum a row (flash_api.cpp, mha_bwd and mha_varlen_bwd: ``dq_accum``, ``softmax_d``). What others
+take is small or not known, and part of what a card's constants were fitted to.
+
+Shapes: T positions of a packed row, P sequences in it; S samples, L length; H heads, D head size; N width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from paceline.cards import model_named
+from paceline.device import card_name
+from paceline.kernels import bias_gelu, residual_norm
+
+FP32 = 4
+USUAL_PROCESSORS = 108
+"""Of a card that is not known: an A100's."""
+
+
+def workspace_bytes(operator: str, args: Sequence[Any]) -> int:
+    """Bytes that an operator holds beside its results until it returns; 0 where that is not known.
+
+    Args:
+        operator: its name, such as ``aten.mm.default``.
+        args: positional arguments of the call.
+    """
+    found = WORKSPACES.get(operator)
+    return 0 if found is None else FP32 * found(args)
+
+
+def _row_sums(log_sums: Any) -> int:
+    """A sum a head and position, as many as of the softmax's logarithms."""
+    return int(log_sums.numel())
+
+
+def _flash_packed(args: Sequence[Any]) -> int:
+    q, cu_seqlens = args[1], args[8]
+    positions, heads, size = q.shape
+    # every sequence begins at a multiple of 128
+    return int((positions + 128 * (cu_seqlens.shape[0] - 1)) * heads * (_rounded(size, 32) + 1))
+
+
+def _flash_dense(args: Sequence[Any]) -> int:
+    samples, heads, length, size = args[1].shape
+    return int(samples * _rounded(length, 128) * heads * (_rounded(size, 32) + 1))
+
+
+def _norm_partials(args: Sequence[Any]) -> int:
+    """A row of partial sums of bias, weight and shift a program."""
+    x = args[2]
+    rows, width = x.numel() // x.shape[-1], x.shape[-1]
+    return int(min(rows, residual_norm.BACKWARD["programs"] * _processors(x)) * 3 * width)
+
+
+def _gelu_partials(args: Sequence[Any]) -> int:
+    """A row of partial sums of the bias for each of the tiles that stand on one another."""
+    x, settings = args[1], bias_gelu.BACKWARD
+    rows, across = x.numel() // x.shape[-1], -(-x.shape[-1] // settings["columns"])
+    return int(min(-(-rows // settings["rows"]), -(-settings["programs"] * _processors(x) // across)) * x.shape[-1])
+
+
+def _processors(tensor: Any) -> int:
+    known = model_named(card_name(tensor.device))
+    return (known.multiprocessors if known else None) or USUAL_PROCESSORS
+
+
+def _rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+WORKSPACES: Final[Mapping[str, Callable[[Sequence[Any]], int]]] = {
+    "paceline.short_attention_backward.default": lambda args: _row_sums(args[5]),
+    "paceline.short_attention_joined_backward.default": lambda args: _row_sums(args[3]),
+    "paceline.flash_varlen_backward.default": _flash_packed,
+    "aten._scaled_dot_product_flash_attention_backward.default": _flash_dense,
+    "paceline.residual_norm_backward.default": _norm_partials,
+    "paceline.bias_gelu_backward.default": _gelu_partials,
+}
+"""Operator -> number of fp32 values."""
