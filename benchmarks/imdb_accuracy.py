@@ -52,7 +52,7 @@ def recipe(arguments: argparse.Namespace) -> Recipe:
                 "checkpoint_every": "never",
                 "save_best": False,
             },
-            "observe": {"console": "plain", "log_every": 500},
+            "observe": {"console": "plain", "log_every": 500, "memory_plan": False},
         }
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import sys
 import warnings
@@ -23,10 +24,12 @@ from paceline.distributed.agree import agree
 from paceline.engine.assemble import Assembled, assemble
 from paceline.engine.evaluate import evaluate
 from paceline.engine.numerics import numerics
+from paceline.engine.statistics import fewest_together
 from paceline.errors import CheckpointError, Preempted, RecipeError
 from paceline.facts import Facts
 from paceline.files import compiled_folder
 from paceline.loop import Job, Loop, Progress
+from paceline.memory.beside import PlanBeside, measured
 from paceline.models.features import collect, fit_final_linear, write_into
 from paceline.models.saved import save_model
 from paceline.models.structure import final_linear
@@ -34,7 +37,8 @@ from paceline.observe.console import console_observer
 from paceline.observe.metrics_file import MetricsFile
 from paceline.preparation import Prepared, prepare_run
 from paceline.recipe import Recipe
-from paceline.records import Decision, EvaluationRecord, Notice, Observer, Record, RunRecord, RunStarted
+from paceline.recipe.choose import with_smallest_card
+from paceline.records import Decision, EvaluationRecord, MemoryRecord, Notice, Observer, Record, RunRecord, RunStarted
 from paceline.report.build import build_report
 from paceline.run_folder import RunFolder
 from paceline.seams import Alone, World
@@ -98,7 +102,7 @@ def _carried_out(request: Request) -> RunRecord:
         prepared = prepare_run(
             asked,
             request.decisions,
-            facts=request.facts,
+            facts=shared_facts(asked, request.facts, world),
             watch=watch,
             rows=request.rows,
             quarantine=folder.quarantine if world.is_first else None,
@@ -117,11 +121,12 @@ def _carried_out(request: Request) -> RunRecord:
         loop = Loop(job, progress, saved_step=None if learned or not request.checkpoint else progress.step)
         _refuse_finished(request, loop)
         has_steps = prepared.recipe.model.train != "features"
+        beside = _plan_beside(request, prepared)
         with stop.noted():
             with watch.phase("start"):
                 if world.is_first:
                     _write_start(request, prepared, [*learned, *carried_out])
-                    watchers += _observers(stack, folder, prepared.recipe)
+                    watchers += _observers(stack, folder, prepared.recipe, beside)
                 emit(_started(request, prepared, job, progress))
                 for notice in _first_notices(request, prepared):
                     emit(notice)
@@ -148,7 +153,8 @@ def _carried_out(request: Request) -> RunRecord:
             for found in final.values():
                 if found not in progress.evaluations:
                     emit(found)
-            record = _summary(request, prepared, job, progress, final, loop.stopped_early, notices)
+            memory = measured(prepared.build.device, world, beside)
+            record = _summary(request, prepared, loop, progress, final, notices, memory)
             if world.is_first:
                 folder.write_summary(record)
                 if prepared.recipe.observe.report:
@@ -158,6 +164,14 @@ def _carried_out(request: Request) -> RunRecord:
             with watch.phase("save"):
                 world.barrier("the saved model")
     return record
+
+
+def shared_facts(recipe: Recipe, facts: Facts, world: World) -> Facts:
+    """This machine's facts, but for the memory of its cards: the run's smallest, by which all ranks choose alike."""
+    if world.size == 1 or recipe.device != "cuda":
+        return facts
+    sizes = world.gather([card.memory_bytes for card in facts.cards])
+    return with_smallest_card(facts, itertools.chain(*sizes))
 
 
 @contextlib.contextmanager
@@ -229,7 +243,21 @@ def _write_start(request: Request, prepared: Prepared, changes: Sequence[str]) -
         ended.unlink(missing_ok=True)
 
 
-def _observers(stack: contextlib.ExitStack, folder: RunFolder, recipe: Recipe) -> list[Observer]:
+def _plan_beside(request: Request, prepared: Prepared) -> PlanBeside | None:
+    """What predicts the run's memory while it runs; None without a card, or where it is not wanted."""
+    recipe = prepared.recipe
+    if recipe.device != "cuda" or not recipe.observe.memory_plan or not request.world.is_first:
+        return None
+    card, num_ranks = request.facts.cards[0], request.world.size
+    words = ["paceline", "plan", str(request.folder.recipe), "--gpu", card.name]
+    command = shlex.join(words if num_ranks == 1 else [*words, "--gpus", str(num_ranks)])
+    obstacle = "the rows are in memory, and a plan reads them from a file" if request.rows is not None else ""
+    return PlanBeside(recipe, card, world_size=num_ranks, obstacle=obstacle, command=command)
+
+
+def _observers(
+    stack: contextlib.ExitStack, folder: RunFolder, recipe: Recipe, beside: PlanBeside | None
+) -> list[Observer]:
     """Open every observer; they are closed with the stack, also when the run fails."""
     watchers: list[Observer] = [
         MetricsFile(folder.metrics),
@@ -239,6 +267,8 @@ def _observers(stack: contextlib.ExitStack, folder: RunFolder, recipe: Recipe) -
         from paceline.observe.tensorboard import TensorBoard
 
         watchers.append(TensorBoard(folder.path / "tensorboard"))
+    if beside is not None:
+        watchers.append(beside)
     for watcher in watchers:
         stack.callback(watcher.close)
     return watchers
@@ -265,6 +295,8 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
         shuffle=loop.shuffle,
         drop_last=loop.drop_last,
         lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
+        # alone, a sample may have no spread to be normalised by
+        fewest=fewest_together(prepared.build.model),
     )
     steps_per_epoch = order.steps_per_epoch(loop.batch_size)
     if steps_per_epoch == 0:
@@ -426,21 +458,19 @@ def _best_weights(job: Job, progress: Progress) -> Mapping[str, torch.Tensor]:
 def _summary(
     request: Request,
     prepared: Prepared,
-    job: Job,
+    loop: Loop,
     progress: Progress,
     final: dict[str, EvaluationRecord],
-    stopped_early: bool,
     notices: Sequence[str],
+    memory: MemoryRecord | None,
 ) -> RunRecord:
-    device = prepared.build.device
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    peak_bytes = max(job.world.gather(peak)) or None
+    job = loop.job
     seconds = job.watch.seconds()
     train_seconds = max(seconds.get("train", 0.0), 1e-9)
     return RunRecord(
         name=prepared.recipe.name,
         folder=str(request.folder.path),
-        status="stopped early" if stopped_early else "finished",
+        status="stopped early" if loop.stopped_early else "finished",
         steps=progress.step,
         applied_steps=progress.applied,
         epochs=progress.step / job.steps_per_epoch,
@@ -451,10 +481,11 @@ def _summary(
         best_step=progress.best_step,
         evaluations=progress.evaluations,
         final={split: {"loss": found.loss, **found.metrics} for split, found in final.items()},
-        peak_bytes=peak_bytes,
+        peak_bytes=memory.allocated if memory else None,
         decisions=prepared.decisions,
         notices=tuple(notices),
         overlapped_seconds=job.watch.overlapped(),
         path={**prepared.build.path, **fused(prepared.build.model), **job.assembled.engine.path},
         first_update_seconds=job.watch.marked("first_update"),
+        memory=memory,
     )

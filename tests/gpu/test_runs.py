@@ -36,7 +36,8 @@ def run(rows: list[dict[str, str]], out: Path, **settings: object) -> dict[str, 
     }
     record = train(Recipe.parse(plain), data=rows, out=out)
     assert record.status == "finished"
-    assert record.peak_bytes
+    assert record.memory
+    assert record.memory.total >= record.memory.reserved >= record.memory.allocated == record.peak_bytes > 0
     return load_file(out / "model" / "model.safetensors")
 
 

@@ -26,6 +26,7 @@ from paceline.observe.formats import (
     rate,
     share,
     size,
+    sizes,
 )
 from paceline.observe.pace import Pace
 from paceline.records import EvaluationRecord, Notice, Observer, Record, RunRecord, RunStarted, StepRecord
@@ -295,8 +296,7 @@ def _summary(run: _Run, record: RunRecord) -> Facts:
     if record.tokens_per_second != record.samples_per_second:
         speed += [f"{rate(record.tokens_per_second)} tokens/s", f"padding {share(record.padding_share)}"]
     rows.append(("speed", "  ".join(speed)))
-    if record.peak_bytes is not None:
-        rows.append(("memory", f"{size(record.peak_bytes)} at the peak"))
+    rows += _memory(record)
     total = record.seconds.get("total") or sum(record.seconds.values())
     phases = [(name, spent) for name, spent in record.seconds.items() if name != "total" and spent >= 0.005 * total]
     spent = ", ".join(f"{share(part / total)} {printable(name)}" for name, part in sorted(phases, key=lambda f: -f[1]))
@@ -313,6 +313,23 @@ def _summary(run: _Run, record: RunRecord) -> Facts:
     if run.has_report:
         rows.append(("report", f"{_near(record.folder)}/report.html"))
     return [*rows, ("next", f"paceline predict {shlex.quote(_near(record.folder))} INPUT -o labelled.csv")]
+
+
+def _memory(record: RunRecord) -> Facts:
+    """What the run took of its card, beside what was predicted."""
+    found = record.memory
+    if found is None:
+        return [] if record.peak_bytes is None else [("memory", f"{size(record.peak_bytes)} at the peak")]
+    if found.plan is None:
+        peak, reserved, total = sizes(found.allocated, found.reserved, found.total)
+        taken = ("memory", f"{peak} at the peak, {reserved} reserved, {total} on the card")
+        return [taken, *([("", f"not predicted: {printable(found.problem)}")] if found.problem else [])]
+    plan = found.plan
+    peak, foretold, reserved, total, whole = sizes(
+        found.allocated, plan.allocated, found.reserved, found.total, plan.total
+    )
+    beside = f"{peak} at the peak (predicted {foretold}), {reserved} reserved, {total} on the card (predicted {whole})"
+    return [("memory", beside)]
 
 
 def _aligned(value: float) -> str:

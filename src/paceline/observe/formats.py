@@ -40,9 +40,20 @@ def size(num_bytes: float) -> str:
     """Bytes in the largest binary unit that leaves at least one of it: ``3.21 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.3g} {unit}"
+            # three digits of 1,010 would be an exponent
+            whole = unit == "B" or abs(num_bytes) >= 999.5
+            return f"{num_bytes:.0f} {unit}" if whole else f"{num_bytes:.3g} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.3g} TiB"
+
+
+def sizes(*nums_bytes: float) -> list[str]:
+    """``size`` of each, for one sentence: without the unit where it is the last one named: ``8.2 GiB``, ``19.3``."""
+    found, named = [], ""
+    for number, unit in (size(num_bytes).split(" ") for num_bytes in nums_bytes):
+        found.append(number if unit == named else f"{number} {unit}")
+        named = unit
+    return found
 
 
 def amount(number: float) -> str:
@@ -80,6 +91,11 @@ def learning_rates(values: tuple[float, ...]) -> str:
 def share(part: float) -> str:
     """A share of one in percent: ``12.3%``."""
     return f"{100 * part:.1f}%" if math.isfinite(part) else "?"
+
+
+def difference(value: float, reference: float) -> str:
+    """By how much of ``reference`` the value is larger, in percent: ``+1.2%``, ``-0.3%``."""
+    return f"{value / reference - 1:+.1%}" if reference else "?"
 
 
 def _escaped(character: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from paceline.errors import RecipeError
 from paceline.facts import Card, Facts
@@ -84,11 +85,13 @@ def choose_strategy(
     num_parameters: int,
     num_trained: int,
 ) -> tuple[Recipe, tuple[Decision, ...]]:
-    """How the ranks share a model that is there by now, where ``choose`` left that open; all of them decide the same.
+    """How the ranks share a model that is there by now, where ``choose`` left that open.
 
     Args:
         recipe: what ``choose`` made of it.
         decisions: taken so far; those about what cannot be had beside the strategy are taken back.
+        facts: with cards as large as the run's smallest, on whichever machine that is (``with_smallest_card``), so
+            that all ranks decide the same.
         num_parameters: the model's weights, in single numbers.
         num_trained: those among them that are trained.
 
@@ -104,7 +107,7 @@ def choose_strategy(
         value, reason = "ddp", f"{told}, and the memory of the cards is not known"
     else:
         value = "ddp" if needed <= STATES_SHARE * min(sizes) else "fsdp"
-        most = f"{STATES_SHARE:.0%} of a card's {min(sizes) / 2**30:.0f} GiB"
+        most = f"{STATES_SHARE:.0%} of the smallest card's {min(sizes) / 2**30:.0f} GiB"
         reason = f"{told}, {'at most' if value == 'ddp' else 'more than'} {most}"
     taken = [Decision(setting="parallel.strategy", value=value, reason=reason)]
     for setting, why in _WITH_STRATEGY.get(value, {}).items():
@@ -116,6 +119,16 @@ def choose_strategy(
     check_rules(recipe, facts)
     anew = {decision.setting for decision in taken}
     return recipe, (*(decision for decision in decisions if decision.setting not in anew), *taken)
+
+
+def with_smallest_card(facts: Facts, sizes: Iterable[int | None]) -> Facts:
+    """The facts with cards as large as the smallest of several machines.
+
+    Args:
+        sizes: bytes of all machines' cards; None where they are not known.
+    """
+    memory = min((size for size in sizes if size is not None), default=None)
+    return replace(facts, cards=tuple(replace(card, memory_bytes=memory) for card in facts.cards))
 
 
 def _device(recipe: Recipe, facts: Facts) -> Decision | None:
@@ -176,6 +189,17 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
             f"parallel.shard_size = {part.shard_size}",
             f"there are {world_size} processes, which are no whole number of groups of {part.shard_size}",
             "--set parallel.shard_size=null, or a divisor of the number of processes",
+        )
+    if world_size > 1 and part.backend == "nccl" and recipe.device != "cuda":
+        why = f"it moves data between cards, and this run is on the {recipe.device}"
+        raise RecipeError("parallel.backend = nccl", why, "--set parallel.backend=auto")
+    if recipe.loop.batch_size < world_size:
+        size = recipe.loop.batch_size
+        raise RecipeError(
+            f"loop.batch_size = {size}: {world_size} processes",
+            "the batch is global, dealt to all processes, and some would never get a sample",
+            f"--set loop.batch_size={world_size}, or start "
+            + (f"{size} processes or fewer" if size > 1 else "1 process"),
         )
     if part.offload and recipe.device != "cuda":
         why = "the device is a CPU, whose memory the weights are in already"

@@ -426,3 +426,8 @@ class ObservePart(Part):
         description="Write TensorBoard's files into the run folder; needs the extra tensorboard.",
     )
     report: bool = Field(True, json_schema_extra=EXECUTION, description="Write report.html at the end.")
+    memory_plan: bool = Field(
+        True,
+        json_schema_extra=EXECUTION,
+        description="On a card, predict the run's memory in a process beside it, and show both at the end.",
+    )

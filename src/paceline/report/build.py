@@ -16,6 +16,7 @@ from paceline.observe.collect import Collected, collect
 from paceline.observe.formats import amount, duration, figure, printable, rate, share, size
 from paceline.records import Decision, EvaluationRecord
 from paceline.report.curves import curves
+from paceline.report.memory import memory
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -82,6 +83,7 @@ def _content(run: Collected) -> dict[str, Any]:
         "phases": _phases(run),
         "overlapped": sorted(run.summary.overlapped_seconds.items()) if run.summary else [],
         "path": list(run.summary.path.items()) if run.summary else [],
+        "memory": memory(summary.memory) if summary and summary.memory else None,
         "final": _final(run),
         "matrix": _matrix(run),
         "decisions": _decisions(run),

@@ -6,12 +6,15 @@ from paceline.records import (
     CheckpointRecord,
     Decision,
     EvaluationRecord,
+    MemoryPlan,
+    MemoryRecord,
     Notice,
     RunRecord,
     RunStarted,
     StepRecord,
 )
 
+MIB = 2**20
 DECISION = Decision(setting="techniques.precision", value="bf16", reason="this card computes in [bold]bf16[/bold]")
 
 
@@ -97,6 +100,35 @@ class Records:
                 "decisions": (DECISION,),
                 **fields,
             }
+        )
+
+    def plan(self, **fields):
+        parts = {"activations": 4000, "optimizer states": 1024, "parameters": 512, "gradients": 512, "rounding": 2}
+        return MemoryPlan(
+            **{
+                "card": "NVIDIA H200",
+                "capacity": 143_771 * MIB,
+                "allocated": 6050 * MIB,
+                "reserved": 6200 * MIB,
+                "context": 1236 * MIB,
+                "parts": {name: size * MIB for name, size in parts.items()},
+                "activations": {"linear layers": 3000 * MIB, "attention": 1000 * MIB},
+                "moment": "backward",
+                "phases": {"forward": 5900 * MIB, "backward": 6050 * MIB},
+                "samples": 32,
+                "slots": 16_384,
+                "num_parameters": 66_955_010,
+                "num_trained": 592_130,
+                "assumed": ("attention by flash",),
+                "path": {"layout": "packed"},
+                "decisions": (DECISION,),
+                **fields,
+            }
+        )
+
+    def memory(self, **fields):
+        return MemoryRecord(
+            **{"allocated": 6000 * MIB, "reserved": 6500 * MIB, "total": 7800 * MIB, "plan": self.plan(), **fields}
         )
 
     def run(self, **fields):

@@ -28,6 +28,19 @@ def test_a_whole_run_is_read_back(records, tmp_path):
     assert len(run.evaluations) == len(run.checkpoints) == 2
 
 
+def test_memory_is_read_back_whole_and_is_missing_from_an_older_summary(records, tmp_path):
+    write(tmp_path, records.run())
+    for memory in (records.memory(), records.memory(plan=None, problem="no step was made")):
+        (tmp_path / "summary.json").write_bytes(record_to_json(records.summary(memory=memory)))
+        found = collect(tmp_path).summary.memory
+        assert found == memory
+        assert list((found.plan or records.plan()).parts) == list(records.plan().parts), "largest first"
+    older = json.loads(record_to_json(records.summary()))
+    del older["memory"]
+    (tmp_path / "summary.json").write_text(json.dumps(older))
+    assert collect(tmp_path).summary == records.summary()
+
+
 def test_what_was_done_again_after_a_resume_counts_once(records, tmp_path):
     write(tmp_path, [records.started(), *(records.step(n) for n in range(1, 8)), records.evaluation(6)])
     again = [records.started(first_step=5), records.step(6, loss=9.0), records.evaluation(6, loss=8.0)]

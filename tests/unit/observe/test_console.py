@@ -90,6 +90,21 @@ def test_the_first_update_and_the_path_are_a_few_words(records):
     assert "path" not in plain([records.started(), records.summary()])
 
 
+def test_memory_is_told_beside_what_was_predicted(records):
+    def told(**fields):
+        text = plain([records.started(), records.summary(**fields)])
+        return text.partition("  memory      ")[2].partition("\n  time ")[0].splitlines()
+
+    line = "5.86 GiB at the peak (predicted 5.91), 6.35 reserved, 7.62 on the card (predicted 7.26)"
+    assert told(memory=records.memory(), peak_bytes=1) == [line]
+    missing = records.memory(plan=None, problem="it was\nstill being made")
+    taken = "5.86 GiB at the peak, 6.35 reserved, 7.62 on the card"
+    assert told(memory=missing) == [taken, "              not predicted: it was\\nstill being made"]
+    assert told(memory=records.memory(plan=None)) == [taken], "nobody asked for a plan"
+    assert told(peak_bytes=3 * 2**30) == ["3 GiB at the peak"], "a summary from before there were plans"
+    assert told() == [], "a CPU"
+
+
 def test_evaluation_lines_are_aligned(records):
     runs = [records.started(total_steps=1000), records.evaluation(10), records.evaluation(1000, split="test")]
     first, second = plain(runs).splitlines()[-2:]

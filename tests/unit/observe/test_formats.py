@@ -2,7 +2,18 @@ import math
 
 import pytest
 
-from paceline.observe.formats import amount, duration, figure, learning_rates, printable, rate, share, size
+from paceline.observe.formats import (
+    amount,
+    difference,
+    duration,
+    figure,
+    learning_rates,
+    printable,
+    rate,
+    share,
+    size,
+    sizes,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +59,20 @@ def test_figures(value, shown):
 
 def test_units():
     assert (size(512), size(3 * 2**30), size(5 * 2**40)) == ("512 B", "3 GiB", "5 TiB")
+    assert (size(1010 * 2**20), size(999.4 * 2**20), size(1023 * 2**30)) == ("1010 MiB", "999 MiB", "1023 GiB")
     assert (amount(812), amount(66_900_000), amount(999_600)) == ("812", "66.9 M", "1 M")
     assert (rate(98310.6), rate(3.217), rate(math.nan)) == ("98,311", "3.22", "?")
     assert share(0.1234) == "12.3%"
+
+
+def test_a_unit_that_was_just_named_is_not_named_again():
+    assert sizes(8.2 * 2**30, 8.1 * 2**30, 19 * 2**20, 2**30) == ["8.2 GiB", "8.1", "19 MiB", "1 GiB"]
+    assert sizes() == []
+
+
+def test_differences_have_a_sign_and_none_is_of_nothing():
+    assert (difference(101, 100), difference(98.76, 100), difference(5, 5)) == ("+1.0%", "-1.2%", "+0.0%")
+    assert difference(1, 0) == "?"
 
 
 def test_equal_learning_rates_are_written_once():
