@@ -11,6 +11,7 @@ import ipaddress
 import json
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from paceline.errors import PacelineError, UserError, excerpt
+from paceline.errors import PacelineError, Preempted, UserError, excerpt
 
 LOOPBACK = "127.0.0.1"
 
@@ -39,6 +40,10 @@ REPORT_FD = "PACELINE_REPORT_FD"
 REPORT_CHARACTERS = 10_000
 """No message to the launcher is longer. Six bytes a character at most, it fits into a pipe: telling never waits."""
 
+REPEAT_SECONDS = 2.0
+"""How long a rank of torchrun's waits before it says what the first rank of its machine may be saying: torchrun ends it
+as soon as that one has ended, so that what all ranks find is said once."""
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
 
@@ -55,6 +60,9 @@ class Place:
     """Rank among the processes of this machine; it chooses the card."""
     local_world_size: int = 1
     """Processes of this machine, as far as they are known: all of them where ranks meet on loopback or in a file."""
+    is_local_guessed: bool = False
+    """Whether nobody said the two local numbers: they are guessed from the address, until the ranks have met and
+    counted who is on which machine."""
     started: Starter = "alone"
     """By what: nothing, our launcher, torchrun, or somebody who numbered the ranks by variables or options."""
     init_method: str | None = None
@@ -69,8 +77,8 @@ def find_place(
     In the environment it takes MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE together to be a rank. One of them on its
     own, an address without a number, or a world of one process are what clusters leave lying about: alone.
 
-    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them, ranks that meet on the loopback address or in a file
-    are all on this machine, and others are one a machine.
+    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them it is guessed until the ranks have met: those that meet
+    on the loopback address or in a file are all on this machine, and others are one a machine.
 
     Raises:
         UserError: a value or an option is missing, or they contradict one another.
@@ -136,18 +144,22 @@ def listen(port: int = 0, host: str = LOOPBACK) -> socket.socket:
 
 
 @contextlib.contextmanager
-def failures_told() -> Iterator[None]:
+def failures_told(rank: int | None = None) -> Iterator[None]:
     """Inside, an error is handed to our launcher, which prints the cause once; the process ends with its exit code.
 
-    Without our launcher it passes through.
+    Without our launcher it passes through, where this process is the first rank or none. Another rank prints what a
+    person can change with its number in front.
+
+    Args:
+        rank: of this process, where the environment does not say it.
 
     Raises:
-        SystemExit: the launcher was told.
+        SystemExit: the error was told.
     """
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        if not tell_launcher(error):
+        if not tell_launcher(error) and not _told_by_rank(error, rank):
             raise
         raise SystemExit(_exit_code(error)) from None
 
@@ -178,6 +190,25 @@ def tell_launcher(error: BaseException) -> bool:
     return True
 
 
+def _told_by_rank(error: BaseException, rank: int | None) -> bool:
+    if not isinstance(error, PacelineError):
+        return False
+    try:
+        place = find_place(os.environ)
+    except UserError:
+        return False
+    number = place.rank if rank is None else rank
+    if number == 0:
+        return False
+    if place.started == "torchrun" and place.local_rank > 0:
+        if isinstance(error, Preempted):
+            # a stop of one is a stop of all, of which the first one tells; it may also be how torchrun ends this one
+            return True
+        time.sleep(REPEAT_SECONDS)
+    sys.stderr.write(f"paceline: rank {number}: {error}\n")
+    return True
+
+
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
@@ -197,15 +228,8 @@ def _from_variables(environment: Mapping[str, str], given: Mapping[str, str], st
     rank = _number("RANK=", given["RANK"], 0)
     if rank >= world_size:
         raise _beyond("RANK=", rank, "WORLD_SIZE=", world_size)
-    local_rank, local_world_size = _on_machine(environment, rank, world_size, _is_loopback(given["MASTER_ADDR"]))
-    return Place(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        started=started,
-        init_method="env://",
-    )
+    is_one_machine = _is_loopback(given["MASTER_ADDR"])
+    return _on_machine(environment, rank, world_size, is_one_machine, started=started, init_method="env://")
 
 
 def _from_options(environment: Mapping[str, str], init: str | None, rank: int | None, world_size: int | None) -> Place:
@@ -222,19 +246,20 @@ def _from_options(environment: Mapping[str, str], init: str | None, rank: int | 
     if rank >= world_size:
         raise _beyond("--rank ", rank, "--world-size ", world_size)
     host = _meeting_host(init)
-    local_rank, local_world_size = _on_machine(environment, rank, world_size, host is None or _is_loopback(host))
-    return Place(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        started="environment",
-        init_method=init,
-    )
+    is_one_machine = host is None or _is_loopback(host)
+    return _on_machine(environment, rank, world_size, is_one_machine, started="environment", init_method=init)
 
 
-def _on_machine(environment: Mapping[str, str], rank: int, world_size: int, is_one_machine: bool) -> tuple[int, int]:
-    """LOCAL_RANK and LOCAL_WORLD_SIZE, or what follows from where the ranks meet."""
+def _on_machine(
+    environment: Mapping[str, str],
+    rank: int,
+    world_size: int,
+    is_one_machine: bool,
+    *,
+    started: Starter,
+    init_method: str,
+) -> Place:
+    """The place of a rank, with LOCAL_RANK and LOCAL_WORLD_SIZE, or what follows from where the ranks meet."""
     own, size = (environment.get(name, "").strip() for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     local_rank = _number("LOCAL_RANK=", own, 0) if own else rank if is_one_machine else 0
     least = world_size if is_one_machine else local_rank + 1
@@ -248,7 +273,15 @@ def _on_machine(environment: Mapping[str, str], rank: int, world_size: int, is_o
     if local_rank >= local_world_size:
         why = f"{local_world_size} of the ranks are on this machine, counted from 0"
         raise UserError(f"LOCAL_RANK={local_rank}", why, f"LOCAL_RANK={min(rank, local_world_size - 1)}")
-    return local_rank, local_world_size
+    return Place(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        is_local_guessed=not own,
+        started=started,
+        init_method=init_method,
+    )
 
 
 def _meeting_host(init: str) -> str | None:

@@ -288,7 +288,7 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
 def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:
     """The job and where it begins: at the start, or where the checkpoint left off."""
     recipe, dataset, loop, world = prepared.recipe, prepared.dataset, prepared.recipe.loop, request.world
-    check_world(len(dataset.splits["train"]), loop.batch_size, world.size)
+    check_world(len(dataset.splits["train"]), world.size)
     order = ShuffledOrder(
         dataset.splits["train"],
         micro_batch_size=loop.micro_batch_size or loop.batch_size,

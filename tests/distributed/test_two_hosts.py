@@ -141,6 +141,36 @@ def test_three_ranks_by_hand(workplace: Path, hosts: tuple[Host, Host]) -> None:
     assert [host.left() for host in hosts] == [[], []], "processes are left"
 
 
+def test_ranks_meet_in_a_file(workplace: Path, hosts: tuple[Host, Host]) -> None:
+    """Which tells nothing of machines: each rank is the first on its own, and listens where the other reaches it."""
+    meeting = f"file://{hosts[0].disk}/meeting"
+    arguments = ["watched.py", "train", "recipe.yaml", "--out", "in-a-file", "--timeout", "60", "--world-size", "2"]
+    ranks = [
+        host.start(*arguments, "--init", meeting, "--rank", str(rank), variables={"NUMBER": str(rank)})
+        for rank, host in enumerate(hosts)
+    ]
+    for rank in ranks:
+        assert rank.ended(90) == 0, rank.said()
+    assert_as_undisturbed(workplace, "in-a-file")
+    assert [encoders(host) for host in hosts] == [["encoded-by-0"], ["encoded-by-1"]]
+
+
+def test_a_firewall_with_one_port_open(hosts: tuple[Host, Host]) -> None:
+    """The second host's packets go nowhere, but for those from and to the port where ranks meet."""
+    for number, rule in enumerate((f"sport {PORT} lookup main", f"dport {PORT} lookup main", "blackhole"), 10):
+        hosts[1].command("ip", "rule", "add", "pref", str(number), "ipproto", "tcp", *rule.split())
+    arguments = ["recipe.yaml", "--out", "walled", "--timeout", "6"]
+    started = time.monotonic()
+    ranks = [by_hand(host, rank, 2, *arguments) for rank, host in enumerate(hosts)]
+    for rank in ranks:
+        assert rank.ended(40) == 2, rank.said()
+        assert f"rank 0 does not reach rank 1 at {ADDRESSES[1]}:" in rank.said()
+        assert "no answer within 3 s" in rank.said()
+        assert "Traceback" not in rank.said()
+    assert time.monotonic() < started + 30
+    assert [host.left() for host in hosts] == [[], []], "processes are left"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ending:
     """What became of a rank after the link was cut."""
@@ -190,6 +220,6 @@ def test_the_link_goes_down_seen_by_the_second_host(cut: list[Ending]) -> None:
     """The store is beyond the link too: what the collective failed of cannot be asked there."""
     ending = cut[1]
     assert ending.code == 2, f"not a person's error within {LINK_DEADLINE} s: {ending}"
-    assert "paceline: rank 0 " in ending.said, "the lost rank is not named"
+    assert "paceline: rank 1: rank 0 " in ending.said, "neither it nor the lost rank is named"
     assert "Traceback" not in ending.said, ending.said
     assert ending.left == []

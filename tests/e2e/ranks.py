@@ -42,8 +42,14 @@ class Trouble:
     """Its current folder."""
     settings: Sequence[str] = ()
     """Of its recipe alone."""
+    out: str | None = None
+    """Its run folder."""
+    begins: Mapping[str, Any] | None = None
+    """A recipe with which it begins a run where the others resume one."""
     disk_full_at: str = ""
     """What there is no room for."""
+    report: Path | None = None
+    """A folder where every rank leaves a file with what it failed of: for where one of them is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +104,8 @@ def one_rank(
         Disturb(pytest.MonkeyPatch()).signals.update(trouble.signals)
         os.chdir(trouble.folder or ".")
         settings = trouble.settings
+        folder = trouble.out or folder
+        asked = trouble.begins or asked
         _fill_disk(trouble.disk_full_at)
         _stop_in(trouble.stop_in, trouble.call)
     place = Place(
@@ -118,6 +126,8 @@ def one_rank(
     except PacelineError as raised:
         error = raised.with_traceback(None)
     assert not torch.distributed.is_initialized(), "a process group was left open"
+    if trouble is not None and trouble.report:
+        (trouble.report / f"rank-{rank}").write_text(str(error))
     return Ended(record=record, error=_sendable(error), samples=samples, shares=shares, encodings=len(encodings))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,15 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
 import paceline.run  # noqa: F401
 from paceline.checkpoint.store import CheckpointStore
+from paceline.errors import Preempted
+from paceline.facts import Card, this_machine
 from paceline.recipe import Recipe
+from paceline.run import shared_facts
 from paceline.run_folder import RunFolder
+from paceline.seams import World
+from paceline.testing.distributed import run_distributed
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
+from paceline.verbs import train as verb
 from paceline.verbs.evaluate import evaluate
 from tests.e2e.ranks import Ended, Trouble, alike, on_ranks, one_rank
 from tests.e2e.whole_runs import STEPS, Outcome, assert_same, outcome, recipe
@@ -72,8 +80,10 @@ def finished(ended: list[Ended]) -> Outcome:
     """What the run left, of which all ranks tell the same."""
     assert [rank.error for rank in ended] == [None] * len(ended)
     records = [rank.record for rank in ended]
-    assert len({json.dumps([r.final, r.status, r.steps, r.best_step], default=dict) for r in records if r}) == 1
+    told = [json.dumps([r.final, r.status, r.steps, r.best_step], default=dict) if r else "nothing" for r in records]
+    assert told == told[:1] * len(ended)
     assert records[0] is not None
+    assert records[0].final, "nothing was measured"
     return outcome(records[0])
 
 
@@ -186,7 +196,9 @@ def test_a_stop_after_the_last_step_is_marked_too(steady: Path, reviews: Path, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("where", ["preparation.outline", "preparation.import_class", "run.assemble"])
+@pytest.mark.parametrize(
+    "where", ["distributed.agree.agree", "preparation.outline", "preparation.import_class", "run.assemble"]
+)
 def test_a_stop_before_the_first_step_ends_all_ranks(
     rank: int, where: str, steady: Path, reviews: Path, tmp_path: Path, meeting: Any
 ) -> None:
@@ -195,6 +207,23 @@ def test_a_stop_before_the_first_step_ends_all_ranks(
     assert {rank.error and rank.error.exit_code for rank in ended} == {75}, [rank.error for rank in ended]
     assert "no step was made, so nothing is lost" in str(ended[rank].error)
     assert not (tmp_path / "run").exists(), "a run that never began left its folder"
+
+
+@pytest.mark.parametrize("where", ["_facts_beside_imports", "choose"])
+def test_a_stop_while_libraries_are_loaded(
+    where: str, steady: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(verb, where)
+
+    def signalled(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(verb, where, signalled)
+    with pytest.raises(Preempted, match="stopped by SIGTERM; no step was made, so nothing is lost"):
+        verb.train(recipe(steady, reviews), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.slow
@@ -274,21 +303,40 @@ def test_features_are_shared_out(steady: Path, reviews: Path, tmp_path: Path, me
     ended = [on_ranks(size, meeting(), chosen, tmp_path / f"run-{size}") for size in (1, 4)]
     one, four = ((tmp_path / f"run-{size}" / "model" / "model.safetensors").read_bytes() for size in (1, 4))
     assert one == four
-    finals = [rank.record.final for ranks in ended for rank in ranks if rank.record]
+    finals = [rank.record and rank.record.final for ranks in ended for rank in ranks]
+    assert finals[0]
     assert finals == finals[:1] * 5
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_others_and_loses_nothing(
-    runs: Any, steady: Path, reviews: Path, tmp_path: Path, meeting: Any
+    runs: Any, steady: Path, reviews: Path, tmp_path: Path, meeting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # the process that is left is given the time to find out by itself
+    monkeypatch.setattr("paceline.testing.distributed.GRACE_SECONDS", 20.0)
     chosen = recipe(steady, reviews, **VARIANTS["padded"]).with_settings(["loop.checkpoint_every=1"])
+    trouble = Trouble(rank=1, signals={8: signal.SIGKILL}, report=tmp_path)
     with pytest.raises(Exception, match=r"rank 1 of 2 was killed by SIGKILL"):
-        on_ranks(2, meeting(), chosen, tmp_path / "run", trouble=Trouble(rank=1, signals={8: signal.SIGKILL}))
+        on_ranks(2, meeting(), chosen, tmp_path / "run", trouble=trouble)
+    assert (tmp_path / "rank-0").read_text().startswith("rank 1 of 2 has not reached"), "it was ended, and did not end"
     newest = CheckpointStore(tmp_path / "run" / "checkpoints", 1).newest()
     assert newest.step in (6, 7), "of the step under way nothing is kept, of those before it all but one at most"
     assert not (tmp_path / "run" / "preempted").exists()
     alike(finished(on_ranks(2, meeting(), [], tmp_path / "run")), finished(runs("padded", 1)[1]))
+
+
+def memory_of_cards(world: World, device: str) -> list[int | None]:
+    """In gibibytes, as a rank chooses by them; the machines' own are 80 and 24."""
+    sizes = ((80, 80), (24,))[world.rank]
+    cards = tuple(Card(name="any", memory_bytes=size * 2**30) for size in sizes)
+    chosen = Recipe.parse({"model": {"source": "m"}, "data": {"source": "d.csv"}, "device": device})
+    found = shared_facts(chosen, replace(this_machine(), cards=cards), world)
+    return [card.memory_bytes and card.memory_bytes // 2**30 for card in found.cards]
+
+
+def test_all_machines_choose_by_the_smallest_card() -> None:
+    assert run_distributed(memory_of_cards, 2, "cuda") == [[24, 24], [24]]
+    assert run_distributed(memory_of_cards, 2, "cpu") == [[80, 80], [24]]
 
 
 # ---- bad input: every rank ends, by itself and soon, with the same thing to say
@@ -320,6 +368,26 @@ def test_different_recipes(steady: Path, reviews: Path, tmp_path: Path, meeting:
         assert "the recipe: not the same on all ranks" in message
         assert "optimizer.lr is 0.01 on rank 0 and 0.5 on rank 1" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_different_folders(steady: Path, reviews: Path, tmp_path: Path, meeting: Any) -> None:
+    trouble = Trouble(rank=1, out="elsewhere")
+    messages = said(on_ranks(2, meeting(), recipe(steady, reviews), tmp_path / "run", trouble=trouble))
+    for message in messages:
+        assert "the command: not the same on all ranks" in message
+        assert f'the run folder is "{tmp_path}/run" on rank 0 and "elsewhere" on rank 1' in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_rank_resumes_and_the_other_begins(steady: Path, reviews: Path, tmp_path: Path, meeting: Any) -> None:
+    chosen, folder = recipe(steady, reviews), tmp_path / "run"
+    on_ranks(2, meeting(), chosen, folder, trouble=Trouble(rank=0, signals={4: signal.SIGTERM}))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    anew = Trouble(rank=1, out=str(tmp_path / "other"), begins=chosen.plain())
+    for message in said(on_ranks(2, meeting(), [], folder, trouble=anew)):
+        assert "--resume is true on rank 0 and false on rank 1" in message, message
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.fixture

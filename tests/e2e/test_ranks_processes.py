@@ -183,3 +183,35 @@ def test_bad_input_is_told_once(workplace: Path) -> None:
     assert errors.count("loop.batch_size = 1: 2 processes") == 1, errors
     assert len(errors.splitlines()) == 3, errors
     assert not (workplace / "few").exists()
+
+
+@pytest.mark.parametrize("size", ["1", "2"])
+def test_torchruns_ranks_tell_once_what_all_find(workplace: Path, size: str) -> None:
+    """Before they have joined, of a batch too small; after, of data that are not there."""
+    wrong = {
+        "1": ["--set", "loop.micro_batch_size=1"],
+        "2": ["--data", "nowhere.csv", "--set", "loop.micro_batch_size=2"],
+    }
+    arguments = ["recipe.yaml", "--out", "wrong", "--set", f"loop.batch_size={size}", *wrong[size]]
+    with started(workplace, *TORCHRUN, *arguments) as agent:
+        _, errors = agent.communicate(timeout=90)
+    assert agent.returncode == 1, errors
+    said = [line for line in errors.splitlines() if line.startswith("paceline: ")]
+    assert said == [{"1": "paceline: loop.batch_size = 1: 2 processes", "2": said[0]}[size]], errors
+    assert size == "1" or "nowhere.csv" in said[0], errors
+
+
+def test_commands_by_hand_say_which_rank_they_are(workplace: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    with ExitStack() as both:
+        command = [*PACELINE, "recipe.yaml", "--timeout", "60", "--init", meeting, "--world-size", "2"]
+        ranks = [
+            both.enter_context(started(workplace, *command, "--rank", str(rank), "--out", f"by-{rank}"))
+            for rank in (0, 1)
+        ]
+        said = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2], said
+    assert said[0].startswith("paceline: the command: not the same on all ranks\n"), said
+    assert said[1].startswith("paceline: rank 1: the command: not the same on all ranks\n"), said
+    assert not list(workplace.glob("by-*"))

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.cluster import (
     LAUNCHER,
+    REPEAT_SECONDS,
     REPORT_CHARACTERS,
     REPORT_FD,
     Place,
@@ -54,11 +55,27 @@ def test_what_a_cluster_leaves_lying_about_is_no_rank(environment: dict[str, str
     [
         (
             {**HERE, "RANK": "1", "WORLD_SIZE": "4"},
-            Place(rank=1, world_size=4, local_rank=1, local_world_size=4, started="environment", init_method="env://"),
+            Place(
+                rank=1,
+                world_size=4,
+                local_rank=1,
+                local_world_size=4,
+                is_local_guessed=True,
+                started="environment",
+                init_method="env://",
+            ),
         ),
         (
             {**THERE, "RANK": "1", "WORLD_SIZE": "2"},
-            Place(rank=1, world_size=2, local_rank=0, local_world_size=1, started="environment", init_method="env://"),
+            Place(
+                rank=1,
+                world_size=2,
+                local_rank=0,
+                local_world_size=1,
+                is_local_guessed=True,
+                started="environment",
+                init_method="env://",
+            ),
         ),
         (
             {**THERE, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},
@@ -70,7 +87,15 @@ def test_what_a_cluster_leaves_lying_about_is_no_rank(environment: dict[str, str
         ),
         (
             {"MASTER_ADDR": "::1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"},
-            Place(rank=0, world_size=2, local_rank=0, local_world_size=2, started="environment", init_method="env://"),
+            Place(
+                rank=0,
+                world_size=2,
+                local_rank=0,
+                local_world_size=2,
+                is_local_guessed=True,
+                started="environment",
+                init_method="env://",
+            ),
         ),
         (
             {**THERE, **TORCHRUN, "RANK": "3", "WORLD_SIZE": "4"},
@@ -145,6 +170,7 @@ def test_a_place_by_options(environment: dict[str, str], init: str, local_rank: 
         world_size=3,
         local_rank=local_rank,
         local_world_size=local_world_size,
+        is_local_guessed="LOCAL_RANK" not in environment,
         started="environment",
         init_method=init,
     )
@@ -296,5 +322,57 @@ def test_without_our_launcher_errors_pass_through(launcher: int, missing: str, m
             monkeypatch.setenv(REPORT_FD, "987654")
         case "reader":
             monkeypatch.delenv(REPORT_FD)
+    with pytest.raises(ValueError, match="ours"), failures_told():
+        raise ValueError("ours")
+
+
+@pytest.mark.parametrize(
+    ("variables", "option", "said"),
+    [
+        ({}, None, None),
+        ({**HERE, "RANK": "0", "WORLD_SIZE": "2"}, None, None),
+        ({**HERE, "RANK": "1", "WORLD_SIZE": "2"}, None, "paceline: rank 1: a.csv: empty\n"),
+        ({}, 3, "paceline: rank 3: a.csv: empty\n"),
+        ({}, 0, None),
+        # what is wrong may be the variables themselves
+        ({**HERE, "RANK": "2", "WORLD_SIZE": "2"}, None, None),
+    ],
+)
+def test_another_rank_than_the_first_says_which_it_is(
+    variables: dict[str, str],
+    option: int | None,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first one's error passes through: the command line prints it."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises((SystemExit, DataError)) as ended, failures_told(option):
+        raise DataError("empty", file="a.csv")
+    assert capsys.readouterr().err == (said or "")
+    assert isinstance(ended.value, SystemExit) == (said is not None)
+    if isinstance(ended.value, SystemExit):
+        assert ended.value.code == 2
+
+
+def test_a_rank_of_torchruns_lets_the_first_one_speak(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {**HERE, **TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    with pytest.raises(SystemExit), failures_told():
+        raise DataError("empty")
+    assert (waited, capsys.readouterr().err) == ([REPEAT_SECONDS], "paceline: rank 1: empty\n")
+    with pytest.raises(SystemExit) as ended, failures_told():
+        raise Preempted("saved")
+    assert (len(waited), capsys.readouterr().err, ended.value.code) == (1, "", 75)
+
+
+def test_a_bug_of_another_rank_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**HERE, "RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="ours"), failures_told():
         raise ValueError("ours")

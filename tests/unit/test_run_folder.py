@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from paceline import run_folder as module
 from paceline.errors import RecipeError, RunFolderError
 from paceline.recipe import Recipe
-from paceline.records import Decision, EvaluationRecord, RunRecord
+from paceline.records import Decision, EvaluationRecord, MemoryPlan, MemoryRecord, RunRecord
 from paceline.run_folder import RunFolder, git_state, redacted, redacted_command, versions
 
 RECIPE = Recipe.parse({"model": {"source": "m"}, "data": {"source": "d.csv"}})
@@ -545,6 +545,26 @@ def test_the_summary_is_strict_json(tmp_path: Path) -> None:
     assert summary["evaluations"][0]["confusion"] == [[1, 2], [3, 4]]
     assert summary["decisions"] == [{"setting": "a", "value": "b", "reason": "c"}]
     assert summary["name"] == "é"
+
+
+def test_the_summary_holds_the_memory_whole(tmp_path: Path) -> None:
+    plan = MemoryPlan(
+        card="NVIDIA H200", capacity=None, allocated=5, reserved=6, context=2, parts={"activations": 4, "rounding": 1},
+        activations={"linear layers": 4}, moment="backward", phases={"backward": 5}, samples=1, slots=8,
+        num_parameters=9, num_trained=9, assumed=("attention by flash",), path={"layout": "packed"},
+        decisions=(Decision(setting="a", value="b", reason="c"),),
+    )  # fmt: skip
+    memory = MemoryRecord(allocated=5, reserved=7, total=9, plan=plan)
+    record = RunRecord(
+        name="x", folder="runs/x", status="finished", steps=3, applied_steps=3, epochs=1.0, seconds={"total": 1.0},
+        samples_per_second=1.0, tokens_per_second=2.0, padding_share=0.0, best_step=None, evaluations=(), final={},
+        peak_bytes=5, decisions=(), memory=memory,
+    )  # fmt: skip
+    with RunFolder.open(made(tmp_path / "run")) as folder:
+        folder.write_summary(record)
+        stored = json.loads(folder.summary.read_bytes())
+    assert stored["memory"]["plan"]["parts"] == {"activations": 4, "rounding": 1}
+    assert TypeAdapter(RunRecord).validate_python(stored) == record
 
 
 def test_a_run_folder_needs_no_torch() -> None:

@@ -194,26 +194,20 @@ def deal(lengths: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     return dealt
 
 
-def check_world(num_samples: int, batch_size: int, world_size: int) -> None:
+def check_world(num_samples: int, world_size: int) -> None:
     """Refuse a number of ranks that leaves one of them without samples in every step.
 
-    A batch that ranks do not divide evenly is fine: shares differ by a sample, and losses are divided by the label
-    count of the whole batch.
+    A batch smaller than their number is refused before (``choose``). One that they do not divide evenly is fine: shares
+    differ by a sample, and losses are divided by the label count of the whole batch.
 
     Raises:
-        RecipeError: fewer training samples than ranks, or a global batch smaller than their number.
+        RecipeError: fewer training samples than ranks.
     """
     if num_samples < world_size:
         raise RecipeError(
             f"{world_size} processes, {num_samples} training samples",
             "each process needs a sample of its own",
             f"start {_at_most(num_samples)}, or give more data",
-        )
-    if batch_size < world_size:
-        raise RecipeError(
-            f"loop.batch_size = {batch_size}: {world_size} processes",
-            "the batch is global, dealt to all processes, and some would never get a sample",
-            f"--set loop.batch_size={world_size} or more, or start {_at_most(batch_size)}",
         )
 
 

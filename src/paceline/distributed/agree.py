@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.distributed.exchange import named
+from paceline.distributed.exchange import check_places, named
 from paceline.errors import UserError
 from paceline.seams import World
 
@@ -24,8 +24,11 @@ def agree(world: World, what: str, value: Any, fix: str = "") -> None:
 
     Raises:
         UserError: on every rank, naming the ranks and what they have.
+        RuntimeError: ranks are at different places of the program.
     """
-    ranks = [_leaves(each) for each in world.gather(value)]
+    found = world.gather([what, value])
+    check_places([place for place, _ in found])
+    ranks = [_leaves(each) for _, each in found]
     keys = dict.fromkeys(key for leaves in ranks for key in leaves)
     differing = [key for key in keys if len({leaves.get(key) for leaves in ranks}) > 1]
     if not differing:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, final
 
@@ -68,10 +68,7 @@ class Exchange:
             found = [json.loads(text) for text in self._store.multi_get(keys)]
             # whoever is in this turn has read all of the last one
             self._store.delete_key(f"{self._turn - 1}/{self._rank}")
-        places = [place for place, _ in found]
-        if len(set(places)) > 1:
-            where = "; ".join(f"{named([rank])} is at {place!r}" for rank, place in enumerate(places))
-            raise RuntimeError(f"the ranks are at different places of the program: {where}")
+        check_places([place for place, _ in found])
         return [value for _, value in found]
 
     @contextmanager
@@ -135,7 +132,8 @@ class Exchange:
         with suppress(RuntimeError):
             self._store.set(f"left/{self._rank}", "")
             if self._rank == 0:
-                self._within_grace([f"left/{rank}" for rank in range(self._size)])
+                keys = [f"left/{rank}" for rank in range(self._size)]
+                self._within_grace(lambda: self._store.check(keys))
 
     def explained(self, error: RuntimeError, at: str) -> Exception:
         """What a collective of tensors failed of: the rank that is not there, or the error itself."""
@@ -144,7 +142,8 @@ class Exchange:
         try:
             with self._reaching_store():
                 self._store.set(keys[self._rank], at)
-                self._within_grace(keys)
+                # who has announced a failure says nothing else, and waits no longer than this for others to hear of it
+                self._within_grace(lambda: self._store.check(keys) or self._store.check(["failure"]))
                 self._raise_failure(at)
                 missing = self._absent(keys)
         except PacelineError as told:
@@ -170,9 +169,9 @@ class Exchange:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _within_grace(self, keys: list[str]) -> None:
+    def _within_grace(self, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + GRACE_SECONDS
-        while not self._store.check(keys) and time.monotonic() < deadline:
+        while not ready() and time.monotonic() < deadline:
             time.sleep(_LONGEST_PAUSE)
 
     def _absent(self, keys: list[str]) -> list[int]:
@@ -222,6 +221,17 @@ class Exchange:
             raise LostRank(
                 "rank 0 cannot be reached", why, "look at its log, and at the network between the machines", ranks=(0,)
             ) from None
+
+
+def check_places(places: Sequence[str]) -> None:
+    """Make sure that all ranks are at the same place of the program.
+
+    Raises:
+        RuntimeError: they are not, so that what they exchange are values of different things.
+    """
+    if len(set(places)) > 1:
+        where = "; ".join(f"{named([rank])} is at {place!r}" for rank, place in enumerate(places))
+        raise RuntimeError(f"the ranks are at different places of the program: {where}")
 
 
 def named(ranks: Collection[int]) -> str:

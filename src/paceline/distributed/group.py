@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -25,7 +24,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from paceline.cluster import Place, check_cards, tell_launcher
 from paceline.distributed.agree import agree
 from paceline.distributed.exchange import Exchange
-from paceline.distributed.stores import on_one_machine, open_store
+from paceline.distributed.reach import check_reach
+from paceline.distributed.roll_call import call_roll
+from paceline.distributed.stores import open_store
 from paceline.errors import RecipeError, UserError, nearest
 from paceline.facts import version_of
 from paceline.seams import Alone, World
@@ -64,29 +65,34 @@ def joined(
         yield Alone()
         return
     group_backend = _backend(backend, device)
-    if device.type == "cuda":
-        device = _card(place, device)
     if dist.is_initialized():
         why = "this process has joined its ranks already, and can do so once"
         raise UserError("torch.distributed: a process group is open", why, "torch.distributed.destroy_process_group()")
-    with _interfaces(place):
-        # torchrun's agent keeps its store when it starts ranks again
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"paceline/{attempt}", open_store(place, timeout_seconds))
-        exchange = Exchange(store, place.rank, place.world_size, timeout_seconds)
-        try:
-            world = _admitted(exchange, place)
+    # torchrun's agent keeps its store when it starts ranks again
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"paceline/{attempt}", open_store(place, timeout_seconds))
+    exchange = Exchange(store, place.rank, place.world_size, timeout_seconds)
+    try:
+        present = call_roll(exchange, place)
+        # here, so that the others hear of a rank without a card in what they exchange next
+        if device.type == "cuda":
+            device = _card(present.place, device)
+        world = ProcessGroupWorld(present.place, exchange, present.leader)
+        versions = {"python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}}
+        agree(world, "library versions", versions, "install the same versions on every machine")
+        check_reach(exchange, place.rank, [ranks[0] for ranks in present.machines], timeout_seconds)
+        with _interfaces(present.is_one_machine):
             _open_group(group_backend, place, device, store, exchange, timeout_seconds)
             yield world
             exchange.leave()
-        except BaseException as error:
-            # before anything is taken down, for what the others then run into is a consequence
-            tell_launcher(error)
-            exchange.announce(error)
-            _abort_group()
-            exchange.leave_failed()
-            raise
-        dist.destroy_process_group()
+    except BaseException as error:
+        # before anything is taken down, for what the others then run into is a consequence
+        tell_launcher(error)
+        exchange.announce(error)
+        _abort_group()
+        exchange.leave_failed()
+        raise
+    dist.destroy_process_group()
 
 
 @final
@@ -166,17 +172,16 @@ def _backend(backend: str | None, device: torch.device) -> str:
     """The backends by device, as torch writes them. Beside NCCL there is gloo, for what stays on the CPU."""
     name = backend or ("nccl" if device.type == "cuda" else "gloo")
     available = {"nccl": dist.is_nccl_available, "gloo": dist.is_gloo_available, "mpi": dist.is_mpi_available}
+    what, fix = f"parallel.backend = {name}", "--set parallel.backend=auto: nccl on cards, gloo on the CPU"
     if name not in available:
-        raise RecipeError(
-            f"backend = {name}", f"there is no such backend; {nearest(name, available)}", "backend = gloo"
-        )
-    fix = "leave it out: nccl on cards, gloo on the CPU"
+        raise RecipeError(what, f"there is no such backend; {nearest(name, available)}", fix)
     if name == "nccl" and device.type != "cuda":
-        raise RecipeError("backend = nccl", f"it moves data between cards, and this run is on the {device.type}", fix)
+        raise RecipeError(what, f"it moves data between cards, and this run is on the {device.type}", fix)
     if not available[name]():
         why = f"the installed torch {torch.__version__} is built without it"
         built = "; torch has it only where it was built from source beside an MPI" if name == "mpi" else ""
-        raise RecipeError(f"backend = {name}", why + built, fix)
+        # on cards auto is nccl
+        raise RecipeError(what, why + built, "--set parallel.backend=gloo" if name == "nccl" else fix)
     return "cpu:gloo,cuda:nccl" if name == "nccl" else name
 
 
@@ -189,46 +194,16 @@ def _card(place: Place, device: torch.device) -> torch.device:
 
 
 @contextmanager
-def _interfaces(place: Place) -> Iterator[None]:
+def _interfaces(is_one_machine: bool) -> Iterator[None]:
     """Inside, ranks of one machine listen on loopback, unless a person has chosen otherwise."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    added = [name for name in INTERFACES if name not in os.environ] if on_one_machine(place) and loopback else []
+    added = [name for name in INTERFACES if name not in os.environ] if is_one_machine and loopback else []
     os.environ.update(dict.fromkeys(added, loopback or ""))
     try:
         yield
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-def _admitted(exchange: Exchange, place: Place) -> ProcessGroupWorld:
-    """This rank among the others, once all are here and fit together."""
-    if not exchange.enter(f"rank {place.rank}"):
-        why = f"another process has this rank at {place.init_method}, or an earlier run had"
-        fix = "give each process a RANK of its own; after a crash, remove the file or take another port"
-        raise UserError(f"RANK = {place.rank}: taken", why, fix)
-    machine = f"{socket.gethostname()} {_boot_id()}"
-    found = exchange.all("joining", [machine, place.local_rank, place.world_size])
-    sizes = [size for _, _, size in found]
-    if set(sizes) != {place.world_size}:
-        other = next(rank for rank, size in enumerate(sizes) if size != place.world_size)
-        why = f"rank {other} was told that there are {sizes[other]} ranks"
-        raise UserError(f"WORLD_SIZE = {place.world_size}", why, "give every rank the same WORLD_SIZE")
-    # where one machine poses as several, each of them has its own first rank
-    firsts = [rank for rank, (where, local, _) in enumerate(found) if where == machine and local == 0]
-    leader = max((rank for rank in firsts if rank <= place.rank), default=min(firsts, default=place.rank))
-    world = ProcessGroupWorld(place, exchange, leader)
-    versions = {"python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}}
-    agree(world, "library versions", versions, "install the same versions on every machine")
-    return world
-
-
-def _boot_id() -> str:
-    """Tells machines of one name apart; empty where the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _open_group(

@@ -1,11 +1,13 @@
 """Where ranks meet: the key-value store of a run, opened by its first rank and joined by the others.
 
-A store of ours for ranks of one machine listens on loopback alone. Torch's own TCPStore listens on every address unless
-it is handed a socket that is bound already, so it is handed one.
+A store of ours for ranks of one machine listens on loopback alone, and one for several machines on the address where
+they meet. Torch's own TCPStore listens on every address unless it is handed a socket that is bound already, so it is
+handed one. Whether all ranks of an address of the network are on this machine can only be known when they have met.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import threading
@@ -73,7 +75,7 @@ def _serve(host: str, port: int, place: Place, timeout_seconds: float) -> Store:
             is_master=True,
             timeout=timedelta(seconds=timeout_seconds),
             wait_for_workers=False,  # our own roll call names who is missing
-            master_listen_fd=_descriptor(port) if on_one_machine(place) else None,
+            master_listen_fd=_descriptor(port) if on_one_machine(place) else _descriptor_at(host, port),
         )
     except DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
@@ -90,6 +92,20 @@ def _descriptor(port: int) -> int:
         return listen(port).detach()
     os.set_inheritable(int(inherited), False)
     return int(inherited)
+
+
+def _descriptor_at(host: str, port: int) -> int | None:
+    """A socket on this address alone; None, for every address, where it cannot be known to be the one to listen on.
+
+    A name may stand for loopback on the machine that bears it, and an address may be another machine's that passes on.
+    """
+    try:
+        ipaddress.ip_address(host)
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as trial:
+            trial.bind((host, 0))
+    except (ValueError, OSError):
+        return None
+    return listen(port, host).detach()
 
 
 def _connect(host: str, port: int, world_size: int, timeout_seconds: float) -> Store:

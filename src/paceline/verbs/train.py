@@ -15,6 +15,7 @@ from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.run_folder import RunFolder
+from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 600.0
 """How long ranks wait for one another: a first download and a compilation take minutes."""
+
+_NOT_BEGUN = "no step was made, so nothing is lost: start it again"
 
 _SHARED = "resume where every rank sees the same run folder: on storage that all machines share, or on one machine"
 
@@ -66,17 +69,17 @@ def train(
         raise RecipeError(
             "data.source: missing", "no rows were given either", "--data FILE, or train(recipe, data=rows)"
         )
-    facts = _facts_beside_imports(watch)
-    from paceline.run import Request, run
-
-    with watch.phase("start"):
-        chosen, decisions = choose(recipe, facts, place.world_size)
     with contextlib.ExitStack() as stack:
-        with watch.phase("start"):
-            world = stack.enter_context(_joined(place, chosen, timeout_seconds))
-            folder = stack.enter_context(
-                _shared(world, lambda: RunFolder.create(out) if out else RunFolder.create_named(recipe.name))
-            )
+        with Stop(_NOT_BEGUN):
+            facts = _facts_beside_imports(watch)
+            from paceline.run import Request, run
+
+            with watch.phase("start"):
+                chosen, decisions = choose(recipe, facts, place.world_size)
+                world = stack.enter_context(_joined(place, chosen, timeout_seconds, resumes=False, folder=out))
+                folder = stack.enter_context(
+                    _shared(world, lambda: RunFolder.create(out) if out else RunFolder.create_named(recipe.name))
+                )
         return run(
             Request(
                 recipe=chosen,
@@ -114,26 +117,22 @@ def resume(
         RunFolderError: no run is there, or it is still going on.
     """
     watch, place = Stopwatch(started), place or find_place(os.environ)
-    seen = RunFolder.view(folder)
-    if not settings and seen.summary.exists():
-        raise CheckpointError(
-            f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
-        )
-    asked = _open_again(seen.read_recipe()).with_settings(settings)
-    facts = _facts_beside_imports(watch)
-    recipe, decisions = choose(asked, facts, place.world_size)
-    from paceline.checkpoint.store import CheckpointStore
-    from paceline.distributed.agree import agree
-    from paceline.run import Request, run
-
+    asked, seen = recipe_to_resume(folder, settings), RunFolder.view(folder)
     with contextlib.ExitStack() as stack:
-        with watch.phase("start"):
-            world = stack.enter_context(_joined(place, recipe, timeout_seconds))
-            # joined by now, so that the others hear of it when another run is in the folder
-            held = stack.enter_context(RunFolder.open(folder)) if world.is_first else seen
-        with watch.phase("checkpoint"):
-            checkpoint = CheckpointStore(held.checkpoints, recipe.loop.keep_last).newest()
-            agree(world, "the checkpoint", {"step": checkpoint.step, "digest": checkpoint.digest[:16]}, _SHARED)
+        with Stop(_NOT_BEGUN):
+            facts = _facts_beside_imports(watch)
+            from paceline.checkpoint.store import CheckpointStore
+            from paceline.distributed.agree import agree
+            from paceline.run import Request, run
+
+            with watch.phase("start"):
+                recipe, decisions = choose(asked, facts, place.world_size)
+                world = stack.enter_context(_joined(place, recipe, timeout_seconds, resumes=True, folder=folder))
+                # joined by now, so that the others hear of it when another run is in the folder
+                held = stack.enter_context(RunFolder.open(folder)) if world.is_first else seen
+            with watch.phase("checkpoint"):
+                checkpoint = CheckpointStore(held.checkpoints, recipe.loop.keep_last).newest()
+                agree(world, "the checkpoint", {"step": checkpoint.step, "digest": checkpoint.digest[:16]}, _SHARED)
         watch.add(checkpoint.state["seconds"])
         named = frozenset(setting.partition("=")[0].strip() for setting in settings)
         return run(
@@ -151,9 +150,27 @@ def resume(
         )
 
 
+def recipe_to_resume(folder: str | Path, settings: Sequence[str] = ()) -> Recipe:
+    """A run's own recipe and the changes to it; what was switched on for the machine it began on is left open.
+
+    Raises:
+        CheckpointError: the run is finished, and no setting makes it longer.
+        RunFolderError: no run is there.
+        RecipeError: a setting that is none.
+    """
+    seen = RunFolder.view(folder)
+    if not settings and seen.summary.exists():
+        raise CheckpointError(
+            f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
+        )
+    return _open_again(seen.read_recipe()).with_settings(settings)
+
+
 @contextlib.contextmanager
-def _joined(place: Place, recipe: Recipe, timeout_seconds: float) -> Iterator[World]:
-    """The ranks of the run, once all are here and were given the same recipe."""
+def _joined(
+    place: Place, recipe: Recipe, timeout_seconds: float, *, resumes: bool, folder: str | Path | None
+) -> Iterator[World]:
+    """The ranks of the run, once all are here and were given the same command and recipe."""
     import torch
 
     from paceline.distributed.agree import agree
@@ -162,6 +179,7 @@ def _joined(place: Place, recipe: Recipe, timeout_seconds: float) -> Iterator[Wo
     backend = None if recipe.parallel.backend == "auto" else recipe.parallel.backend
     device = torch.device(recipe.device)
     with joined(place, backend=backend, device=device, timeout_seconds=timeout_seconds) as world:
+        agree(world, "the command", {"--resume": resumes, "the run folder": str(folder) if folder else None})
         agree(world, "the recipe", recipe.resolved())
         yield world
 

@@ -288,6 +288,15 @@ def test_differing_values_are_named_on_every_rank(values: list[Any], why: str) -
     assert messages[0].endswith("fix: copy one recipe to all")
 
 
+def agrees_on_something_else(world: World) -> None:
+    agree(world, "the recipe" if world.rank == 0 else "the data", {"seed": 1})
+
+
+def test_two_agreements_do_not_pair_up() -> None:
+    with pytest.raises(RuntimeError, match=r"rank 0 is at 'the recipe'; rank 1 is at 'the data'"):
+        run_distributed(agrees_on_something_else, 2)
+
+
 @pytest.mark.parametrize(
     ("ranks", "text"), [([2], "rank 2"), ([0, 1], "ranks 0, 1"), ([9, 0, 1, 2, 5, 4], "ranks 0-2, 4, 5, 9")]
 )

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.cluster import LAUNCHER, REPORT_FD, STORE_FD, Place, listen
-from paceline.distributed import exchange, group
+from paceline.distributed import exchange, group, reach, roll_call
 from paceline.distributed.exchange import LostRank
 from paceline.distributed.group import joined
 from paceline.errors import Preempted, RecipeError, UserError
@@ -186,6 +187,104 @@ def test_ranks_of_several_machines_choose_no_interface_and_do_not_wait_for_each_
     assert run_processes(poses_as_two_machines, 2, free_port()) == [None, None]
 
 
+# who is on which machine
+
+
+def counts_itself(rank: int, init_method: str, cards: list[str | None], leads: int) -> tuple[int, str | None, bool]:
+    """Local rank, chosen interface, and whether it waited for rank ``leads`` to go first."""
+    if cards[rank] is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(cards[rank])
+    place = at(rank, 2, init_method, local_rank=0, local_world_size=1, is_local_guessed=True)
+    with joined(place, device=CPU, timeout_seconds=20) as world:
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        if rank != leads:
+            time.sleep(0.2)
+        with world.alone_first("downloading"):
+            at_once = time.monotonic()
+        waited = world.gather(at_once)
+        return world.local_rank, interface, waited[leads] <= at_once
+
+
+def test_ranks_that_meet_at_the_machines_own_address_count_themselves() -> None:
+    """Nobody has set LOCAL_RANK, and the address does not tell that all ranks are here."""
+    (loopback,) = (name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
+    found = run_processes(counts_itself, 2, tcp(), [None, None], 0)
+    assert found == [(0, loopback, True), (1, loopback, True)]
+
+
+def test_ranks_that_were_left_a_card_each_take_the_first_they_see() -> None:
+    found = run_processes(counts_itself, 2, tcp(), ["0", "1"], 0)
+    assert [local for local, _, _ in found] == [0, 0]
+
+
+def from_two_machines(rank: int, init_method: str) -> tuple[int, str | None]:
+    roll_call._machine = lambda: f"host{rank}"
+    place = at(rank, 2, init_method, is_local_guessed=True)
+    with joined(place, device=CPU, timeout_seconds=20) as world:
+        return world.local_rank, os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def test_ranks_that_meet_in_a_file_may_be_on_two_machines(tmp_path: Path) -> None:
+    """Each has the first card of its own, and none listens on loopback for the other."""
+    assert run_processes(from_two_machines, 2, f"file://{tmp_path}/ranks") == [(0, None)] * 2
+
+
+@LINUX
+def test_a_store_for_several_machines_listens_where_they_meet_and_nowhere_else() -> None:
+    init_method = f"tcp://127.0.0.2:{free_port()}"
+    first, other = run_processes(listens_for_others, 2, init_method)
+    assert first == {"0200007F", "0100007F"}, "the second is gloo's"
+    assert other == {"0100007F"}
+
+
+def listens_for_others(rank: int, init_method: str) -> set[str]:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    with joined(at(rank, 2, init_method, local_rank=0, local_world_size=1), device=CPU, timeout_seconds=20) as world:
+        found = listening_addresses()
+        world.barrier("all have looked")
+    return found
+
+
+def out_of_reach(rank: int, init_method: str, port: int, why: str) -> str:
+    roll_call._machine = lambda: f"host{rank}"
+    if rank == 1:
+        reach._listening = lambda: nullcontext(("127.0.0.1", port))  # type: ignore[assignment]
+    if why == "silence" and rank == 0:
+
+        def create_connection(address: Any, *_: Any) -> Any:
+            raise TimeoutError
+
+        socket.create_connection = create_connection
+    with joined(at(rank, 2, init_method), device=CPU, timeout_seconds=20):
+        return "joined"
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [("closed", "Connection refused\n"), ("silence", "no answer within 10 s\n")],
+    ids=["closed", "silence"],
+)
+def test_ports_that_are_closed_between_machines_are_told_at_once(why: str, told: str, tmp_path: Path) -> None:
+    port, meeting = free_port(), f"file://{tmp_path}/ranks"
+    (first, seconds), (other, _) = run_processes(outcome, 2, "out_of_reach", meeting, port, why)
+    assert first.startswith(f"UserError: rank 0 does not reach rank 1 at 127.0.0.1:{port}: {told}"), first
+    assert "GLOO_SOCKET_IFNAME=eth1 NCCL_SOCKET_IFNAME=eth1" in first
+    assert other == first, "all ranks say the same"
+    assert seconds < LONG_SECONDS
+
+
+def address_of_interface(rank: int, name: str) -> Any:
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+    with reach._listening() as address:
+        return address and address[0]
+
+
+@LINUX
+def test_the_address_is_that_of_the_chosen_interface() -> None:
+    assert run_processes(address_of_interface, 1, "lo,eth7") == ["127.0.0.1"]
+    assert run_processes(address_of_interface, 1, "none0") == [None], "gloo itself says that there is none"
+
+
 # torchrun
 
 
@@ -235,9 +334,13 @@ def test_ranks_join_again_when_torchrun_restarts_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "device", "message"),
     [
-        ("nccl", "cpu", r"backend = nccl\n  why: it moves data between cards, and this run is on the cpu"),
-        ("mpi", "cpu", r"backend = mpi\n  why: the installed torch \S+ is built without it; torch has it only where"),
-        ("glo", "cpu", r"backend = glo\n  why: there is no such backend; did you mean 'gloo'\?"),
+        ("nccl", "cpu", r"parallel.backend = nccl\n  why: it moves data between cards, and this run is on the cpu"),
+        (
+            "mpi",
+            "cpu",
+            r"parallel.backend = mpi\n  why: the installed torch \S+ is built without it; torch has it only where",
+        ),
+        ("glo", "cpu", r"parallel.backend = glo\n  why: there is no such backend; did you mean 'gloo'\?"),
         ("ucc", "cpu", r"there is no such backend"),
     ],
 )
@@ -255,20 +358,24 @@ def test_a_backend_that_cannot_work_is_refused(backend: str, device: str, messag
 def test_nccl_that_is_not_built_in_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with (
-        pytest.raises(RecipeError, match=r"backend = nccl\n  why: the installed torch \S+ is built without it\n"),
+        pytest.raises(RecipeError, match=r"parallel.backend = nccl\n.* built without it\n  fix: .*backend=gloo"),
         joined(at(0, 2, "tcp://127.0.0.1:1"), device=torch.device("cuda"), timeout_seconds=1),
     ):
         pass
 
 
-def test_a_rank_without_a_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with (
-        pytest.raises(UserError, match="LOCAL_RANK = 1: no card for rank 1"),
-        joined(at(1, 2, "tcp://127.0.0.1:1"), device=torch.device("cuda"), timeout_seconds=1),
-    ):
-        pass
+def joins_with_one_card(rank: int, init_method: str) -> str:
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.set_device = lambda device: None
+    with joined(at(rank, 2, init_method), backend="gloo", device=torch.device("cuda"), timeout_seconds=30):
+        return "joined"
+
+
+def test_a_rank_without_a_card_is_refused_and_the_others_hear_of_it() -> None:
+    (other, seconds), (refused, _) = run_processes(outcome, 2, "joins_with_one_card", tcp())
+    assert refused.startswith("UserError: LOCAL_RANK = 1: no card for rank 1"), refused
+    assert other.startswith("LostRank: rank 1 failed: LOCAL_RANK = 1: no card for rank 1"), other
+    assert seconds < LONG_SECONDS, "nobody waits for the time-out"
 
 
 def test_an_open_group_is_not_opened_again() -> None:
@@ -296,7 +403,7 @@ def test_a_port_in_use_is_named() -> None:
 def test_a_port_in_use_is_named_among_several_machines(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("", 0)) as listening:
         port = listening.getsockname()[1]
-        place = at(0, 2, f"tcp://127.0.0.1:{port}", local_world_size=1)
+        place = at(0, 2, f"tcp://localhost:{port}", local_world_size=1)
         with (
             pytest.raises(UserError, match=rf"MASTER_PORT = {port}: in use"),
             joined(place, device=CPU, timeout_seconds=1),

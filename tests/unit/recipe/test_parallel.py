@@ -11,7 +11,7 @@ import yaml
 from paceline.errors import RecipeError
 from paceline.facts import Card, Facts
 from paceline.recipe import Recipe
-from paceline.recipe.choose import STATES_SHARE, choose, choose_strategy
+from paceline.recipe.choose import STATES_SHARE, choose, choose_strategy, with_smallest_card
 from paceline.recipe.recipe import is_execution
 
 CPU = Facts(python="3.11.7", platform="Linux", cpu_model=None, cpu_count=2, memory_bytes=None)
@@ -76,8 +76,8 @@ def test_several_processes_share_as_set_or_as_is_plain(settings: tuple[str, ...]
 @pytest.mark.parametrize(
     ("settings", "facts", "num_parameters", "num_trained", "strategy", "reason"),
     [
-        ((), cards(4), 3 * 10**9, 3 * 10**9, "ddp", "take 44.7 GiB, at most 70% of a card's 80 GiB"),
-        ((), cards(4), 4 * 10**9, 4 * 10**9, "fsdp", "take 59.6 GiB, more than 70% of a card's 80 GiB"),
+        ((), cards(4), 3 * 10**9, 3 * 10**9, "ddp", "take 44.7 GiB, at most 70% of the smallest card's 80 GiB"),
+        ((), cards(4), 4 * 10**9, 4 * 10**9, "fsdp", "take 59.6 GiB, more than 70% of the smallest card's 80 GiB"),
         ((), cards(4), 4 * 10**9, 10**6, "ddp", "take 14.9 GiB"),
         (("optimizer.type=sgd",), cards(4), 4 * 10**9, 4 * 10**9, "ddp", "take 44.7 GiB"),
         ((), cards(4, None), 10**11, 10**11, "ddp", "the memory of the cards is not known"),
@@ -97,6 +97,23 @@ def test_a_model_that_does_not_fit_a_card_is_sharded(
     assert chosen.techniques.capture is (strategy == "ddp")
     assert choose_strategy(chosen, decisions, facts, 4, **sizes) == (chosen, decisions)
     assert choose(chosen, facts, 4)[0] == chosen
+
+
+def test_machines_with_other_cards_choose_alike() -> None:
+    sizes = {"num_parameters": 3 * 10**9, "num_trained": 3 * 10**9}
+    both = (cards(2, 80), cards(1, 24))
+    alone, together = [], []
+    for machine in both:
+        first, before = choose(recipe(), machine, 3)
+        alone.append(choose_strategy(first, before, machine, 3, **sizes))
+        seen = with_smallest_card(machine, [80 * GIB, None, 24 * GIB])
+        together.append(choose_strategy(first, before, seen, 3, **sizes))
+    assert [chosen.parallel.strategy for chosen, _ in alone] == ["ddp", "fsdp"], "there is nothing to agree on"
+    assert together[0] == together[1]
+    (decision,) = (each for each in together[0][1] if each.setting == "parallel.strategy")
+    assert decision.value == "fsdp"
+    assert decision.reason.endswith("more than 70% of the smallest card's 24 GiB")
+    assert with_smallest_card(cards(1, None), [None, None]) == cards(1, None)
 
 
 def test_sixteen_bytes_a_parameter_with_adamw() -> None:
@@ -119,6 +136,10 @@ def test_sixteen_bytes_a_parameter_with_adamw() -> None:
         (("parallel.shard_size=8",), CPU, 4, "no whole number of groups of 8"),
         (("parallel.strategy=zero",), CPU, 4, "parallel.strategy = 'zero'"),
         (("parallel.offload=true",), CPU, 4, "whose memory the weights are in already"),
+        (("parallel.backend=nccl",), CPU, 2, "moves data between cards, and this run is on the cpu"),
+        (("loop.batch_size=3",), CPU, 4, "loop.batch_size = 3: 4 processes"),
+        (("loop.batch_size=3",), cards(4), 4, "--set loop.batch_size=4, or start 3 processes or fewer"),
+        (("loop.batch_size=1",), CPU, 2, "--set loop.batch_size=2, or start 1 process"),
         (("parallel.strategy=fsdp", "techniques.capture=true"), cards(4), 4, "cannot work with techniques.capture"),
         (("parallel.offload=true", "techniques.capture=true"), cards(4), 4, "cannot work with techniques.capture"),
         (("parallel.strategy=fsdp", "techniques.channels_last=true"), cards(4), 4, "techniques.channels_last"),

@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from paceline import facts
 from paceline.cluster import LAUNCHER, Place
 from paceline.errors import DataError
+from paceline.facts import Card, Facts
+from paceline.recipe import Recipe
+from paceline.run_folder import RunFolder
 from paceline.verbs import cli, launch
 
 RECIPE = """
@@ -22,7 +26,29 @@ data: {source: old.csv, text: review}
 
 BY_HAND = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "2"}
 
+DEVICES = {"--gpus": "cuda", "--processes": "cpu"}
+
 Run = Callable[..., tuple[int, str]]
+
+
+def machine(*cards: Card) -> Facts:
+    return Facts(
+        python="3.11",
+        platform="Linux",
+        cpu_model=None,
+        cpu_count=2,
+        memory_bytes=None,
+        cards=cards,
+        versions={"torch": "2.13"},
+        torch_cuda="13.0",
+    )
+
+
+@pytest.fixture
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has two recent ones."""
+    cards = [Card(name="NVIDIA H200", compute_capability=(9, 0), uuid=f"GPU-{number}") for number in range(2)]
+    monkeypatch.setattr(facts, "this_machine", lambda: machine(*cards))
 
 
 @pytest.fixture
@@ -79,9 +105,58 @@ def test_the_same_command_is_run_as_each_rank(run: Run, launched: list[Any]) -> 
     assert (ranks.count, ranks.cards) == (2, "")
 
 
-def test_a_resumed_run_is_launched_too(run: Run, launched: list[Any]) -> None:
+@pytest.fixture
+def begun(tmp_path: Path) -> Callable[[str], None]:
+    """Makes runs/x, as a run of r.yaml that a signal stopped, on the CPU or on cards."""
+
+    def make(device: str) -> None:
+        with RunFolder.create(tmp_path / "runs" / "x") as folder:
+            folder.write_recipe(Recipe.load(tmp_path / "r.yaml").with_settings([f"device={device}"]))
+
+    return make
+
+
+def test_a_resumed_run_is_launched_too(run: Run, launched: list[Any], begun: Callable[[str], None]) -> None:
+    begun("cpu")
     assert run("runs/x", "--resume", "--processes=2") == (42, "")
     assert launched[0][0][-3:] == ["train", "runs/x", "--resume"]
+
+
+@pytest.mark.parametrize(
+    ("device", "option", "parts"),
+    [
+        (
+            "cpu",
+            "--gpus",
+            ("device = cpu with --gpus 2", "resume --gpus 2 --set device=cuda, or paceline", "--processes 2"),
+        ),
+        ("cuda", "--processes", ("device = cuda with --processes 2", "resume --processes 2 --set device=cpu")),
+    ],
+)
+def test_a_resumed_run_does_not_change_its_device_in_silence(
+    run: Run,
+    launched: list[Any],
+    begun: Callable[[str], None],
+    two_cards: None,
+    device: str,
+    option: str,
+    parts: tuple[str, ...],
+) -> None:
+    begun(device)
+    code, err = run("runs/x", "--resume", option, "2")
+    assert (code, launched) == (2, [])
+    for part in parts:
+        assert part in err, err
+    assert run("runs/x", "--resume", option, "2", "--set", f"device={DEVICES[option]}") == (42, "")
+
+
+def test_there_has_to_be_a_run_to_resume(run: Run, launched: list[Any], begun: Callable[[str], None]) -> None:
+    assert run("runs/x", "--resume", "--processes", "2")[0] == 2
+    begun("cpu")
+    Path("runs/x/summary.json").write_text("{}")
+    code, err = run("runs/x", "--resume", "--processes", "2")
+    assert (code, launched) == (2, [])
+    assert "runs/x: the run is finished" in err
 
 
 @pytest.mark.parametrize(
@@ -99,8 +174,35 @@ def test_a_resumed_run_is_launched_too(run: Run, launched: list[Any]) -> None:
         ),
         (["r.yaml", "--processes", "2", "--rank", "0"], ("--processes 2 with --rank", "starts all ranks here")),
         (["r.yaml", "--processes", "2", "--set", "device=cuda"], ("device = cuda", "--gpus 2")),
+        (
+            ["r.yaml", "--processes", "4", "--set", "loop.batch_size=3"],
+            ("loop.batch_size = 3: 4 processes", "loop.batch_size=3 --set loop.batch_size=4, or start 3 processes"),
+        ),
+        (
+            ["r.yaml", "--processes", "2", "--set", "techniques.fusion=true"],
+            ("techniques.fusion = true", "r.yaml --processes 2 --set techniques.fusion=true --set techniques.fusion="),
+        ),
+        (
+            ["r.yaml", "--processes", "2", "--set", "parallel.strategy=dp"],
+            ("parallel.strategy = dp", "there are 2 processes", "--set parallel.strategy=auto"),
+        ),
+        (
+            ["r.yaml", "--processes", "2", "--set", "parallel.backend=nccl"],
+            ("parallel.backend = nccl", "between cards", "--set parallel.backend=auto"),
+        ),
+        (
+            ["r.yaml", "--processes", "2", "--set", "parallel.backend=mpi"],
+            ("parallel.backend = mpi", "mpirun starts", "--set parallel.backend=auto"),
+        ),
+        (
+            ["r.yaml", "--gpus", "2", "--set", "parallel.backend=mpi"],
+            ("parallel.backend = mpi", "mpirun starts", "--set parallel.backend=auto"),
+        ),
+        (["r.yaml", "--gpus", "2", "--set", "parallel.shard_size=3"], ("no whole number of groups of 3", "=null")),
+        (["r.yaml", "--devices", "0,1", "--set", "techniques.compile=true"], ("needs triton", "compile=false")),
     ],
 )
+@pytest.mark.usefixtures("two_cards")
 def test_mistakes_are_found_before_any_process_starts(
     run: Run, launched: list[Any], arguments: list[str], parts: tuple[str, ...]
 ) -> None:
@@ -108,6 +210,33 @@ def test_mistakes_are_found_before_any_process_starts(
     assert (code, launched) == (2, [])
     for part in parts:
         assert part in err, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["r.yaml", "--processes", "4", "--set", "loop.batch_size=3"], "loop.batch_size=4"),
+        (["r.yaml", "--processes", "2", "--set", "techniques.fusion=true"], "techniques.fusion=false"),
+    ],
+)
+def test_the_corrected_command_is_right(run: Run, launched: list[Any], arguments: list[str], setting: str) -> None:
+    _, err = run(*arguments)
+    corrected = err.partition("fix: paceline train ")[2].partition(",")[0].split()
+    assert corrected == [*arguments, "--set", setting]
+    assert run(*corrected) == (42, "")
+
+
+def test_what_ranks_find_out_of_the_cards_that_are_left(
+    run: Run, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an old card and a recent one only the recent one computes in bf16."""
+    old = Card(name="Tesla V100", compute_capability=(7, 0), uuid="GPU-0")
+    monkeypatch.setattr(facts, "this_machine", lambda: machine(old, Card(name="NVIDIA H200", uuid="GPU-1")))
+    bf16 = ["--set", "techniques.precision=bf16"]
+    assert run("r.yaml", "--devices", "1", *bf16) == (42, "")
+    code, err = run("r.yaml", "--devices", "0", *bf16)
+    assert code == 2
+    assert "needs compute capability 8.0; Tesla V100 has 7.0" in err
 
 
 def test_a_rank_starts_no_ranks(run: Run, launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +256,7 @@ def test_options_become_a_place(run: Run, trained: list[dict[str, Any]]) -> None
         world_size=2,
         local_rank=1,
         local_world_size=2,
+        is_local_guessed=True,
         started="environment",
         init_method="tcp://127.0.0.1:29500",
     )

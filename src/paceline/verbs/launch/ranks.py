@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, STORE_FD, find_place
 from paceline.errors import UserError, excerpt
-from paceline.facts import Facts
+from paceline.facts import Facts, visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,14 @@ class Ranks:
     and LOCAL_RANK chooses, so that a rank finds its card in one way, whoever started it: torchrun does the same."""
     threads: int = 1
     """OMP_NUM_THREADS of every rank, where it is not set."""
+
+    def see(self, machine: Facts) -> Facts:
+        """The machine as a rank finds it: its cards are those that are left."""
+        if self.cards is None:
+            return machine
+        # where cards have no names but their numbers, these are all that is known of them
+        left = visible(machine.cards, self.cards) or machine.cards
+        return replace(machine, cards=left if self.cards else ())
 
     def environment(self, base: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
         """The variables of one rank: torchrun's, and who started it."""
@@ -71,13 +79,16 @@ def choose_ranks(
     if processes is not None:
         if device == "cuda":
             why = "--processes trains on the CPU"
-            raise UserError(f"device = cuda with {option}", why, f"{command} --gpus {processes}")
+            fix = f"{command} --gpus {processes}, or {command} {option} --set device=cpu"
+            raise UserError(f"device = cuda with {option}", why, fix)
         return Ranks(count=processes, cards="", threads=max(1, facts().cpu_count // processes))
+    count = gpus or len((devices or "").split(","))
     if device == "cpu":
-        raise UserError(f"device = cpu with {option}", "cards are not used", f"{command} --processes {gpus or 2}")
+        why = f"{option.split()[0]} trains on cards"
+        fix = f"{command} {option} --set device=cuda, or {command} --processes {count}"
+        raise UserError(f"device = cpu with {option}", why, fix)
     found = facts()
     if found.cuda_problem is not None:
-        count = gpus or len((devices or "").split(","))
         raise UserError(option, found.cuda_problem, f"{command} --processes {count} trains on the CPU")
     num_cards, setting = len(found.cards), environment.get("CUDA_VISIBLE_DEVICES")
     seen = f"{num_cards} card{'s' * (num_cards != 1)}" + (
