@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from paceline.records import RunRecord
     from paceline.verbs.doctor import doctor
     from paceline.verbs.evaluate import evaluate
+    from paceline.verbs.plan import plan
     from paceline.verbs.predict import predict
     from paceline.verbs.train import resume, train
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "RunRecord", "adopt", "doctor", "evaluate", "predict", "resume", "train"]
+__all__ = ["Recipe", "RunRecord", "adopt", "doctor", "evaluate", "plan", "predict", "resume", "train"]
 
 _HOMES = {
     "Recipe": "paceline.recipe",
@@ -26,6 +27,7 @@ _HOMES = {
     "adopt": "paceline.engine.adopt",
     "doctor": "paceline.verbs.doctor",
     "evaluate": "paceline.verbs.evaluate",
+    "plan": "paceline.verbs.plan",
     "predict": "paceline.verbs.predict",
     "resume": "paceline.verbs.train",
     "train": "paceline.verbs.train",

@@ -43,6 +43,8 @@ class Ledger(TorchDispatchMode):
         device_type: others are left out.
     """
 
+    supports_higher_order_operators = True  # such as a compiler's way of keeping random states
+
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type

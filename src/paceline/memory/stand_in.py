@@ -39,7 +39,7 @@ def stand_in(card: Card) -> Iterator[tuple[torch.device, Ledger]]:
     backend, ledger = _registered(), Ledger(PLANNED)
     backend.ledger = ledger
     plan_with(card)
-    with _Fake(allow_non_fake_inputs=True), torch.autograd.set_multithreading_enabled(False), ledger:
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.autograd.set_multithreading_enabled(False), ledger:
         # what torch.tensor() makes is real on the host and fake elsewhere
         torch._C._set_only_lift_cpu_tensors(True)
         try:
@@ -66,18 +66,15 @@ def _meta_kernels() -> torch.library.Library:
     return library
 
 
-class _Fake(FakeTensorMode):
-    """Constants stay on the host until they are moved: there is no kernel that could write them on the device."""
-
-    avoid_device_init = property(lambda self: True)
-
-
 @final
 class _Backend(backend_registration._DummyBackendModule):
     """What ``torch.cuda`` is to a card, as far as torch and the engine ask for it."""
 
     ledger: Ledger
     libraries: tuple[torch.library.Library, ...] = ()
+
+    def is_available(self) -> bool:
+        return False  # or fake tensors would have kernels of the device write constants
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]

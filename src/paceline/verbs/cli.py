@@ -131,23 +131,69 @@ def train(
     changes = list(settings or ())
     if on_bad_row:
         changes.insert(0, f"data.on_bad_row={on_bad_row.value}")
-    with failures_told():
-        folder = _folder_to_resume(target, {"--model": model, "--data": data, "--out": out}) if resume else None
-        recipe = None if resume else build_recipe(target, model, data, changes)
+    with failures_told(rank):
+        asked = (
+            _folder_to_resume(target, {"--model": model, "--data": data, "--out": out})
+            if resume
+            else build_recipe(target, model, data, changes)
+        )
         joining = {"--init": init, "--rank": rank, "--world-size": world_size}
         if gpus is not None or processes is not None or devices is not None:
-            raise SystemExit(_launch(recipe, joining, gpus=gpus, processes=processes, devices=devices))
+            raise SystemExit(_launch(asked, changes, joining, gpus=gpus, processes=processes, devices=devices))
         others = _others(joining, timeout)
         from paceline.stopwatch import process_start
 
-        if folder is not None:
+        if isinstance(asked, Path):
             from paceline.verbs.train import resume as resume_run
 
-            resume_run(folder, changes, started=process_start(), **others)
-        elif recipe is not None:
+            resume_run(asked, changes, started=process_start(), **others)
+        else:
             from paceline.verbs.train import train as train_run
 
-            train_run(recipe, out=out, started=process_start(), **others)
+            train_run(asked, out=out, started=process_start(), **others)
+
+
+@app.command()
+def plan(
+    target: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="Recipe (YAML), also a run's own.", show_default=False)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hub name or folder of a pretrained model.")] = None,
+    data: Annotated[str | None, typer.Option(help="File or folder, hub:NAME or builtin:NAME.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="CARD", help="A card, such as a100-80gb, or its memory: 24GiB [default: this machine's]."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="Cards, a process each.")] = 1,
+    settings: Settings = None,
+    read_data: Annotated[
+        bool, typer.Option("--read-data", help="Read and encode the data to know their sizes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, sizes in bytes.")] = False,
+) -> None:
+    """Predict a run's memory, and what fits, without a card.
+
+    \b
+    paceline plan recipes/imdb_bert_large.yaml --gpu v100-32gb
+    paceline plan recipes/imdb_bert_large.yaml --gpu 24GiB --set techniques.recompute=true --json
+    """
+    import json
+
+    from rich.console import Console
+
+    from paceline.verbs import plan as planning
+
+    recipe = build_recipe(target, model, data, settings or (), verb="plan")
+    with Console(stderr=True, markup=False).status("tracing the step") as status:
+        found = planning.plan(recipe, gpu=gpu, gpus=gpus, read_data=read_data, progress=status.update)
+    if as_json:
+        typer.echo(json.dumps(found.plain(), indent=2))
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    if console.is_terminal:
+        planning.draw(found, console)
+    else:
+        typer.echo(planning.shown(found), nl=False)
 
 
 @app.command()
@@ -245,13 +291,16 @@ def convert(
         typer.echo(f"wrote {path}")
 
 
-def _launch(recipe: Recipe | None, joining: dict[str, Any], **options: Any) -> int:
-    """Run this command as several ranks, one process each; returns the exit code."""
+def _launch(asked: Recipe | Path, changes: Sequence[str], joining: dict[str, Any], **options: Any) -> int:
+    """Run this command, which trains a recipe or resumes a folder, as several ranks; returns the exit code."""
+    import functools
     import os
     import shlex
 
     from paceline.facts import this_machine
     from paceline.verbs.launch import choose_ranks, launch, rank_command, without_launch
+    from paceline.verbs.launch.check import check_recipe
+    from paceline.verbs.train import recipe_to_resume
 
     command = shlex.join(["paceline", *without_launch(sys.argv[1:])])
     given = [name for name, value in joining.items() if value is not None]
@@ -259,7 +308,10 @@ def _launch(recipe: Recipe | None, joining: dict[str, Any], **options: Any) -> i
         option = next(f"--{name} {value}" for name, value in options.items() if value is not None)
         why = f"{option} starts all ranks here and numbers them; {given[0]} joins ranks that were started one by one"
         raise UserError(f"{option} with {', '.join(given)}", why, f"leave out {' '.join(given)}, or {option}")
-    ranks = choose_ranks(command, this_machine, os.environ, device=recipe.device if recipe else "auto", **options)
+    recipe = recipe_to_resume(asked, changes) if isinstance(asked, Path) else asked
+    facts = functools.cache(this_machine)
+    ranks = choose_ranks(command, facts, os.environ, device=recipe.device, **options)
+    check_recipe(recipe, ranks, facts(), shlex.join(["paceline", *sys.argv[1:]]))
     return launch(rank_command(), ranks)
 
 
@@ -278,8 +330,10 @@ def _others(joining: dict[str, Any], timeout: int | None) -> dict[str, Any]:
     return {"place": place} if timeout is None else {"place": place, "timeout_seconds": timeout}
 
 
-def build_recipe(target: Path | None, model: str | None, data: str | None, settings: Sequence[str]) -> Recipe:
-    """The recipe of a ``train`` command: the file's, then ``--model`` and ``--data``, then ``--set``.
+def build_recipe(
+    target: Path | None, model: str | None, data: str | None, settings: Sequence[str], verb: str = "train"
+) -> Recipe:
+    """The recipe of a ``train`` or ``plan`` command: the file's, then ``--model`` and ``--data``, then ``--set``.
 
     ``--model`` and ``--data`` replace the file's model and data source, and with them what belongs to the source
     alone: its configuration or factory; its validation and test files.
@@ -291,13 +345,15 @@ def build_recipe(target: Path | None, model: str | None, data: str | None, setti
 
     if target is None and not (model and data):
         missing = " and ".join(name for name, value in (("--model", model), ("--data", data)) if not value)
-        fix = "paceline train --model distilbert-base-uncased --data FILE, or paceline train RECIPE.yaml"
+        fix = f"paceline {verb} --model distilbert-base-uncased --data FILE, or paceline {verb} RECIPE.yaml"
         raise RecipeError(f"{missing}: missing", "there is no recipe to take it from", fix)
     if target is not None and target.is_dir():
         fix = f"paceline train {target} --resume, or name a recipe file"
+        if verb == "plan":
+            fix = f"paceline plan {target / 'recipe.yaml'}, where it is a run folder"
         raise RecipeError(f"{target}: is a folder", "a recipe is a YAML file", fix)
     if target is not None and target.suffix in _DATA_SUFFIXES:
-        fix = f"paceline train --model {model or 'NAME'} --data {target}"
+        fix = f"paceline {verb} --model {model or 'NAME'} --data {target}"
         raise RecipeError(f"{target}: is no recipe", "a recipe is a YAML file; this seems to be data", fix)
     plain = read_yaml(target) if target else {}
     if model:

@@ -1,0 +1,244 @@
+"""What makes a run fit: settings that save memory, each traced, those that cost the least speed first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, get_args
+
+from paceline.cards import peak_rates
+from paceline.errors import UserError
+from paceline.facts import Card
+from paceline.recipe import Recipe
+from paceline.recipe.techniques import Preserves
+from paceline.records import MemoryPlan
+
+
+class PlanWith(Protocol):
+    """The plan of the run with settings changed, such as ``techniques.recompute=true``, and on another number of cards
+    where one is given; UserError where that is refused."""
+
+    def __call__(self, settings: tuple[str, ...], gpus: int | None = None, /) -> MemoryPlan: ...
+
+
+ACCUMULATION_SLOWDOWN: Final = 0.05
+# Each further micro-batch launches its kernels anew, reads the weights and adds to the gradients. By data sheet that is
+# 2 to 13 % of a micro-batch of 2,048 to 4,096 positions (16 bytes moved a weight; 6 operations a weight and position),
+# on a V100 in fp32 and an H200 in bf16. Not measured: good for ranking, no promise.
+EIGHT_BIT_SLOWDOWN: Final = 0.02
+# The host waits for the card once a step (docs/decisions/0002-one-norm-gates-the-update.md), and the update is launched
+# where it was captured (docs/techniques/capture.md). Not measured.
+RECOMPUTE_SLOWDOWN: Final = 1 / 3
+# One forward pass more, where a step is worth three: docs/techniques/recompute.md; Chen et al., arXiv 1604.06174.
+
+MORE_CARDS: Final = (2, 4, 8)
+"""Shared between, as machines have them."""
+
+WORTH_TELLING: Final = 0.01
+"""Of the total: a change that saves less is left out, unless it is enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Settings that save memory, and what they cost."""
+
+    settings: tuple[str, ...]
+    """As ``--set`` takes them."""
+    gpus: int | None = None
+    """As ``--gpus`` takes them; None: as many as now."""
+    slowdown: float = 0.0
+    """By what share a step takes longer, at most about; 0: no longer than now."""
+    speed: str
+    """The same for people."""
+    preserves: Preserves = "up to rounding"
+    """What becomes of the result."""
+
+    def beside(self, other: Change) -> Change:
+        """Both changes at once; where both have a value for one setting, this one's."""
+        order = get_args(Preserves)
+        mine = {setting.partition("=")[0] for setting in self.settings}
+        kept = [setting for setting in other.settings if setting.partition("=")[0] not in mine]
+        return Change(
+            settings=(*kept, *self.settings),
+            gpus=self.gpus or other.gpus,
+            slowdown=(1 + other.slowdown) * (1 + self.slowdown) - 1,
+            speed=f"{other.speed}; {self.speed}",
+            preserves=max(other.preserves, self.preserves, key=order.index),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedChange:
+    """What a change was found to save."""
+
+    change: Change
+    plan: MemoryPlan
+    """Of the run with it."""
+    saving_bytes: int
+    """What the total loses."""
+    fits: bool
+
+
+def cheapest_changes(
+    plan_with: PlanWith, *, recipe: Recipe, card: Card, plan: MemoryPlan, limit_bytes: int, largest: int, gpus: int = 1
+) -> tuple[TracedChange, ...]:
+    """What can be changed about a run that does not fit, the best first.
+
+    First come changes after which it fits: those that leave the result as it is, by what they cost in speed, then those
+    that do not. The others follow by what they save. Where no single one is enough they are put together in that order,
+    until it fits; and where that is not enough either, the run is cut over more cards.
+
+    Args:
+        plan_with: traces; what it refuses is not offered.
+        recipe: as ``choose`` made it; ``plan`` is its own.
+        limit_bytes: what the card can hold.
+        largest: the largest micro-batch that fits; 0 where none does.
+        gpus: cards of the run as it is.
+    """
+
+    def made(change: Change) -> TracedChange:
+        changed = plan_with(change.settings, change.gpus)
+        saving, fits = plan.total - changed.total, changed.total <= limit_bytes
+        return TracedChange(change=change, plan=changed, saving_bytes=saving, fits=fits)
+
+    def traced(change: Change) -> TracedChange | None:
+        try:
+            found = made(change)
+            if found.fits or found.plan.moment != "evaluation":
+                return found
+            return made(_smaller_evaluation(found.plan).beside(change))
+        except UserError:
+            return None  # not beside the rest of this recipe, or not on this card
+
+    if plan.moment == "evaluation":
+        smaller = traced(_smaller_evaluation(plan))
+        if smaller is not None and smaller.fits:
+            return (smaller,)  # nothing else is in the way
+    pieces = _smaller_micro_batches(recipe, plan)
+    enough = [piece for size, piece in pieces.items() if size <= largest] or list(pieces.values())[-1:]
+    found: list[TracedChange] = []
+
+    def keep(best: TracedChange | None) -> None:
+        if best is not None and (best.fits or best.saving_bytes > WORTH_TELLING * plan.total):
+            found.append(best)
+
+    for ways in (*([change] for change in _changes(recipe, card)), enough):
+        keep(_first_that_fits(map(traced, ways)))
+    if len(found) > 1 and not any(best.fits for best in found):
+        keep(_together(found, list(pieces.values()), traced))
+    if not any(best.fits for best in found):
+        keep(_first_that_fits(map(traced, _more_cards(recipe, gpus))))
+    # all together may be no more than the best of them
+    return tuple(sorted({best.change: best for best in found}.values(), key=_rank))
+
+
+def _rank(made: TracedChange) -> tuple[bool, bool, float, int]:
+    changes, slowdown = _cost(made) if made.fits else (False, 0.0)
+    return not made.fits, changes, slowdown, -made.saving_bytes
+
+
+def _cost(made: TracedChange) -> tuple[bool, float]:
+    return made.change.preserves == "changes the result", made.change.slowdown
+
+
+def _first_that_fits(traced: Iterator[TracedChange | None]) -> TracedChange | None:
+    """Else the last that can be had."""
+    last = None
+    for made in traced:
+        last = made or last
+        if made is not None and made.fits:
+            break
+    return last
+
+
+def _together(
+    singles: Sequence[TracedChange], pieces: Sequence[Change], traced: Callable[[Change], TracedChange | None]
+) -> TracedChange:
+    """As many changes at once as it takes, or all of them; a smaller micro-batch is as large as it can be by then."""
+    found, *others = sorted(singles, key=_cost)
+    sizes = {piece.settings[0] for piece in pieces}
+    for made in others:
+        ways = pieces if made.change.settings[0] in sizes else [made.change]
+        joined = _first_that_fits(traced(way.beside(found.change)) for way in ways)
+        if joined is not None and joined.saving_bytes > found.saving_bytes:
+            found = joined
+        if found.fits:
+            break
+    return found
+
+
+def _changes(recipe: Recipe, card: Card) -> Iterator[Change]:
+    """What may save memory in this recipe's steps, apart from smaller micro-batches."""
+    if recipe.model.train == "features":
+        return  # no step is made
+    yield from _less_precise(recipe, card)
+    yield from _eight_bit(recipe)
+    if not recipe.techniques.recompute:
+        yield Change(
+            settings=("techniques.recompute=true",),
+            slowdown=RECOMPUTE_SLOWDOWN,
+            speed=f"up to {RECOMPUTE_SLOWDOWN:.0%} slower: one forward pass more",
+            preserves="bit-exact",
+        )
+
+
+def _more_cards(recipe: Recipe, gpus: int) -> Iterator[Change]:
+    """Shards of the model, the optimizer's states and the batch: first on as many cards as there are."""
+    shared = recipe.parallel.strategy == "fsdp"
+    if recipe.model.train == "features":
+        return  # fitted in one process
+    for cards in sorted({gpus, *MORE_CARDS}):
+        if cards > gpus or (cards == gpus > 1 and not shared):
+            speed = f"each of {cards} cards has its share of a step, and they exchange weights and gradients"
+            yield Change(settings=("parallel.strategy=fsdp",), gpus=cards, speed=speed)
+
+
+def _smaller_evaluation(plan: MemoryPlan) -> Change:
+    """As many samples as in training, where they take more: activations are kept there."""
+    speed = f"evaluations take {plan.samples:,} at a time"
+    return Change(settings=(f"loop.evaluation_batch_size={plan.samples}",), speed=speed)
+
+
+def _less_precise(recipe: Recipe, card: Card) -> Iterator[Change]:
+    now, capability = recipe.techniques.precision, card.compute_capability
+    if now not in ("fp32", "tf32") or capability is None:
+        return
+    rates, speed = peak_rates(card.name), "no slower"
+    if now == "fp32" and rates is not None and rates.fp32_flops:
+        # bf16 has fp16's rate on every card that has both
+        times = rates.fp16_flops / rates.fp32_flops
+        speed = f"faster: matrix products at up to {times:.0f} times the rate, by the data sheet"
+    # NVIDIA, CUDA programming guide, arithmetic by compute capability: bf16 from 8.0
+    value = "bf16" if capability >= (8, 0) else "fp16"
+    yield Change(settings=(f"techniques.precision={value}",), speed=speed)
+
+
+def _eight_bit(recipe: Recipe) -> Iterator[Change]:
+    part = recipe.optimizer
+    settings = ["optimizer.type=adamw8bit"]
+    if part.type == "adam" and part.decay == 0:
+        settings.append("optimizer.weight_decay=0")  # adam without decay is adamw without it
+    elif part.type != "adamw":
+        return
+    yield Change(
+        settings=tuple(settings),
+        slowdown=EIGHT_BIT_SLOWDOWN,
+        speed=f"about {EIGHT_BIT_SLOWDOWN:.0%} slower: the host waits for the card at every update",
+        preserves="changes the result",
+    )
+
+
+def _smaller_micro_batches(recipe: Recipe, plan: MemoryPlan) -> dict[int, Change]:
+    """Size -> the same batch in more pieces: halves of the micro-batch, quarters and so on, down to one sample."""
+    found: dict[int, Change] = {}
+    size, batch = recipe.loop.micro_batch_size or recipe.loop.batch_size, recipe.loop.batch_size
+    if recipe.model.train == "features":
+        return found
+    while size > 1:
+        size = -(-size // 2)
+        pieces = -(-batch // size)
+        speed = f"about {ACCUMULATION_SLOWDOWN:.0%} slower: {pieces:,} micro-batches a step, each reads the weights"
+        if plan.slots == plan.samples:  # images
+            speed += f"; batch normalisation, where there is any, then sees {size:,} at a time"
+        found[size] = Change(settings=(f"loop.micro_batch_size={size}",), slowdown=ACCUMULATION_SLOWDOWN, speed=speed)
+    return found

@@ -1,0 +1,92 @@
+"""The largest micro-batch that a card holds: a few sizes are traced, and what lies between them is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from paceline.records import MemoryPlan
+
+MOST_TRACES: Final = 7
+"""Sizes that are looked at, of which each takes seconds; four or five are enough for nearly all models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestMicroBatch:
+    """What the search ended with. Every size in it was traced."""
+
+    samples: int
+    """The largest that fits; 0: not even the smallest does."""
+    too_large: int | None
+    """The smallest that does not fit; None: the whole batch fits."""
+    plan: MemoryPlan | None
+    """Of ``samples``; None where nothing fits."""
+
+
+def usable_bytes(capacity: int) -> int:
+    """What a program can have of a card's memory: CUDA gives 0.5 to 2 % less than nvidia-smi reports, see ``cards``."""
+    return capacity * 98 // 100
+
+
+def largest_micro_batch(
+    plan_of: Callable[[int], MemoryPlan | None], *, start: int, most: int, limit_bytes: int
+) -> LargestMicroBatch:
+    """The largest micro-batch whose ``total`` is at most ``limit_bytes``.
+
+    Memory is nearly a straight line over the size, once activations are most of it: two sizes give its slope, and say
+    where it meets the limit. A guess counts for nothing until it was traced.
+
+    Args:
+        plan_of: the plan of a run with micro-batches of so many samples; its total does not fall when they grow, unless
+            from several micro-batches to the whole batch in one. None where such a run is refused, as batch
+            normalisation may refuse a sample by itself.
+        start: the size to begin with.
+        most: the size to end with, the whole batch.
+        limit_bytes: what the card can hold.
+
+    Raises:
+        ValueError: ``start`` is not between 1 and ``most``.
+    """
+    if not 1 <= start <= most:
+        raise ValueError(f"start {start} is not between 1 and {most}")
+    traced: dict[int, MemoryPlan | None] = {}
+    size = start
+    while True:
+        traced[size] = plan_of(size)
+        totals = {n: plan.total for n, plan in traced.items() if plan is not None}
+        too_large = min((n for n, total in totals.items() if total > limit_bytes), default=None)
+        fits = max((n for n in totals if too_large is None or n < too_large), default=0)
+        left = [n for n in range(fits + 1, most + 1 if too_large is None else too_large) if n not in traced]
+        if not left or len(traced) == MOST_TRACES:
+            return LargestMicroBatch(samples=fits, too_large=too_large, plan=traced.get(fits))
+        # accumulated gradients and their graphs are a step in the line: the whole batch is no guide to the others
+        above = sorted(n for n, total in totals.items() if total > limit_bytes and n < most)
+        wanted = most if too_large is None else _guess(totals, above, fits, too_large, limit_bytes)
+        size = min(left, key=lambda n: abs(n - wanted))
+
+
+def _guess(totals: Mapping[int, int], above: Sequence[int], fits: int, too_large: int, limit_bytes: int) -> int:
+    """Where the limit is likely to be met.
+
+    Small sizes may all take the same, where the peak is not in their steps: so the slope is rather that of sizes which
+    are too large, and a line that leads nowhere gives way to the middle.
+    """
+    if fits == 0 and len(totals) == MOST_TRACES - 1:
+        return 1
+    if len(above) > 1:
+        guess = max(_crossing(totals, above[0], above[1], limit_bytes), 1)
+        if guess > fits:
+            return guess
+    if fits == 0:
+        return too_large // 2
+    guess = _crossing(totals, fits, too_large, limit_bytes)
+    # a guess that hardly moves is most often right the first time, and no guide from then on
+    moves = guess > fits + (too_large - fits) // 8
+    return guess if moves or len(totals) < 4 else (fits + too_large) // 2
+
+
+def _crossing(totals: Mapping[int, int], first: int, second: int, limit_bytes: int) -> int:
+    """The last size before the line through two sizes passes the limit; 0 where it does not rise."""
+    rise = totals[second] - totals[first]
+    return first + (second - first) * (limit_bytes - totals[first]) // rise if rise > 0 else 0
