@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from paceline.device import is_card
 from paceline.engine.flat import Flat
 from paceline.seams import Alone, World
 
@@ -126,7 +127,7 @@ class BucketSums:
     def finish(self) -> None:
         """Have the device wait for the sums; begin them first where the backward pass was a replay."""
         for bucket in self.buckets[len(self._started) :]:
-            with _on(self._side):
+            with _on(self._side, self._device):
                 self._side.wait_event(bucket.complete)
                 self._started.append(bucket.start_sum(self._world))
         for wait in self._started:
@@ -181,17 +182,17 @@ def _hooked(parameters: Sequence[nn.Parameter], call: Callable[[int, Tensor | No
 
 
 def _is_recorded(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return is_card(device) and torch.get_device_module(device).is_current_stream_capturing()
 
 
 def _event(device: torch.device) -> Any:
     """An event that becomes a node of the graph it is recorded in; on a CPU nothing is recorded."""
-    return torch.cuda.Event(external=True) if device.type == "cuda" else None
+    return torch.get_device_module(device).Event(external=True) if is_card(device) else None
 
 
 def _stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None
+    return torch.get_device_module(device).Stream(device) if is_card(device) else None
 
 
-def _on(stream: Any) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.stream(stream)
+def _on(stream: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.get_device_module(device).stream(stream)

@@ -20,11 +20,11 @@ KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("activation functions", ("gelu", "relu", "silu", "tanh", "sigmoid", "hardswish", "mish")),
     ("dropout", ("dropout", "bernoulli")),
     ("embeddings", ("embedding",)),
-    ("convolutions", ("convolution", "conv")),
+    ("convolutions", ("convolution", "conv1d", "conv2d", "conv3d")),
     ("pooling", ("pool",)),
     ("linear layers", ("mm", "linear", "addmv", "einsum")),
     ("sums", ("add", "mul", "sub", "div")),
-    ("number formats and copies", ("copy", "clone", "cat", "index", "stack", "contiguous")),
+    ("number formats and copies", ("copy", "clone", "cat", "index", "stack", "contiguous", "convert")),
 )
 """Kind of layer -> parts of the names of the operators whose results it keeps; the first that fits."""
 

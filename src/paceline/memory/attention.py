@@ -16,8 +16,10 @@ from torch import Tensor
 from paceline.device import capability
 
 HALF = (torch.float16, torch.bfloat16)
-FLASH_FROM, CUDNN_FROM = (8, 0), (9, 0)
-"""Compute capabilities."""
+FLASH_FROM, HALF_EFFICIENT_FROM, CUDNN_MAJORS = (8, 0), {torch.float16: (5, 0), torch.bfloat16: (8, 0)}, (9, 10)
+"""Compute capabilities: of data-centre Hopper and Blackwell the major ones."""
+UNKNOWN = (0, 0)
+"""Of a card that is known by its memory alone: taken for one that has the kernels of every card since 2014."""
 
 chosen: dict[str, int] = {}
 """Kernel -> how many calls took it: what a plan says it assumed."""
@@ -63,13 +65,13 @@ def register_attention() -> torch.library.Library:
 def kernel_for(have: tuple[int, int], query: Tensor, mask: Tensor | None) -> str:
     """``cudnn``, ``flash``, ``efficient`` or ``math``, for queries [S, H, L, D] on a card of a compute capability."""
     half, size = query.dtype in HALF, query.shape[-1]
-    if half and have >= CUDNN_FROM and size <= 128 and size % 8 == 0:
+    if half and have[0] in CUDNN_MAJORS and size <= 128 and size % 8 == 0:
         return "cudnn"
     if half and mask is None and have >= FLASH_FROM and size <= 256:
         return "flash"
-    if query.dtype in (*HALF, torch.float32) and have >= (5, 0):
-        return "efficient"
-    return "math"
+    oldest = HALF_EFFICIENT_FROM.get(query.dtype, (5, 0))
+    served = query.dtype in (*HALF, torch.float32) and size % (8 if half else 4) == 0
+    return "efficient" if served and (have >= oldest or have == UNKNOWN) else "math"
 
 
 def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

@@ -11,6 +11,9 @@ from paceline.records import MemoryPlan
 MOST_TRACES: Final = 7
 """Sizes that are looked at, of which each takes seconds; four or five are enough for nearly all models."""
 
+CLOSE: Final = 0.9
+"""What fits, over what may fit at the most, at which the search ends: the last samples are not worth a trace."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LargestMicroBatch:
@@ -35,7 +38,8 @@ def largest_micro_batch(
     """The largest micro-batch whose ``total`` is at most ``limit_bytes``.
 
     Memory is nearly a straight line over the size, once activations are most of it: two sizes give its slope, and say
-    where it meets the limit. A guess counts for nothing until it was traced.
+    where it meets the limit. A guess counts for nothing until it was traced; the search ends when the next size does
+    not fit, or hardly more can.
 
     Args:
         plan_of: the plan of a run with micro-batches of so many samples; its total does not fall when they grow, unless
@@ -58,7 +62,8 @@ def largest_micro_batch(
         too_large = min((n for n, total in totals.items() if total > limit_bytes), default=None)
         fits = max((n for n in totals if too_large is None or n < too_large), default=0)
         left = [n for n in range(fits + 1, most + 1 if too_large is None else too_large) if n not in traced]
-        if not left or len(traced) == MOST_TRACES:
+        close = too_large is not None and fits >= CLOSE * (too_large - 1)
+        if not left or close or len(traced) == MOST_TRACES:
             return LargestMicroBatch(samples=fits, too_large=too_large, plan=traced.get(fits))
         # accumulated gradients and their graphs are a step in the line: the whole batch is no guide to the others
         above = sorted(n for n, total in totals.items() if total > limit_bytes and n < most)

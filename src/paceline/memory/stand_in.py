@@ -71,6 +71,7 @@ class _Backend(backend_registration._DummyBackendModule):
     """What ``torch.cuda`` is to a card, as far as torch and the engine ask for it."""
 
     ledger: Ledger
+    _records = False
     libraries: tuple[torch.library.Library, ...] = ()
 
     def is_available(self) -> bool:
@@ -107,8 +108,15 @@ class _Backend(backend_registration._DummyBackendModule):
     def graph(self, graph: object, *, pool: Hashable, capture_error_mode: str) -> Iterator[None]:
         """A recording computes nothing, and allocates all the same; like CUDA's, it hands back what is cached first."""
         self.ledger.empty_cache()
-        with self.ledger.into(pool):
-            yield
+        self._records = True
+        try:
+            with self.ledger.into(pool):
+                yield
+        finally:
+            self._records = False
+
+    def is_current_stream_capturing(self) -> bool:
+        return self._records
 
     # one after the other: what one stream waits for another for is done by then
     def current_stream(self, device: object = None) -> _Stream:

@@ -103,7 +103,7 @@ def _assumed(recipe: Recipe, config: PretrainedConfig | None) -> tuple[Dataset, 
         labels=labels,
         kind=recipe.task.type if recipe.task.type != "auto" else "classification",
         label_names=names,
-        splits={"train": np.arange(count)},
+        splits=dict.fromkeys(("train", "validation"), np.arange(count)),
         origins=Origins(("assumed",), np.zeros(count, np.int32), np.zeros(count, np.int64)),
         fingerprint="assumed",
     )

@@ -48,6 +48,12 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
     try:
         subject = subject_of(recipe, read_data=request["read_data"])
         return plan_of(trace(subject, card, request["world_size"]), subject, card)
+    except ValueError as error:
+        # torch's, of batch normalisation: it comes before anything is computed, and a run refuses it
+        if "more than 1 value per channel" not in str(error):
+            raise
+        fix = "--set loop.micro_batch_size=2 or more"
+        raise ModelError("a micro-batch of one sample", "batch normalisation needs two to a spread", fix) from error
     except UNTRACEABLE as error:
         raise ModelError(
             "the model's step cannot be traced without a card",

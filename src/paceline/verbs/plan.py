@@ -329,7 +329,7 @@ def _anatomy(memory: MemoryPlan) -> Iterator[tuple[str, str]]:
             for kind, part in memory.activations.items():
                 if part >= least:
                     yield f"  {kind}", row(part)
-    if memory.allocated > told:
+    if memory.allocated - told >= least:
         yield "all else", row(memory.allocated - told)
     yield "allocated", row(memory.allocated)
     highest = [f"{phase} {gib(num_bytes, memory.allocated)}" for phase, num_bytes in memory.phases.items()]

@@ -1,0 +1,131 @@
+"""What settings do to a run's memory: optimizers, precision, what is trained, attention, recorded steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.memory.apart import known, main
+from tests.unit.memory.runs import BERT, assert_near, flat, traced
+
+
+def check_frozen_weights_have_no_gradients_and_no_states() -> None:
+    found, last = traced("model.train=head"), traced("model.train=last:1")
+    for one, most in ((found, 0.01), (last, 0.5)):
+        assert 0 < sum(one.trained) < most * sum(one.weights)
+    assert last.plan.parts["gradients"] == flat(last.trained)
+    assert_near(last.plan.parts["optimizer states"], 2 * flat(last.trained))
+    assert last.kept < traced().kept, "nothing is kept for the backward pass of a frozen block"
+    update = last.plan.phases["update"] - found.plan.phases["update"]
+    assert abs(update - 3 * (flat(last.trained) - flat(found.trained))) < 64 * 1024, "one block's three"
+
+
+def check_states_of_other_optimizers() -> None:
+    momentum, plain = (
+        traced("optimizer.type=sgd"),
+        traced("optimizer.type=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"),
+    )
+    weights = 4 * sum(momentum.weights)
+    assert_near(momentum.plan.parts["optimizer states"], weights)
+    assert plain.plan.parts.get("optimizer states", 0) < 4096
+
+
+def check_accumulation_leaves_activations_as_they_are() -> None:
+    one, two = traced(), traced("loop.batch_size=32", "loop.micro_batch_size=16")
+    assert two.plan.samples == 16
+    assert two.kept == one.kept
+    # the next micro-batch is there before the last has gone
+    assert 0 <= two.plan.allocated - one.plan.allocated <= 2 * one.plan.parts["batch"]
+
+
+def check_fp32_takes_more_than_bf16() -> None:
+    narrow, wide = traced(), traced("techniques.precision=fp32")
+    assert 1.3 * narrow.kept < wide.kept < 2.5 * narrow.kept
+    assert wide.plan.parts["parameters"] == narrow.plan.parts["parameters"], "weights are fp32 in both"
+    half = traced("techniques.precision=fp16")
+    assert half.kept == narrow.kept
+
+
+def check_padded_batches_take_a_mask_along() -> None:
+    packed, padded = traced(), traced("techniques.packing=false")
+    assert packed.plan.path["layout"] == "packed"
+    assert padded.plan.path["layout"] == "padded"
+    assert padded.plan.slots == packed.plan.slots, "all texts are of one length here"
+    assert "attention by flash" in packed.plan.assumed, packed.plan.assumed
+    assert "attention by cudnn" in padded.plan.assumed, padded.plan.assumed
+
+
+def check_eager_attention_keeps_its_scores() -> None:
+    fused, eager = (
+        traced("techniques.packing=false", config={**BERT, "attn_implementation": name}) for name in ("sdpa", "eager")
+    )
+    # of two layers: scores after softmax in fp32 and in bf16, after dropout with its mask
+    scores = 16 * 4 * 64 * 64
+    assert eager.kept - fused.kept > 2 * scores * (4 + 2 + 2 + 1) * 0.6
+    assert "attention" in eager.plan.activations
+
+
+def check_recorded_steps_reserve_more() -> None:
+    launched, recorded = (
+        traced("data.pad_to_multiple_of=64"),
+        traced("data.pad_to_multiple_of=64", "techniques.capture=true"),
+    )
+    assert recorded.plan.slots == launched.plan.slots
+    assert recorded.plan.reserved > launched.plan.reserved, "a recording's memory serves nobody else"
+    assert recorded.plan.path["steps"].startswith("captured")
+    assert launched.plan.path["steps"].startswith("eager")
+
+
+def check_compiled_blocks_keep_no_more() -> None:
+    eager, compiled = traced(), traced("techniques.compile=true")
+    assert compiled.plan.path["compile"].startswith("each of 2 blocks"), compiled.plan.path
+    assert 0.4 * eager.kept < compiled.kept < 1.02 * eager.kept, f"{compiled.kept / eager.kept:.2f}"
+    assert compiled.plan.parts["parameters"] == eager.plan.parts["parameters"]
+
+
+def check_our_kernels_keep_less() -> None:
+    plain, fused = traced(), traced("techniques.fusion=true")
+    assert fused.plan.path["fusion"] == "2 norms and 1 GELU a block", fused.plan.path
+    assert 0.4 * plain.kept < fused.kept < plain.kept, f"{fused.kept / plain.kept:.2f}"
+
+
+def check_a_factorys_model() -> None:
+    found = traced(config={"factory": "tests.unit.memory.runs:convolutional"})
+    assert found.plan.parts["parameters"] == flat(found.weights)
+    assert found.plan.parts["buffers"] >= 2 * 8 * 4 + 8, "means, variances and a counter"
+    assert "convolutions" in found.plan.activations
+
+
+def check_a_model_that_asks_for_numbers_is_no_plan() -> None:
+    with pytest.raises(RuntimeError, match="DataDependentOutputException"):
+        traced(config={"factory": "tests.unit.memory.runs:asking"})
+
+
+@known("stand_in.py: the planned device has no torch.Generator, which random augmentation draws from")
+def check_augmented_images() -> None:
+    model = {"factory": "tests.unit.memory.runs:convolutional"}
+    try:
+        plain, augmented = traced(config=model), traced("data.augment.flip=true", "data.augment.crop=2", config=model)
+    except RuntimeError as error:
+        raise AssertionError from error
+    assert augmented.plan.allocated >= plain.plan.allocated
+
+
+@known("trace.py, _comparison_counts: recomputed steps keep little, and packed and padded are compared without")
+def check_a_recomputed_run_is_not_below_its_comparison_of_packed_and_padded() -> None:
+    deep = {**BERT, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 8}
+    settings = ("techniques.recompute=true", "techniques.packing=true")
+    # 15 samples, and one less than four times what is compared: it is traced
+    steps, compared = traced(*settings, config=deep), traced(*settings, "loop.batch_size=15", config=deep)
+    assert compared.plan.phases["preparation"] <= steps.plan.allocated
+
+
+@known("trace.py, _train: 8-bit states come with the first update, and after it only a smaller batch is traced")
+def check_states_of_eight_bits_are_beside_the_largest_batch() -> None:
+    found = traced("techniques.packing=false", "optimizer.type=adamw8bit").plan
+    # two bytes a weight, a scale each 256, and small weights in fp32
+    share = found.parts.get("optimizer states", 0) / found.num_trained
+    assert 2.0 < share < 2.7, f"{share:.2f} bytes a weight at the peak"
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,24 @@
+"""Whole runs, traced on a card that is not there, in processes of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.memory.apart import assert_holds
+
+
+def test_a_run_takes_what_it_is_made_of(tmp_path: Path) -> None:
+    assert_holds("tests.unit.memory.tracing", tmp_path)
+
+
+@pytest.mark.slow
+def test_settings_change_what_they_should_and_nothing_else(tmp_path: Path) -> None:
+    assert_holds("tests.unit.memory.settings", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_models_of_many_families(tmp_path: Path) -> None:
+    assert_holds("tests.unit.memory.families", tmp_path)
