@@ -26,6 +26,9 @@ TORCH_FREE = (
     "verbs.bench.start",
     "verbs.doctor",
     "verbs.techniques",
+    "verbs.plan",
+    "memory.allocator",
+    "memory.predict",
     "verbs.schema",
 )
 """Modules above the contract floor that a login node runs too."""

@@ -195,4 +195,4 @@ def _stream(device: torch.device) -> Any:
 
 
 def _on(stream: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    return torch.get_device_module(device).stream(stream)
+    return torch.get_device_module(device).stream(stream)  # type: ignore[no-any-return]

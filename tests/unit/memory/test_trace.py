@@ -9,6 +9,7 @@ import pytest
 from tests.unit.memory.apart import assert_holds
 
 
+@pytest.mark.timeout(240)
 def test_a_run_takes_what_it_is_made_of(tmp_path: Path) -> None:
     assert_holds("tests.unit.memory.tracing", tmp_path)
 
