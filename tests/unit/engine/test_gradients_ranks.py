@@ -210,7 +210,7 @@ def test_a_recorded_backward_pass_sums_nothing_and_its_replays_do(monkeypatch: p
     recorded = [True]
     module = "paceline.engine.buckets"
     monkeypatch.setattr(f"{module}._stream", lambda device: Stream(log))
-    monkeypatch.setattr(f"{module}._on", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(f"{module}._on", lambda stream, device: contextlib.nullcontext())
     monkeypatch.setattr(f"{module}._is_recorded", lambda device: recorded[0])
     model, world = stack(), Likes()
     gradients, inputs = summed(model, world, bucket_bytes=1), torch.randn(5, 16)

@@ -82,7 +82,7 @@ def run(script: str, *arguments: str, cache: Path, seconds: float = 110) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def assert_holds(script: str, cache: Path) -> None:
+def assert_holds(script: str, cache: Path, seconds: float = 110) -> None:
     """Every check of a script holds."""
-    failed = run(script, cache=cache)
+    failed = run(script, cache=cache, seconds=seconds)
     assert not failed, "\n".join(failed.values())
