@@ -315,7 +315,10 @@ def _in_use(path: Path, content: bytes) -> RunFolderError:
 
 def _require_fresh(path: Path) -> None:
     """Refuse a folder with anything in it but what a run that failed before its first record leaves behind."""
-    names = sorted(set(os.listdir(path)) - {_LOCK, _QUARANTINE})
+    # a run that was killed while it wrote its first file leaves that under another name, see files.replacing
+    names = sorted(
+        name for name in set(os.listdir(path)) - {_LOCK, _QUARANTINE} if not name.startswith(".recipe.yaml.")
+    )
     if "recipe.yaml" in names or "manifest.json" in names:
         raise RunFolderError(
             f"{path}: already holds a run",

@@ -180,7 +180,7 @@ def test_a_run_that_does_not_fit_is_told_what_would(paceline: Paceline, tmp_path
         loop={"batch_size": 4},
         techniques={"packing": False, "capture": False},
     )
-    asked = ["plan", recipe, "--gpu", "400MiB", "--json"]
+    asked = ["plan", recipe, "--gpu", "380MiB", "--json"]
     found = json.loads(paceline(*asked).out)
     assert found["fits"] is False
     largest = found["largest_micro_batch"]

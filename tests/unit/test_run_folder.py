@@ -77,6 +77,11 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     RunFolder.open(path).close()
 
 
+def test_a_run_that_was_killed_while_it_wrote_its_first_file_left_nothing_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / ".recipe.yaml.593bd509").write_text("half a reci")
+    RunFolder.create(tmp_path).close()
+
+
 def test_a_strangers_folder_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunFolderError, match="not empty"):

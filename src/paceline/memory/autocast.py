@@ -117,7 +117,7 @@ class _Casts:
         if value.dtype in (dtype, torch.float64):
             return value
         # as cached_cast does: a weight is cast once, however many products it is in
-        is_weight = value.dtype == torch.float32 and value.is_leaf and value.requires_grad
+        is_weight = value.dtype == torch.float32 and value.is_leaf and value.requires_grad and not value._is_view()
         if dtype == torch.float32 or not is_weight or not torch.is_autocast_cache_enabled():
             return value.to(dtype)
         if id(value) not in self.kept:

@@ -182,7 +182,7 @@ def _assembled(
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
     with ledger.during("optimizer"):
         narrow = torch.bfloat16 if recipe.parallel.reduce_dtype == "bf16" else None
-        assembled = assemble(recipe, build, total_steps=2, world=world, reduce_dtype=narrow)
+        assembled = assemble(recipe, build, total_steps=3, world=world, reduce_dtype=narrow)
     # weights may have moved into buffers of the optimizer's
     ledger.name("parameters", map(_own, model.parameters()))
     _name_gradients(model, ledger)
@@ -193,11 +193,17 @@ def _comparison_counts(recipe: Recipe, model: nn.Module) -> bool:
     """Whether comparing packed with padded batches may take more memory than the steps; tracing it takes as long.
 
     It has a copy of the weights and their gradients twice, where a step of Adam's has the gradients and two states; and
-    the activations of four texts, at most four times as large as in a step: in fp32, each operator's kept.
+    the activations of four texts, at most four times as large as in a step: in fp32, each operator's kept, where
+    recomputed steps keep next to nothing.
     """
     trained = all(parameter.requires_grad for parameter in model.parameters())
     samples = recipe.loop.micro_batch_size or recipe.loop.batch_size
-    return not trained or recipe.optimizer.type not in ("adam", "adamw") or samples < 4 * CHECKED_SAMPLES
+    return (
+        recipe.techniques.recompute
+        or not trained
+        or recipe.optimizer.type not in ("adam", "adamw")
+        or samples < 4 * CHECKED_SAMPLES
+    )
 
 
 def _name_gradients(model: nn.Module, ledger: Ledger) -> None:
@@ -237,7 +243,8 @@ def _train(
         with ledger.during("forward"):
             engine.warm_up(batch, float(len(largest)))
         del batch
-    for ids in (largest, largest if other is None else other):
+    # the largest once more, beside the states that some optimizers make in their first update
+    for ids in (largest, *([] if other is None else [other]), largest):
         with ledger.during("forward"):
             batches = (_collate(layout, ids, ledger) for _ in range(min(pieces, 2)))
             engine.accumulate(batches, float(recipe.loop.batch_size))

@@ -342,7 +342,6 @@ def check_what_is_no_weight_is_cast_every_time() -> None:
     assert _casts(lambda: [F.linear(x, inner) for _ in range(2)]) == 2, "it is no leaf"
 
 
-@known("autocast.py:119: cached_cast leaves out views (!arg.is_view()), which the stand-in keeps")
 def check_a_leaf_that_is_a_view_is_cast_every_time() -> None:
     view, x = torch.empty(2, 64, 64, device=DEVICE)[0].requires_grad_(), torch.empty(2, 64, device=DEVICE)
     assert view._is_view()

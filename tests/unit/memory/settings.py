@@ -110,7 +110,6 @@ def check_augmented_images() -> None:
     assert augmented.plan.allocated >= plain.plan.allocated
 
 
-@known("trace.py, _comparison_counts: recomputed steps keep little, and packed and padded are compared without")
 def check_a_recomputed_run_is_not_below_its_comparison_of_packed_and_padded() -> None:
     deep = {**BERT, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 8}
     settings = ("techniques.recompute=true", "techniques.packing=true")
@@ -119,7 +118,6 @@ def check_a_recomputed_run_is_not_below_its_comparison_of_packed_and_padded() ->
     assert compared.plan.phases["preparation"] <= steps.plan.allocated
 
 
-@known("trace.py, _train: 8-bit states come with the first update, and after it only a smaller batch is traced")
 def check_states_of_eight_bits_are_beside_the_largest_batch() -> None:
     found = traced("techniques.packing=false", "optimizer.type=adamw8bit").plan
     # two bytes a weight, a scale each 256, and small weights in fp32
