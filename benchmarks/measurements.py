@@ -149,10 +149,11 @@ def _of_paceline(cell: Cell, outcome: Outcome, workload: Path | None, out: Path)
     )
     if cell.whole:
         return {**found, "steps": told["steps"], "samples_per_second": told["samples_per_second"]}
-    return {**found, **_window(cell, steps, workload)}
+    early = (told.get("path") or {}).get("early_pooling") == "the last block"
+    return {**found, **_window(cell, steps, workload, early=early)}
 
 
-def _window(cell: Cell, steps: Sequence[Line], workload: Path) -> Record:
+def _window(cell: Cell, steps: Sequence[Line], workload: Path, *, early: bool) -> Record:
     """The steady rate over the same steps as everybody's, and whether they were the same samples."""
     warm_up, measured, size = (cell.settings[key] for key in ("warm_up", "measured", "batch_size"))
     inside = steps[warm_up : warm_up + measured]
@@ -174,27 +175,46 @@ def _window(cell: Cell, steps: Sequence[Line], workload: Path) -> Record:
         "seen_samples_per_second": round(samples / seen, 1) if seen > 0 else None,
         "padding_share": round(1 - tokens / sum(line.fields["slots"] for line in inside), 4),
         "same_batches": expected == [line.fields["tokens"] for line in steps],
-        **_rates(read_spec(workload), seconds, samples, tokens, squared),
+        **_rates(read_spec(workload), seconds, samples, tokens, squared, early=early),
     }
 
 
-def _rates(spec: Mapping[str, Any], seconds: float, samples: int, tokens: int | None, squared: int | None) -> Record:
-    """Rates of the window; floating-point operations are those of real samples and tokens alone."""
-    if "flops_per_sample" in spec:
-        flops = spec["flops_per_sample"] * samples
-    else:
-        flops = spec["flops_per_token"] * (tokens or 0) + spec["flops_per_squared_length"] * (squared or 0)
+def _rates(
+    spec: Mapping[str, Any],
+    seconds: float,
+    samples: int,
+    tokens: int | None,
+    squared: int | None,
+    *,
+    early: bool = False,
+) -> Record:
+    """Rates of the window; floating-point operations are those of real samples and tokens alone.
+
+    Args:
+        early: of the last block, one position a text is computed; the operations left out are not counted.
+    """
+
+    def flops(counts: Mapping[str, float]) -> float:
+        seen = {"flops_per_sample": samples, "flops_per_token": tokens, "flops_per_squared_length": squared}
+        return sum(counts[name] * (number or 0) for name, number in seen.items() if name in counts)
+
     return {
         "steady_seconds": round(seconds, 4),
         "samples_per_second": round(samples / seconds, 1),
         "tokens_per_second": round(tokens / seconds) if "flops_per_token" in spec and tokens else None,
-        "model_flops_per_second": flops / seconds,
+        "model_flops_per_second": flops(spec["early_pooling"] if early else spec) / seconds,
+        **({"whole_model_flops_per_second": flops(spec) / seconds} if early else {}),
     }
 
 
-def mfu(record: Mapping[str, Any], card: str | None) -> float | None:
-    """Model FLOP/s over the cards' rate of a large matrix product; None for a card whose rate is not known."""
-    rate, peak = record.get("model_flops_per_second"), MATMUL_FLOPS.get(card or "")
+def mfu(record: Mapping[str, Any], card: str | None, key: str = "model_flops_per_second") -> float | None:
+    """Model FLOP/s over the cards' rate of a large matrix product; None for a card whose rate is not known.
+
+    Args:
+        key: ``model_flops_per_second`` counts what is computed; ``whole_model_flops_per_second`` also what a run that
+            is pooled early leaves out.
+    """
+    rate, peak = record.get(key), MATMUL_FLOPS.get(card or "")
     return round(rate / (peak * record["processes"]), 4) if rate and peak else None
 
 

@@ -7,6 +7,7 @@
   limit. Nothing else runs in between, so no step does them faster with these products.
 - attention: the fastest kernel known here (kernels/short_attention.py), forward and backward, on lengths like IMDB's;
   and beside it the operations alone at the rate of the products, which nobody reaches.
+- of the last block, keys and values of all positions and one query a text (early pooling), unless ``--whole``;
 - pointwise: the fewest bytes that the lines between the products must move, at the rate of a large copy: each half's
   norm reads product and residual and writes its result wide and narrow, and back; GELU likewise.
 - update: 28 bytes a weight (weight, gradient and two states read, three written), 4 more for the norm, 6 for the
@@ -42,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="distilbert")
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--whole", action="store_true", help="of steps without early pooling")
     parser.add_argument("--steps-from", type=Path, help="records of step_anatomy.py")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
@@ -52,15 +54,20 @@ def main() -> None:
     print("| batch | tokens | products | attention (as products) | pointwise | update | floor | step | step / floor |")
     print("|---|---|---|---|---|---|---|---|---|")
     for batch in chosen.batch:
-        record = floor(chosen.model, batch, copy) | shared | {"card": torch.cuda.get_device_name()}
-        record["step_ms"] = step(chosen.steps_from, chosen.model, batch)
+        record = floor(chosen.model, batch, copy, early=not chosen.whole) | shared
+        record |= {"card": torch.cuda.get_device_name(), "early_pooling": not chosen.whole}
+        record["step_ms"] = step(chosen.steps_from, chosen.model, batch, early=not chosen.whole)
         with chosen.out.open("a") as file:
             file.write(json.dumps(record) + "\n")
         print(row(record), flush=True)
 
 
-def floor(model: str, batch: int, copy: float) -> dict[str, Any]:
-    """Milliseconds of each part."""
+def floor(model: str, batch: int, copy: float, *, early: bool) -> dict[str, Any]:
+    """Milliseconds of each part.
+
+    Args:
+        early: the last block computes what its head reads; what it does once a text is left out of the floor.
+    """
     found = MODELS[model]
     hidden = found.get("dim") or found.get("hidden_size") or 768
     inner = found.get("hidden_dim") or found.get("intermediate_size") or 4 * hidden
@@ -68,14 +75,20 @@ def floor(model: str, batch: int, copy: float) -> dict[str, Any]:
     sizes = lengths(100 * batch, np.random.default_rng(0))
     tokens = int(-(-sizes.mean() * batch // ROUNDED) * ROUNDED)
     linears = [(hidden, 3 * hidden), (hidden, hidden), (hidden, inner), (inner, hidden)]
-    matmul = layers * sustained(products(tokens, linears))
-    operations = layers * sum(6 * tokens * i * o for i, o in linears)
-    attention = layers * sustained(attend(sizes[:batch], hidden))
+    whole = layers - early
+    matmul = whole * sustained(products(tokens, linears))
+    operations = whole * sum(6 * tokens * i * o for i, o in linears)
+    attention = whole * sustained(attend(sizes[:batch], hidden))
     pairs = float((sizes.astype(np.float64) ** 2).mean()) * batch
-    ideal_attention = 12 * layers * hidden * pairs / (operations / matmul)
+    ideal_attention = 12 * whole * hidden * pairs / (operations / matmul)
     norms = 2 * (12 + 18) * hidden
     gelu = (4 + 6) * inner
-    pointwise = layers * tokens * (norms + gelu) / copy
+    pointwise = whole * tokens * (norms + gelu) / copy
+    if early:
+        matmul += sustained(products(tokens, [(hidden, 2 * hidden)]))
+        operations += 6 * tokens * 2 * hidden * hidden
+        # keys and values are read twice, and their gradients written once
+        attention += 3 * 2 * 2 * hidden * tokens / copy
     weights = layers * (4 * hidden * hidden + 2 * hidden * inner)
     all_weights = weights + found["vocab_size"] * hidden
     update = (all_weights * (28 + 4) + weights * 6) / copy
@@ -158,11 +171,12 @@ def copy_rate() -> float:
     return 2 * 2**30 / sustained(run)
 
 
-def step(file: Path | None, model: str, batch: int) -> float | None:
+def step(file: Path | None, model: str, batch: int, *, early: bool) -> float | None:
     """The fastest step of these records."""
-    lines = file.read_text().splitlines() if file else []
-    found = [r["step_ms"] for r in map(json.loads, lines) if (r["model"], r["batch"]) == (model, batch)]
-    return min(found, default=None)
+    records = [json.loads(line) for line in file.read_text().splitlines()] if file else []
+    alike = [r for r in records if (r["model"], r["batch"]) == (model, batch)]
+    same = [r for r in alike if (r["path"].get("early_pooling") == "the last block") == early]
+    return min((r["step_ms"] for r in same), default=None)
 
 
 def row(record: dict[str, Any]) -> str:

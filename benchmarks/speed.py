@@ -122,6 +122,7 @@ def _take(turn: Turn, recipes: Recipes, folder: Path, ends: float, machine: Fact
     return {
         **record,
         "mfu": mfu(record, card.name if card else None),
+        "mfu_of_whole_passes": mfu(record, card.name if card else None, "whole_model_flops_per_second"),
         "started": started,
         "commit": _commit(),
         "machine": {

@@ -2,10 +2,10 @@
 
     python benchmarks/step_anatomy.py --model distilbert --batch 64 --out FILE.jsonl [--set techniques.compile=false]
 
-Sequence lengths are drawn like IMDB's at 512 tokens (mean about 270, a seventh at 512), weights are random: speed does
-not depend on either's meaning. The first figure is the steady rate over replayed steps; the parts are the kernels of
-one launched step, by torch.profiler. The floor of a part is its operations or bytes over the rate that the same card
-reaches on a large matrix product or copy in the same process.
+Sequence lengths are drawn like IMDB's at 512 tokens (mean about 270, a seventh at 512), images are 32 x 32, weights are
+random: speed does not depend on either's meaning. The first figure is the steady rate over replayed steps; the parts
+are the kernels of one launched step, by torch.profiler. The floor of a part is its operations or bytes over the rate
+that the same card reaches on a large matrix product or copy in the same process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.data.dataset import Dataset, Origins, Tokens
+from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.engine.assemble import Assembled, assemble, assemble_build
 from paceline.engine.numerics import numerics
@@ -45,10 +45,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "intermediate_size": 4096,
     },
+    "resnet18": {},
     "tiny": {"model_type": "distilbert", "vocab_size": 500, "dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128},
 }
+IMAGES: dict[str, Any] = {
+    "model": {"factory": "benchmarks.contenders.resnet:resnet18"},
+    "data": {"source": "builtin:random", "augment": {"flip": True, "crop": 4}},
+    "optimizer": {"type": "sgd", "lr": 0.01, "momentum": 0.9, "clip_norm": None},
+}
+"""What recipes/images.yaml says of the step."""
+
 PARTS = (
-    ("attention", ("flash", "fmha", "attention", "_attend_kernel", "_query_gradient", "_key_gradient")),
+    ("attention", ("flash", "fmha", "attention", "_attend_kernel", "_query_gradient", "_key_gradient", "one_query")),
+    ("convolution", ("conv", "fprop", "dgrad", "wgrad", "implicit")),
+    ("normalisation", ("bn_fw", "bn_bw", "batch_norm")),
     ("matmul", ("gemm", "cutlass", "nvjet", "xmma", "cublas", "splitk", "Kernel2")),
     ("optimizer", ("adam", "FusedAdam", "multi_tensor_apply", "lpnorm", "LpNorm")),
     ("fused pointwise", ("triton_", "_residual_norm", "_bias_gelu")),
@@ -76,22 +86,45 @@ def dataset(samples: int, vocabulary: int) -> Dataset:
     )
 
 
-def flops(config: Any, sizes: np.ndarray) -> float:
-    """Forward and backward operations of real tokens: 6 a weight and token, 12 a layer, width and pair of tokens."""
+def images(samples: int) -> Dataset:
+    generator = np.random.default_rng(0)
+    return Dataset(
+        inputs=Images(generator.integers(0, 256, (samples, 32, 32, 3), dtype=np.uint8)),
+        labels=generator.integers(0, 10, samples),
+        kind="classification",
+        label_names=tuple(map(str, range(10))),
+        splits={"train": np.arange(samples)},
+        origins=Origins(("made",), np.zeros(samples, np.int32), np.arange(samples)),
+        fingerprint="made",
+    )
+
+
+def flops(config: Any, sizes: np.ndarray, *, early: bool = False) -> float:
+    """Forward and backward operations of real tokens: 6 a weight and token, 12 a layer, width and pair of tokens.
+
+    Args:
+        early: the last block computes keys and values of all tokens, and the rest once a text.
+    """
     hidden, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "hidden_dim", None) or config.intermediate_size
-    weights = layers * (4 * hidden * hidden + 2 * hidden * inner)
-    return float(6 * weights * sizes.sum() + 12 * layers * hidden * (sizes.astype(np.float64) ** 2).sum())
+    block, tokens, pairs = 4 * hidden * hidden + 2 * hidden * inner, sizes.sum(), (sizes.astype(np.float64) ** 2).sum()
+    if not early:
+        return float(6 * layers * block * tokens + 12 * layers * hidden * pairs)
+    keys = 2 * hidden * hidden
+    once = 6 * (block - keys) * len(sizes) + 6 * keys * tokens + 12 * hidden * tokens
+    return float(6 * (layers - 1) * block * tokens + 12 * (layers - 1) * hidden * pairs + once)
 
 
 def build(recipe: Recipe, data: Dataset, steps: int) -> tuple[Assembled, Any]:
-    config = read_config(recipe.model)
+    config = None if recipe.model.factory else read_config(recipe.model)
     task = task_for(data.kind, data.label_names, recipe.task)
-    settings = {"num_labels": 2, "label_names": data.label_names, "kind": data.kind, "seed": 0}
-    model = load_model(recipe.model, config, vocabulary_size=config.vocab_size, pad_id=0, **settings)
+    labels = {"num_labels": task.num_outputs, "label_names": data.label_names, "kind": data.kind}
+    of_texts = {"vocabulary_size": config.vocab_size, "pad_id": 0} if config else {}
+    model = load_model(recipe.model, config, seed=0, **labels, **of_texts)
     found = [block for _, block in blocks(model)]
-    made = assemble_build(recipe, model, data, task, torch.device(recipe.device), blocks=found, normalisation=((), ()))
-    return assemble(recipe, made, steps), model.config
+    normal = ((), ()) if config else ((0.5,) * 3, (0.5,) * 3)
+    made = assemble_build(recipe, model, data, task, torch.device(recipe.device), blocks=found, normalisation=normal)
+    return assemble(recipe, made, steps), config
 
 
 class Run:
@@ -191,18 +224,14 @@ def main() -> None:
     facts = this_machine()
     for batch in chosen.batch:
         started = time.perf_counter()
-        recipe, _ = choose(
-            Recipe.parse(
-                {
-                    "model": {"config": MODELS[chosen.model]},
-                    "data": {"source": "builtin:random", "pad_to_multiple_of": 256},
-                    "loop": {"batch_size": batch, "epochs": 3},
-                    "techniques": {"compile": True} if facts.cards else {},
-                }
-            ).with_settings(chosen.settings),
-            facts,
-        )
-        data = dataset(max(8000, 100 * batch) if facts.cards else 400, MODELS[chosen.model]["vocab_size"])
+        settings = IMAGES if chosen.model == "resnet18" else {
+            "model": {"config": MODELS[chosen.model]},
+            "data": {"source": "builtin:random", "pad_to_multiple_of": 256},
+        }  # fmt: skip
+        base = {"loop": {"batch_size": batch, "epochs": 3}, "techniques": {"compile": True} if facts.cards else {}}
+        recipe, _ = choose(Recipe.parse({**settings, **base}).with_settings(chosen.settings), facts)
+        samples = max(8000, 100 * batch) if facts.cards else 400
+        data = images(samples) if recipe.model.factory else dataset(samples, MODELS[chosen.model]["vocab_size"])
         with numerics(recipe.techniques.precision, deterministic=False, device=recipe.device):
             measure(chosen, recipe, data, batch, started)
         torch._dynamo.reset()
@@ -211,7 +240,7 @@ def main() -> None:
 def measure(chosen: argparse.Namespace, recipe: Recipe, data: Dataset, batch: int, started: float) -> None:
     assembled, config = build(recipe, data, 10_000)
     run = Run(recipe, assembled, len(data))
-    sizes = data.inputs.lengths
+    sizes = np.ones(len(data), np.int64) if config is None else data.inputs.lengths
     run.engine.warm_up(run.layout.collate(np.arange(batch)), batch)
     synchronize()
     compiled = time.perf_counter() - started
@@ -228,6 +257,8 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, data: Dataset, batch: in
     synchronize()
     seconds = time.perf_counter() - begun
     ids = np.concatenate(seen)
+    path = {**assembled.build.path, **fused(assembled.build.model), **run.engine.path}
+    early = path.get("early_pooling") == "the last block"
     record: dict[str, Any] = {
         "name": chosen.name or chosen.model,
         "model": chosen.model,
@@ -237,11 +268,13 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, data: Dataset, batch: in
         "host_ms": 1e3 * host / len(seen),
         "samples_per_second": len(ids) / seconds,
         "tokens_per_step": float(sizes[ids].sum()) / len(seen),
-        "mfu_790": flops(config, sizes[ids]) / seconds / 790e12,
         "compile_seconds": compiled,
         "warm_seconds": warm,
-        "path": {**assembled.build.path, **fused(assembled.build.model), **run.engine.path},
+        "path": path,
     }
+    if config is not None:
+        record["mfu_790"] = flops(config, sizes[ids], early=early) / seconds / 790e12
+        record["mfu_790_of_whole_passes"] = flops(config, sizes[ids]) / seconds / 790e12
     if recipe.device == "cuda":
         record |= {
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30,

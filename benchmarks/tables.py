@@ -83,6 +83,10 @@ _COLUMNS: tuple[Column, ...] = (
     ("x of linear", lambda row, than: _of_linear(row, than.one)),
     ("tokens/s", lambda row, _: _spread(row.warm or row.cold, "tokens_per_second", ",.0f").partition(" ")[0]),
     ("MFU", lambda row, _: _spread(row.warm or row.cold, "mfu", ".1%").partition(" ")[0]),
+    (
+        "MFU as of whole passes",
+        lambda row, _: _spread(row.warm or row.cold, "mfu_of_whole_passes", ".1%").partition(" ")[0],
+    ),
     ("TFLOP/s", lambda row, _: _spread(row.warm or row.cold, "flops_per_second", ".3g", 1e-12)),
     ("first update, cold, s", lambda row, _: _spread(row.cold, "first_update_seconds", ".1f")),
     ("first update, warm, s", lambda row, _: _spread(row.warm, "first_update_seconds", ".1f")),

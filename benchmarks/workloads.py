@@ -52,8 +52,9 @@ def training_order(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     return np.stack([order.plan(epoch).samples for epoch in epochs])
 
 
-def work(model: nn.Module, dataset: Dataset) -> dict[str, float]:
-    """Floating-point operations that the model asks for, forward and backward, whoever runs it.
+def work(model: nn.Module, dataset: Dataset) -> dict[str, Any]:
+    """Floating-point operations that the model asks for, forward and backward, whoever runs it; and those that are left
+    where the last block is pooled early.
 
     Text: 6 a weight of the blocks' matrices and token, and 12 x layers x width a squared length for attention
     (2 multiply-adds forward, twice that backward; Chowdhery et al. 2022, appendix B). Embeddings, head, norms and
@@ -61,9 +62,17 @@ def work(model: nn.Module, dataset: Dataset) -> dict[str, float]:
     """
     if isinstance(dataset.inputs, Tokens):
         layers = [block for _, block in blocks(model)]
-        weights = sum(m.weight.numel() for layer in layers for m in layer.modules() if isinstance(m, nn.Linear))
+        weights = [sum(m.weight.numel() for m in layer.modules() if isinstance(m, nn.Linear)) for layer in layers]
         width: Any = getattr(model.config, "hidden_size", 0)
-        return {"flops_per_token": 6 * weights, "flops_per_squared_length": 12 * len(layers) * width}
+        # of the last block, keys and values of every position and one query a text
+        once = weights[-1] - 2 * width * width
+        early = {
+            "flops_per_token": 6 * (sum(weights) - once) + 12 * width,
+            "flops_per_squared_length": 12 * (len(layers) - 1) * width,
+            "flops_per_sample": 6 * once,
+        }
+        whole = {"flops_per_token": 6 * sum(weights), "flops_per_squared_length": 12 * len(layers) * width}
+        return {**whole, "early_pooling": early}
     height, wide, channels = dataset.inputs.pixels.shape[1:]
     with FlopCounterMode(display=False) as counter:
         model(torch.empty((2, channels, height, wide), device="meta")).sum().backward()

@@ -32,6 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 PLAIN = {
     "packing": False,
+    "early_pooling": False,
     "fused_qkv": False,
     "fusion": False,
     "compile": False,
@@ -84,6 +85,8 @@ def test_every_family_is_packed_compiled_and_captured(tmp_path: Path, family: st
     fast = run(tmp_path / "fast", family, {})
     assert fast.path["layout"].startswith("packed"), fast.path
     assert fast.path["compile"].startswith("each of 2 blocks"), fast.path
+    pooled = "off: the last block has no attention" if family == "modernbert" else "the last block"
+    assert fast.path["early_pooling"].startswith(pooled), fast.path
     assert fast.path["steps"].startswith("captured"), fast.path
     run(tmp_path / "plain", family, PLAIN)
     quick, slow = losses(tmp_path / "fast"), losses(tmp_path / "plain")

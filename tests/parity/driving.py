@@ -34,6 +34,7 @@ def dataset() -> Dataset:
 PLAIN: dict[str, Any] = {
     "precision": "fp32",
     "packing": False,
+    "early_pooling": False,
     "fused_qkv": False,
     "fusion": False,
     "channels_last": False,

@@ -66,7 +66,9 @@ def side_by_side(world: World, kind: str, techniques: dict[str, Any], micro: int
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("micro", [None, 2], ids=["one", "accumulated"])
-@pytest.mark.parametrize("techniques", [{}, {"packing": True, "fused_qkv": True}], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    "techniques", [{}, {"packing": True, "early_pooling": True, "fused_qkv": True}], ids=["padded", "packed"]
+)
 def test_weights_are_those_of_torchs_ddp(kind: str, micro: int | None, techniques: dict[str, Any]) -> None:
     found = run_distributed(side_by_side, 2, kind, techniques, micro)
     for rank, (far, _) in enumerate(found):

@@ -182,7 +182,7 @@ CASES = {
     "accumulated, ragged": Case(batch_size=7, micro_batch_size=2),
     "one rank without samples": Case(batch_size=3, clip_norm=100.0),
     "packed, accumulated": Case(techniques=(("packing", True),), micro_batch_size=3),
-    "joined products": Case(techniques=(("packing", True), ("fused_qkv", True))),
+    "joined products": Case(techniques=(("packing", True), ("early_pooling", True), ("fused_qkv", True))),
     "recomputed": Case(techniques=(("recompute", True),)),
     "frozen backbone": Case(train="head"),
     "an unused weight": Case(spare=True, micro_batch_size=2),

@@ -33,7 +33,17 @@ from paceline.files import compiled_folder
 from paceline.recipe import Recipe
 from paceline.records import Decision
 from paceline.seams import Alone, Batch, Build, Forward, Layout, Task, World
-from paceline.techniques import channels_last, compile, dp, fsdp, fused_qkv, packing, precision, recompute
+from paceline.techniques import (
+    channels_last,
+    compile,
+    dp,
+    early_pooling,
+    fsdp,
+    fused_qkv,
+    packing,
+    precision,
+    recompute,
+)
 from paceline.techniques.capture import Captured, Eager, Phase
 
 COMPARED_AMONG = 256
@@ -92,18 +102,19 @@ def assemble_build(
         decisions=decisions,
         path={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
     )
-    # packing compares itself with the plain forward pass in full precision, so it comes before all that changes it
+    # two texts at least: alone in its row, a text has no neighbour to be mixed up with
+    found = next(iter(dataset.splits.values()))[:COMPARED_AMONG]
+    ids = np.resize(found, max(2, len(found)))
+    # both compare themselves with the plain forward pass in full precision, so they come before all that changes it
     if packs:
         packed = packed_layout(recipe, model, dataset, device, first_position=packing.first_position(model))
-        # two texts at least: alone in its row, a text has no neighbour to be mixed up with
-        found = next(iter(dataset.splits.values()))[:COMPARED_AMONG]
-        ids = np.resize(found, max(2, len(found)))
         number_format = precision.AUTOCAST.get(switches.precision, torch.float32)
         build = packing.apply(
             build, packed, ids, required=switches.packing is True, dtype=number_format, compare=compare
         )
         if build.layout is layout:  # it cannot be packed
             build = replace(build, layout=padded_layout(recipe, model, dataset, device))
+    build = early_pooling.apply(build, switches.early_pooling, ids, compare=compare)
     # memory order before anything holds views of the weights
     if switches.channels_last is not False:
         build = channels_last.apply(build, switches.channels_last)

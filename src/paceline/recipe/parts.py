@@ -331,6 +331,12 @@ class TechniquesPart(Part):
         description="Put the texts of a micro-batch one after the other in one row, so that nothing is padded. auto:"
         " wherever packed and padded gradients of this model are found equal at the start.",
     )
+    early_pooling: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="In the last block compute only the position of each text that the head reads. auto: of packed"
+        " rows, wherever gradients with and without the other positions are found equal at the start.",
+    )
     channels_last: Switch = Field(
         "auto",
         json_schema_extra=EXECUTION,

@@ -85,6 +85,13 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "layout",
         "up to rounding",
     ),
+    TechniqueEntry(
+        "early_pooling",
+        "In the last block compute only the position of each text that the head reads.",
+        "layout",
+        "up to rounding",
+        needs=("techniques.packing=auto|true",),
+    ),
     TechniqueEntry("channels_last", "Keep images with the channels last in memory.", "layout", "up to rounding"),
     TechniqueEntry("precision", "Compute in tf32, bf16 or fp16.", "numerics", "up to rounding", off="fp32"),
     TechniqueEntry(
@@ -157,7 +164,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         needs=("device=cuda",),
         excludes=(
             "model.train=features",
-            *("packing", "fused_qkv", "fusion", "recompute", "compile", "capture"),
+            *("packing", "early_pooling", "fused_qkv", "fusion", "recompute", "compile", "capture"),
         ),
         choice="parallel.strategy",
     ),

@@ -47,7 +47,7 @@ def apply_fused_qkv(model: nn.Module) -> int:
     A layer is left alone when its three products differ in input width, bias, number format or in whether they are
     trained, when they are not plain ``nn.Linear``, or when it attends to another sequence.
     """
-    found = [(module, names) for module in model.modules() if (names := _triple(module))]
+    found = [(module, names) for module in model.modules() if (names := triple(module))]
     for module, names in found:
         # on the instance, so that the class and every other model of it are left alone
         module.forward = types.MethodType(_joined_forward(names), module)
@@ -145,14 +145,14 @@ class StandIn:
     def _unchanged(self, parts: Tensor, states: Sequence[Tensor]) -> bool:
         """Whether the states are the parts themselves, not copies; in training it is noted."""
         made = (part.transpose(1, 2) for part in parts.unbind(2))
-        same = all(_place(state) == _place(part) for state, part in zip(states, made, strict=True))
+        same = all(place(state) == place(part) for state, part in zip(states, made, strict=True))
         # evaluation leaves out what training may do in between, such as dropout of the queries
         if self._stands_for.training and getattr(self._stands_for, NOTE) != same:
             setattr(self._stands_for, NOTE, same)
         return same
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def place(tensor: Tensor) -> tuple[Any, ...]:
     """Where its numbers stand; also of a tensor that holds none, which ``is_set_to`` refuses to tell."""
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
@@ -190,7 +190,7 @@ def _attention_as_in_training(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _triple(module: nn.Module) -> tuple[str, ...] | None:
+def triple(module: nn.Module) -> tuple[str, ...] | None:
     """Names of the layer's three products, where they can be joined."""
     if getattr(module, "is_cross_attention", False) or "forward" in vars(module):
         return None

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from paceline.device import PLANNED
 from paceline.errors import ModelError, RecipeError
+from paceline.kernels.one_query_attention import one_query_attention
 from paceline.kernels.varlen_attention import operator_for, varlen_attention, varlen_attention_joined
 from paceline.records import Decision
 from paceline.seams import Batch, Build, Forward, Ids, Layout, Packed
@@ -32,6 +33,9 @@ from paceline.techniques.precision import matmul_precision
 
 NAME = "paceline_packed"
 """The attention's name in transformers' registry. Names with flash, sdpa or flex in them would be treated specially."""
+
+POOLS_EARLY = "pools_early"
+"""Attribute of a model whose last block hands on one position a sequence, see ``early_pooling.py``."""
 
 CHECKED_SAMPLES = 4
 """Samples of the mini-batch that packed and padded are compared on."""
@@ -100,17 +104,21 @@ def apply_packing(model: Any) -> Forward:
     reason = unsupported(model)
     if reason is not None:
         raise ModelError("packing", reason, "train this model on padded batches")
-    under_way: list[Packed] = []
+    under_way: list[tuple[Packed, bool]] = []
     mean = getattr(model.config, "classifier_pooling", "cls") == "mean"
 
     def pool(_module: nn.Module, _arguments: Any, output: Any) -> Any:
-        """(1, T, C) to (S, 1, C), so that whoever looks for a sample's first position finds it."""
-        return _replaced(output, pooled(_hidden(output)[0], under_way[-1], mean)[:, None]) if under_way else output
+        """(1, T, C), or (1, P, C) pooled early, to (S, 1, C): whoever looks for a sample's first position finds it."""
+        if not under_way:
+            return output
+        (packed, early), hidden = under_way[-1], hidden_of(output)[0]
+        found = hidden.index_select(0, packed.sequence) if early else pooled(hidden, packed, mean)
+        return _replaced(output, found[:, None])
 
     def forward(model: nn.Module, batch: Batch) -> Tensor:
         if batch.packed is None:
             return model(**batch.inputs).logits  # type: ignore[no-any-return]
-        under_way.append(batch.packed)
+        under_way.append((batch.packed, getattr(model, POOLS_EARLY, False)))
         try:
             bounds = {"cu_seq_lens_q": batch.packed.cu_seqlens, "max_length_q": batch.packed.max_length}
             return model(**batch.inputs, **bounds).logits  # type: ignore[no-any-return]
@@ -119,7 +127,7 @@ def apply_packing(model: Any) -> Forward:
 
     _register()
     model.set_attn_implementation(NAME)
-    _stack(model).register_forward_hook(pool)
+    stack_of(model).register_forward_hook(pool)
     return forward
 
 
@@ -156,18 +164,18 @@ def unsupported(model: nn.Module) -> str | None:
         return f"{name}: not a model of transformers, so its attention cannot be told where texts end"
     if not getattr(model, "_supports_attention_backend", False):
         return f"{name}: its attention does not go through transformers' registry"
-    if _stack(model) is None:
+    if stack_of(model) is None:
         return f"{name}: no encoder was found in it"
     return None
 
 
-def _stack(model: Any) -> Any:
+def stack_of(model: Any) -> Any:
     """The module whose output is pooled: the stack of blocks with its last norm; a pooler comes after it."""
     base = model.base_model
     return next((getattr(base, name) for name in ("encoder", "transformer", "final_norm") if hasattr(base, name)), None)
 
 
-def _hidden(output: Any) -> Tensor:
+def hidden_of(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
 
 
@@ -226,6 +234,14 @@ def _attend(
         what = ", ".join(foreign) or ("a mask" if attention_mask is not None else "the order of the tokens")
         raise ModelError(f"{module._get_name()} depends also on {what}, which packing does not know")
     window = None if sliding_window is None else sliding_window - 1
+    # the last block's layer may ask for one position a sequence
+    one_query = getattr(module, "one_query", None)
+    if one_query is not None:
+        if window is not None:
+            raise ModelError(f"{module._get_name()} sees a window of its text, which early pooling does not know")
+        q, kv = one_query(query, key, value)
+        out = one_query_attention(q, kv, cu_seq_lens_q, max_length_q, dropout=dropout, scale=scaling)
+        return out[None], None
     # layers whose three products are one offer it as it is
     offer = getattr(module, "joined", None)
     joined = None if offer is None else offer(query, key, value)
@@ -266,21 +282,24 @@ def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
     reason = unsupported(model) or _beyond_positions(model, packed.collate(chosen))
     if reason is not None:
         return reason
-    with _exactly(build.device):
-        trial = copy.deepcopy(model).eval()
-        if next(trial.parameters()).dtype not in (torch.float32, torch.float64):
-            trial = trial.float()
-        expected = _results(trial, build.forward, build, build.layout.collate(chosen))
+    with exactly(build.device):
+        trial = trial_of(model)
+        expected = results(trial, build.forward, build, build.layout.collate(chosen))
         try:
-            found = _results(trial, apply_packing(trial), build, packed.collate(chosen))
+            found = results(trial, apply_packing(trial), build, packed.collate(chosen))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, it is the answer to the question, and is reported
-            return f"{name}: a packed row fails with {type(error).__name__}: {_first_line(error)}"
+            return f"{name}: a packed row fails with {type(error).__name__}: {first_line(error)}"
     if build.device.type == PLANNED:
         return None  # what tensors would say that hold nothing; the memory that the comparison takes is known by now
-    key = (build.device.type, next(trial.parameters()).dtype)
-    return _compared(name, expected, found, TOLERANCES.get(key, 1e-4))
+    return compared(name, expected, found, build.device, ways=("packed", "padded"))
+
+
+def trial_of(model: nn.Module) -> Any:
+    """A copy to try something on, in evaluation mode, with weights in fp32 or better."""
+    trial = copy.deepcopy(model).eval()
+    return trial if next(trial.parameters()).dtype in (torch.float32, torch.float64) else trial.float()
 
 
 def spread(layout: Layout, ids: Ids) -> Ids:
@@ -294,7 +313,7 @@ Results = tuple[Tensor, dict[str, Tensor]]
 """Logits, and gradients by parameter name."""
 
 
-def _results(model: nn.Module, forward: Forward, build: Build, batch: Batch) -> Results:
+def results(model: nn.Module, forward: Forward, build: Build, batch: Batch) -> Results:
     logits = forward(model, batch)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not logits.requires_grad:
@@ -305,20 +324,28 @@ def _results(model: nn.Module, forward: Forward, build: Build, batch: Batch) -> 
     return logits.detach(), dict(zip(trained, found, strict=True))
 
 
-def _compared(name: str, expected: Results, found: Results, tolerance: float) -> str | None:
-    if expected[0].shape != found[0].shape:
-        shapes = f"{tuple(found[0].shape)}, padded {tuple(expected[0].shape)}"
-        return f"{name}: the logits of a packed row have the shape {shapes}"
-    away = _apart(expected[0], found[0], _norm([expected[0]]))
+def compared(
+    name: str, expected: Results, found: Results, device: torch.device, *, ways: tuple[str, str]
+) -> str | None:
+    """Where two results of the model ``name`` differ, of which the first is right; None where they are equal.
+
+    Args:
+        ways: adjectives for what was found and for what was expected.
+    """
+    (found_logits, found_slopes), (logits, slopes), (this, that) = found, expected, ways
+    if logits.shape != found_logits.shape:
+        return f"{name}: {this} logits have the shape {tuple(found_logits.shape)}, {that} ones {tuple(logits.shape)}"
+    tolerance = TOLERANCES.get((device.type, logits.dtype), 1e-4)
+    away = _apart(logits, found_logits, _norm([logits]))
     if away > tolerance:
-        return f"{name}: packed logits differ from padded ones by {away:.1e} of their norm"
-    if expected[1].keys() != found[1].keys():
-        return f"{name}: no gradient reaches the parameters of a packed row"
-    norm = _norm(list(expected[1].values()))
-    apart = {key: _apart(expected[1][key], found[1][key], norm) for key in expected[1]}
+        return f"{name}: {this} logits differ from {that} ones by {away:.1e} of their norm"
+    if slopes.keys() != found_slopes.keys():
+        return f"{name}: no gradient reaches the parameters from {this} logits"
+    norm = _norm(list(slopes.values()))
+    apart = {key: _apart(slopes[key], found_slopes[key], norm) for key in slopes}
     worst = max(apart, key=apart.__getitem__, default=None)
     if worst is not None and apart[worst] > tolerance:
-        return f"{name}: packed and padded gradients of {worst} differ by {apart[worst]:.1e} of the gradient's norm"
+        return f"{name}: {this} and {that} gradients of {worst} differ by {apart[worst]:.1e} of the gradient's norm"
     return None
 
 
@@ -335,7 +362,7 @@ def _norm(tensors: list[Tensor]) -> float:
 
 
 @contextlib.contextmanager
-def _exactly(device: torch.device) -> Iterator[None]:
+def exactly(device: torch.device) -> Iterator[None]:
     """Full fp32, gradients on, and random numbers as they were on the way out."""
     cards = [device] if device.type == "cuda" else []
     with (
@@ -370,5 +397,5 @@ def _operator(model: Any, device: torch.device, dtype: torch.dtype, max_length: 
     return operator_for(q, max_length, 0.0, None)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")

@@ -197,7 +197,7 @@ def _shared(world: World, make: Callable[[], RunFolder]) -> Iterator[RunFolder]:
 
 def _open_again(recipe: Recipe) -> Recipe:
     """A run's own recipe with what was switched on for its machine left open: this one may be another."""
-    names = ("packing", "channels_last", "fused_qkv", "fusion", "compile", "capture")
+    names = ("packing", "early_pooling", "channels_last", "fused_qkv", "fusion", "compile", "capture")
     opened = [f"techniques.{name}=auto" for name in names if getattr(recipe.techniques, name) is True]
     if recipe.data.resident is True:
         opened.append("data.resident=auto")

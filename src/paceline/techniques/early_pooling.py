@@ -1,0 +1,276 @@
+"""Early pooling: the last block computes, of each text, only the position that the head reads.
+
+A head that reads each text's first position lets everything else of the last block's result fall, and the gradient of
+what falls is zero. So the block is given the first positions alone: queries, the layers after attention and the norms
+are computed for one position a text. Keys and values are still those of all positions. Five sixths of the block's
+matrix products are not computed at all, forward and backward; in an encoder of six blocks that is a seventh of a step.
+
+The block runs as it is written, on a shorter row. Only its attention module is told of the whole row, by a stand-in
+whose products of key and value nobody reads, and attention takes its keys and values from there. That nothing comes
+between is seen in a pass; that logits and every gradient stay the same is computed before the first step.
+
+Shapes: T positions of a packed row, P sequences in it, H heads, D head size, C channels.
+Source: queries of pooled positions before keys and values of all are those of Dai et al., Funnel-Transformer, arXiv
+2006.03236; here for a block of which nothing else is read, so that nothing is approximated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.device import PLANNED
+from paceline.errors import ModelError, RecipeError
+from paceline.records import Decision
+from paceline.seams import Build, Ids
+from paceline.techniques import packing
+from paceline.techniques.fused_qkv import place, triple
+
+SETTING = "techniques.early_pooling"
+
+BOUNDS = "cu_seq_lens_q"
+"""What a block is given of a packed row, and not of a padded batch."""
+
+ROW = "paceline_row"
+"""Keyword that hands the chosen positions and the whole row from the block down to its attention."""
+
+
+def apply_early_pooling(model: nn.Module, block: nn.Module) -> None:
+    """Have the last block of a packed model compute the first position of each text alone, in place.
+
+    Padded batches pass it as before, and so do names of weights and whatever is saved.
+
+    Args:
+        model: after ``apply_packing``; its head reads first positions.
+        block: the last one; nothing but norms may come after it.
+
+    Raises:
+        ModelError: the block has no attention module with three products of one size.
+    """
+    found = _attention(block)
+    if found is None:
+        raise ModelError(
+            f"early pooling: {type(block).__name__} has no attention with products for query, key and value",
+            "the last block is told apart by them",
+            "leave it as it is",
+        )
+    module, names = found
+    # on the instances, so that their classes and every other model of them are left alone
+    module.forward = types.MethodType(_attention_forward(names), module)
+    block.forward = types.MethodType(_block_forward, block)
+    setattr(model, packing.POOLS_EARLY, True)
+
+
+def undo_early_pooling(model: nn.Module, block: nn.Module) -> None:
+    """The model as it was before."""
+    for module in block.modules():
+        if "forward" in vars(module):
+            del module.forward
+    setattr(model, packing.POOLS_EARLY, False)
+
+
+def apply(build: Build, setting: bool | Literal["auto"], ids: Ids, *, compare: bool = True) -> Build:
+    """The build with a shorter last block, if its model computes the same with it.
+
+    Args:
+        build: before anything else has taken hold of its blocks.
+        ids: the first micro-batch; both ways are compared on some of it.
+        compare: False: look at the way the pass takes, not at its numbers; for a plan, which has none.
+
+    Raises:
+        RecipeError: ``setting`` is true, and the model cannot have it.
+    """
+    if setting is False:
+        return replace(build, path={**build.path, "early_pooling": "off"})
+    reason = difference(build, ids, compare=compare)
+    if reason is None:
+        apply_early_pooling(build.model, build.blocks[-1])
+        agreed = "the head reads one position a text, and gradients without the others are equal up to rounding"
+        path = {**build.path, "early_pooling": "the last block"}
+    elif setting is True:
+        raise RecipeError(f"{SETTING} = true", reason, f"--set {SETTING}=auto, which goes without where it cannot be")
+    else:
+        agreed, path = reason, {**build.path, "early_pooling": f"off: {reason}"}
+    decision = Decision(setting=SETTING, value=str(reason is None).lower(), reason=agreed)
+    return replace(build, path=path, decisions=(*build.decisions, decision))
+
+
+def unsupported(build: Build) -> str | None:
+    """Why the last block of this build cannot be shortened at all, or None."""
+    if not build.path.get("layout", "").startswith("packed"):
+        return "it is for texts in packed rows"
+    if getattr(build.model.config, "classifier_pooling", "cls") == "mean":
+        return "the head reads every position of a text"
+    if not build.blocks or _attention(build.blocks[-1]) is None:
+        return "the last block has no attention with three products of one size for query, key and value"
+    return None
+
+
+def difference(build: Build, ids: Ids, *, compare: bool = True) -> str | None:
+    """Where results with and without differ: logits, then the gradient of each parameter; None where they are equal.
+
+    Computed in fp32 without dropout on a copy of the model, as packing is. What raises is a difference too.
+    """
+    reason = unsupported(build)
+    if reason is not None:
+        return reason
+    name = next(name for name, module in build.model.named_modules() if module is build.blocks[-1])
+    batch = build.layout.collate(packing.spread(build.layout, ids))
+    with packing.exactly(build.device):
+        trial = packing.trial_of(build.model) if compare else build.model
+        block = trial.get_submodule(name)
+
+        def passed(*, compare: bool) -> packing.Results | None:
+            if compare:
+                return packing.results(trial, build.forward, build, batch)
+            with torch.no_grad():
+                build.forward(trial, batch)
+            return None
+
+        with _modes_kept(trial):
+            trial.eval()
+            with _watched(trial, block) as calls:
+                expected = passed(compare=compare)
+            if calls != [True]:
+                return "something comes after its last block, or the block is passed more than once"
+            try:
+                apply_early_pooling(trial, block)
+                found = passed(compare=compare)
+                block.train()  # what training alone puts between products and attention is seen too
+                passed(compare=False)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever it is, it is the answer to the question, and is reported
+                return f"a shorter last block fails with {type(error).__name__}: {packing.first_line(error)}"
+            finally:
+                undo_early_pooling(trial, block)
+    if expected is None or found is None or build.device.type == PLANNED:
+        return None
+    name = type(build.model).__name__
+    return packing.compared(name, expected, found, build.device, ways=("early pooled", "late pooled"))
+
+
+@final
+class OneQuery:
+    """``self`` of the last attention module's forward for one pass: the module, but for its three products.
+
+    Queries are those of the chosen positions. What stands for keys and values only has their shape; the real ones are
+    computed of the whole row when attention asks for them.
+
+    Args:
+        module: with three linear layers called ``names``, for query, key and value.
+        chosen: [1, P, C]: what the module must be given.
+        row: [1, T, C]: what keys and values are computed of.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str], chosen: Tensor, row: Tensor) -> None:
+        self._stands_for, self._chosen, self._row = module, chosen, row
+        query, key, value = (getattr(module, name) for name in names)
+        self._query, self._others = query, (key, value)
+        self._queries: Tensor | None = None
+        for name in names:
+            setattr(self, name, self._projected)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stands_for, name)
+
+    def _projected(self, hidden: Tensor) -> Tensor:
+        """[1, P, C] -> [1, P, H D]: the queries, whoever asks."""
+        if hidden is not self._chosen:
+            raise ModelError(f"{type(self._stands_for).__name__} is not given what its block is given")
+        if self._queries is None:
+            self._queries = self._query(hidden)
+        return self._queries
+
+    def one_query(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [P, H, D], and keys and values [T, 2, H, D], for an attention function given this as its module.
+
+        Args:
+            query, key, value: [1, H, P, D], as they reach attention.
+
+        Raises:
+            ModelError: they are anything else than the products; a compiler does not look.
+        """
+        assert self._queries is not None
+        _, heads, positions, size = query.shape
+        if not torch.compiler.is_compiling():
+            made = place(self._queries.view(1, positions, heads, size).transpose(1, 2))
+            if not place(query) == place(key) == place(value) == made:
+                raise ModelError(f"{type(self._stands_for).__name__} changes its products before attention")
+        weights = torch.cat([linear.weight for linear in self._others])
+        biases = [linear.bias for linear in self._others if linear.bias is not None]
+        product = F.linear(self._row, weights, torch.cat(biases) if biases else None)
+        return query[0].transpose(0, 1), product[0].unflatten(-1, (2, heads, size))
+
+
+def _block_forward(block: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The block's own forward, of the first positions alone where the row is packed."""
+    bounds = kwargs.get(BOUNDS)
+    if bounds is None:
+        return type(block).forward(block, hidden, *args, **kwargs)
+    # an empty sequence at the row's end begins behind it; nobody reads what comes of it
+    first = bounds[:-1].clamp(max=hidden.shape[1] - 1)
+    chosen = hidden.index_select(1, first)
+    return type(block).forward(block, chosen, *args, **kwargs, **{ROW: (chosen, hidden)})
+
+
+@functools.cache
+def _attention_forward(names: tuple[str, ...]) -> Callable[..., Any]:
+    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        row = kwargs.pop(ROW, None)
+        itself = module if row is None else OneQuery(module, names, *row)
+        return type(module).forward(itself, *args, **kwargs)
+
+    return forward
+
+
+def _attention(block: nn.Module) -> tuple[nn.Module, tuple[str, ...]] | None:
+    """The block's one attention module that can be shortened, and what its three products are called."""
+    found = [(module, names) for module in block.modules() if (names := triple(module))]
+    if len(found) != 1 or "forward" in vars(block):
+        return None
+    module, names = found[0]
+    sizes = {getattr(module, name).out_features for name in names}
+    return found[0] if len(sizes) == 1 else None
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, block: nn.Module) -> Iterator[list[bool]]:
+    """Fills a list, one entry a pass of the block: whether its result is what the stack hands on to be pooled."""
+    calls: list[bool] = []
+    made: list[Tensor] = []
+
+    def of_block(_module: nn.Module, _arguments: Any, output: Any) -> None:
+        made.append(packing.hidden_of(output))
+        calls.append(False)
+
+    def of_stack(_module: nn.Module, _arguments: Any, output: Any) -> None:
+        calls[-1:] = [place(packing.hidden_of(output)) == place(made[-1])]
+
+    hooks = [
+        block.register_forward_hook(of_block),
+        packing.stack_of(model).register_forward_hook(of_stack, prepend=True),  # before it is pooled
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
