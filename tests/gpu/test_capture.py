@@ -39,7 +39,7 @@ class Net(nn.Module):
 def made(capture: bool, mode: str = "bf16", waits: bool = False, **optimizer: object) -> tuple[Assembled, Recipe]:
     generator = np.random.default_rng(0)
     images = Images(generator.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         model = Net(waits).to(CUDA)
     chosen = recipe(techniques={"precision": mode, "capture": capture}, optimizer={"decay_all": False, **optimizer})

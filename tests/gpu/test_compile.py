@@ -160,7 +160,7 @@ def test_a_second_model_finds_its_kernels_kept(tmp_path: Path) -> None:
 
 
 def test_a_convolution_network_is_one_graph_channels_last() -> None:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         plain, compiled = (
             nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3))

@@ -50,7 +50,7 @@ class Net(nn.Module):
 def made(world: World, capture: bool, **more: Any) -> Assembled:
     generator = np.random.default_rng(0)
     images = Images(generator.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         model = Net().to(CUDA)
     chosen = recipe(techniques={"precision": "fp32", "capture": capture}, optimizer={"decay_all": False})
@@ -148,7 +148,7 @@ def test_two_cards_train_as_one(capture: bool, tmp_path: Path) -> None:
 def on_two_cards(folder: Path, capture: bool) -> list[dict[str, Any]]:
     """What the two processes say, in rank order."""
     root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
     arguments = [sys.executable, "-m", "tests.gpu.test_ddp", str(folder), str(int(capture))]
     processes = [
         subprocess.Popen([*arguments, str(rank)], cwd=root, env=environment, stdout=subprocess.PIPE, text=True)

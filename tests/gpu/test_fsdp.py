@@ -129,7 +129,7 @@ def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
 def on_two_cards(folder: Path, kind: str, number_format: str) -> list[dict[str, Any]]:
     """What the two processes say, in rank order."""
     root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
     arguments = [sys.executable, "-m", "tests.gpu.test_fsdp", str(folder), kind, number_format]
     processes = [
         subprocess.Popen([*arguments, str(rank)], cwd=root, env=environment, stdout=subprocess.PIPE, text=True)

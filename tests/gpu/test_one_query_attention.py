@@ -40,9 +40,10 @@ def row(
     return q.requires_grad_(), kv.requires_grad_(), grad
 
 
-def whole(q: Tensor, kv: Tensor, grad: Tensor, dropout: float) -> tuple[Tensor, ...]:
-    """Output and gradients."""
-    out = one_query_attention(q, kv, bounds(LENGTHS, "cuda"), 512, dropout=dropout)
+def whole(q: Tensor, kv: Tensor, grad: Tensor, dropout: float, cu_seqlens: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Output and gradients; without ``cu_seqlens`` the lengths are copied to the card, which waits."""
+    cu_seqlens = bounds(LENGTHS, "cuda") if cu_seqlens is None else cu_seqlens
+    out = one_query_attention(q, kv, cu_seqlens, 512, dropout=dropout)
     return out.detach(), *torch.autograd.grad(out, (q, kv), grad)
 
 
@@ -111,10 +112,10 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 
 @pytest.mark.usefixtures("_kernel")
 def test_a_captured_graph_draws_anew_at_every_replay_and_is_what_is_launched() -> None:
-    q, kv, grad = row()
+    (q, kv, grad), cu_seqlens = row(), bounds(LENGTHS, "cuda")
 
     def step() -> tuple[Tensor, ...]:
-        return whole(q, kv, grad, 0.1)
+        return whole(q, kv, grad, 0.1, cu_seqlens)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -146,10 +147,10 @@ def test_a_captured_graph_draws_anew_at_every_replay_and_is_what_is_launched() -
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_it_never_waits_for_the_device(dtype: torch.dtype, dim: int, dropout: float) -> None:
     """Nor does what other types and head sizes take."""
-    q, kv, grad = row(dim, dtype=dtype)
-    whole(q, kv, grad, dropout)  # compiles, which may wait
+    (q, kv, grad), cu_seqlens = row(dim, dtype=dtype), bounds(LENGTHS, "cuda")
+    whole(q, kv, grad, dropout, cu_seqlens)  # compiles, which may wait
     with waits_are_errors():
-        whole(q, kv, grad, dropout)
+        whole(q, kv, grad, dropout, cu_seqlens)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def made(mode: str, **settings: object) -> tuple[Assembled, nn.Module, Recipe]:
     generator = np.random.default_rng(0)
     images = Images(generator.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8))
     labels = generator.integers(0, 3, 64)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 3)).to(CUDA)
     chosen = recipe(techniques={"precision": mode}, optimizer={"decay_all": False, **settings})

@@ -19,7 +19,7 @@ def tiny_model(dropout: float = 0.1, **settings: Any) -> nn.Module:
 
     sizes = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 32, **settings}
     drops = {"dropout": dropout, "attention_dropout": dropout, "seq_classif_dropout": dropout}
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         config = DistilBertConfig(vocab_size=VOCABULARY, num_labels=CLASSES, **sizes, **drops)
         return DistilBertForSequenceClassification(config)

@@ -63,7 +63,7 @@ def made_model(kind: str) -> tuple[nn.Module, list[nn.Module]]:
         settings |= {"local_attention": 16, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2}
         settings |= {"bos_token_id": 1, "eos_token_id": 2}
     config = AutoConfig.for_model(kind, vocab_size=100, num_labels=2, pad_token_id=0, **settings)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").train()
     base = model.base_model

@@ -38,7 +38,7 @@ def made(kind: str) -> nn.Module:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     drops = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = AutoConfig.for_model(kind, vocab_size=120, num_labels=3, pad_token_id=0, **sizes, **drops)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = AutoModelForSequenceClassification.from_config(config).train()
         for parameter in model.parameters():

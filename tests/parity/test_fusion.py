@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from paceline.techniques import compile as technique
-from paceline.techniques.compile import TrainingPass, apply_compile, fused, undo
+from paceline.techniques.compile import TrainingPass, apply_compile, embeddings_of, fused, undo
 from paceline.techniques.fused_qkv import apply_fused_qkv
 from paceline.techniques.fusion import NARROW, Tally, serves
 from paceline.techniques.recompute import apply_recompute
@@ -273,7 +273,7 @@ class Block(nn.Module):
 
 
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         module = make()
         for parameter in module.parameters():  # norms too
@@ -570,6 +570,39 @@ def test_the_narrow_copy_goes_on_where_nothing_comes_between() -> None:
             assert torch.equal(copies[-1], hidden.bfloat16()), "the copy is another tensor's"
     assert gone[1] is copies[0]
     assert gone[2] is copies[1]
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "bert"])
+def test_the_embeddings_hand_their_copy_to_the_first_block(kind: str) -> None:
+    (exact, _), (plain, _), (found, blocks) = (made_model(kind) for _ in range(3))
+    taken: list[Any] = []
+
+    def recording(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            results = module.forward(*given)
+            taken.append((given[-1], results[-1]))
+            return results
+
+        return call
+
+    embeddings = embeddings_of(found, blocks)
+    assert len(embeddings) == 1
+    apply_compile(blocks, embeddings, backend=recording, fusion=True, serves=lambda tensor: True)
+    padded_loss(exact, 40).backward()
+    for model in (plain, found):
+        in_bf16(lambda: padded_loss(model, 40)).backward()  # noqa: B023
+    (_, given), (first, _) = taken[0], taken[1]
+    assert given.dtype == torch.bfloat16
+    assert first is given, "the first block's products have cast the embeddings' result again"
+    assert_as_near(exact, plain, found)
+
+
+def test_without_autocast_embeddings_have_no_copy() -> None:
+    model, blocks = made_model("bert")
+    apply_compile(blocks, embeddings_of(model, blocks), backend="eager", fusion=True, serves=lambda tensor: True)
+    hidden = model.base_model.embeddings(torch.ones(2, 5, dtype=torch.long))
+    assert hidden.dtype == torch.float32
+    assert not hasattr(hidden, NARROW)
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])

@@ -60,7 +60,7 @@ def model_of(family: str, num_labels: int = 3) -> Any:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     kind, settings = FAMILIES[family]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         config = AutoConfig.for_model(kind, num_labels=num_labels, **settings)
         model = AutoModelForSequenceClassification.from_config(config)

@@ -20,6 +20,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -33,7 +34,7 @@ from paceline.errors import RecipeError
 from paceline.files import write_atomically
 from paceline.records import Decision
 from paceline.seams import Build
-from paceline.techniques.fusion import Serves, Tally, apply_fusion, serves
+from paceline.techniques.fusion import Seam, Serves, Tally, apply_fusion, give_narrow, serves
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +88,16 @@ def apply_compile(
         Exception: of torch's compilers, when it cannot be compiled as one graph; see ``reason_of``.
     """
     tally = Tally()
-    fusing = _Fusing(backend, tally, serves) if fusion else None
-    for group, chosen in ((blocks, fusing), (embeddings, None)):
-        compiled = _compiled_call(chosen or backend, dynamic=None)
+
+    def fused_block(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, Seam]:
+        graph, found, seam = apply_fusion(graph, serves=serves)
+        tally.found.append(found)
+        return graph, seam
+
+    for group, rewrite in ((blocks, fused_block), (embeddings, partial(give_narrow, serves=serves))):
+        compiled = _compiled_call(_Fusing(backend, rewrite) if fusion else backend, dynamic=None)
         for module in group:
-            found = tally if chosen else None
+            found = tally if fusion and group is blocks else None
             _install(module, TrainingPass(module.forward, compiled, module, static=False, tally=found))
     return tally
 
@@ -317,14 +323,15 @@ def _forward(forward: Call, /, *args: Any, **kwargs: Any) -> Any:
 
 @final
 class _Fusing:
-    """A backend of ``torch.compile`` that has our kernels put into the graph before the backend proper sees it."""
+    """A backend of ``torch.compile`` that has the graph rewritten before the backend proper sees it."""
 
-    def __init__(self, backend: str | Call, tally: Tally, serves: Serves) -> None:
-        self._backend, self._tally, self._serves = backend, tally, serves
+    def __init__(
+        self, backend: str | Call, rewrite: Callable[[torch.fx.GraphModule], tuple[torch.fx.GraphModule, Seam]]
+    ) -> None:
+        self._backend, self._rewrite = backend, rewrite
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Call:
-        module, found, seam = apply_fusion(module, serves=self._serves)
-        self._tally.found.append(found)
+        module, seam = self._rewrite(module)
         taken = [node for node in module.graph.nodes if node.op == "placeholder"][len(inputs) :]
         compiled = self._compiled(module, [*inputs, *(node.meta["example_value"] for node in taken)])
         return lambda *given: seam.call(compiled, given)

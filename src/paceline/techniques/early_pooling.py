@@ -208,7 +208,8 @@ class OneQuery:
         weights = torch.cat([linear.weight for linear in self._others])
         biases = [linear.bias for linear in self._others if linear.bias is not None]
         product = F.linear(self._row, weights, torch.cat(biases) if biases else None)
-        return query[0].transpose(0, 1), product[0].unflatten(-1, (2, heads, size))
+        # squeezed, not indexed: the gradient is then a view, too
+        return query.squeeze(0).transpose(0, 1), product.squeeze(0).unflatten(-1, (2, heads, size))
 
 
 def _block_forward(block: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:

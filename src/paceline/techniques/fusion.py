@@ -138,6 +138,32 @@ def apply_fusion(module: fx.GraphModule, *, serves: Serves = serves) -> tuple[fx
     return copy, found, Seam(takes, tuple(index for index, _ in gives))
 
 
+def give_narrow(module: fx.GraphModule, *, serves: Serves = serves) -> tuple[fx.GraphModule, Seam]:
+    """What comes before the blocks, with a narrow copy for the first block beside its result: one pass, if compiled.
+
+    Only under autocast, and of results that are a norm, or a norm with dropout.
+
+    Args:
+        module: as of ``apply_fusion``.
+        serves: whether a seam is wanted where a tensor is.
+    """
+    graph = fx.Graph()
+    output = graph.output(graph.graph_copy(module.graph, {}))
+    own: Any = output.args[0]
+    gives = []
+    for index, node in enumerate(own):
+        inner = node.args[0] if _is_call(node, (F.dropout,)) and node.args else node
+        wide = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+        if not (_is_call(inner, NORM) and isinstance(wide, Tensor) and wide.dtype == torch.float32 and serves(wide)):
+            continue
+        kind = wide.device.type
+        if torch.is_autocast_enabled(kind) and (dtype := torch.get_autocast_dtype(kind)) in HALF:
+            with graph.inserting_before(output):
+                gives.append((index, graph.call_method("to", (node, dtype))))
+    output.args = ((*own, *(narrow for _, narrow in gives)),)
+    return fx.GraphModule(module, graph), Seam(gives=tuple(index for index, _ in gives))
+
+
 def _rewrite_inner(module: fx.GraphModule, serves: Serves) -> Found:
     """The same in the graphs that nodes of the module's graph refer to."""
     found = Found()
