@@ -142,7 +142,7 @@ def _of_paceline(cell: Cell, outcome: Outcome, workload: Path | None, out: Path)
         loss=statistics.fmean(line.fields["loss"] for line in steps[-LAST_LOSSES:]),
         num_parameters=start.fields["num_parameters"] if start else None,
         peak_allocated_bytes=told.get("peak_bytes"),
-        peak_reserved_bytes=told.get("peak_reserved_bytes"),
+        peak_reserved_bytes=(told.get("memory") or {}).get("reserved"),
         phases={name: round(seconds, 3) for name, seconds in told["seconds"].items()},
         path=told.get("path"),
         final=told.get("final"),

@@ -3,7 +3,7 @@
 A head that reads each text's first position lets everything else of the last block's result fall, and the gradient of
 what falls is zero. So the block is given the first positions alone: queries, the layers after attention and the norms
 are computed for one position a text. Keys and values are still those of all positions. Five sixths of the block's
-matrix products are not computed at all, forward and backward; in an encoder of six blocks that is a seventh of a step.
+matrix products are not computed at all, forward and backward: of six blocks, a seventh of all products.
 
 The block runs as it is written, on a shorter row. Only its attention module is told of the whole row, by a stand-in
 whose products of key and value nobody reads, and attention takes its keys and values from there. That nothing comes
