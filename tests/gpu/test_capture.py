@@ -14,6 +14,7 @@ from paceline.recipe import Recipe
 from paceline.seams import Build
 from paceline.tasks import task_for
 from paceline.techniques import precision
+from paceline.techniques.capture import Captured
 from tests.gpu.waiting import waits_are_errors
 from tests.parity.driving import recipe
 
@@ -134,6 +135,20 @@ def test_loading_a_state_between_replays_is_seen_by_them() -> None:
     expected = [step(run, index)[0].item() for index in range(5, 9)]
     run.engine.load(saved, scalars)
     assert [step(run, index)[0].item() for index in range(5, 9)] == expected
+
+
+def test_an_input_that_the_step_changes_is_read_anew() -> None:
+    runner = Captured(CUDA)
+    given = torch.ones(4, device=CUDA)
+
+    def doubled(values: torch.Tensor) -> torch.Tensor:
+        return values.mul_(2).sum()
+
+    found = [runner.run(doubled, (given.clone(),)).item() for _ in range(2)]
+    for _ in range(3):
+        found.append(runner.run(doubled, (given,)).item())
+    assert found == [8.0] * 5, "the recorded step read its own result"
+    assert runner.path.startswith("captured"), runner.path
 
 
 def test_a_gradient_that_a_user_took_away_is_named() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.engine.assemble import Assembled
-from paceline.techniques.capture import Eager
+from paceline.techniques.capture import Eager, _Input, _Recording
 from tests.parity.driving import assembled, recipe, train
 from tests.parity.reference import tiny_model
 
@@ -57,3 +57,39 @@ def test_without_a_card_a_function_runs_as_it_is() -> None:
     runner = Eager("the device is a CPU")
     assert runner.run(lambda a, b, option: (a + b, option), (1, 2), "last") == (3, "last")
     assert runner.path == "eager: the device is a CPU"
+
+
+class Doubling:
+    """In place of a graph: writes twice what it reads."""
+
+    def __init__(self, reads: torch.Tensor, writes: torch.Tensor) -> None:
+        self.reads, self.writes = reads, writes
+
+    def replay(self) -> None:
+        self.writes.copy_(2 * self.reads)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_what_is_there_already_is_not_copied_again(changes: bool) -> None:
+    place, written = _Input(torch.zeros(2), changes), torch.zeros(2)
+    recording = _Recording(Doubling(place.ours, written), [place, None], {"out": written})
+    given = torch.ones(2)
+    first = recording.replay([given, "last"])["out"]
+    copied = place.ours._version
+    assert recording.replay([given, "last"])["out"].tolist() == [2, 2]
+    assert (place.ours._version > copied) == changes, "copied again" if not changes else "what the graph changes stayed"
+    given.add_(1)
+    assert recording.replay([given, "last"])["out"].tolist() == [4, 4], "a change in place was not seen"
+    assert recording.replay([torch.full((2,), 3.0), "last"])["out"].tolist() == [6, 6]
+    assert recording.replay([given, "last"])["out"].tolist() == [4, 4], "another tensor came between"
+    assert first.tolist() == [2, 2], "the next replay has overwritten what was given out"
+
+
+def test_tensors_of_inference_mode_are_copied_each_time() -> None:
+    place, written = _Input(torch.zeros(2), changes=False), torch.zeros(2)
+    recording = _Recording(Doubling(place.ours, written), [place], written)
+    with torch.inference_mode():
+        given = torch.ones(2)
+        assert recording.replay([given]).tolist() == [2, 2]
+        given.add_(1)
+        assert recording.replay([given]).tolist() == [4, 4]

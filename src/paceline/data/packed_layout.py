@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.data.dataset import Tokens
-from paceline.data.filler import as_filler
+from paceline.data.filler import Ones, as_filler
 from paceline.data.resident import longest, resident_tokens
 from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
 from paceline.errors import DataError
@@ -111,12 +111,13 @@ class PackedLayout(Layout):
         self._second = tokens.second if token_types else None
         self._resident = (resident_tokens(tokens, device), torch.tensor(labels, device=device)) if resident else None
         self.reads_ahead = not resident and device.type != "cpu"
+        self._ones = Ones(device)
         self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
 
     def collate(self, ids: Ids, draw: int | None = None) -> Batch:
         if not len(ids):
             return as_filler(self.collate(self._stand_in))
-        weights = torch.ones(len(ids), device=self._device)
+        weights = self._ones(len(ids))
         row = self._ahead.take(ids) if self._resident is None else self._gathered(ids, *self._resident)
         packed = Packed(row.pop("cu_seqlens"), row.pop("sequence"), self._longest)
         labels = row.pop("labels")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -90,18 +92,41 @@ class Eager(Runner):
         pass
 
 
+@dataclass
+class _Input:
+    """Where a graph reads one of its inputs.
+
+    Args:
+        changes: the graph writes there too, so that what was read last is not there any more.
+    """
+
+    ours: Tensor
+    changes: bool
+    last: weakref.ref[Tensor] | None = None
+    version: int = 0
+
+    def take(self, given: Tensor) -> None:
+        """Copy what is given there, unless it is there already: weights and counts are the same for most steps."""
+        if self.last is not None and self.last() is given and self.version == given._version:
+            return
+        self.ours.copy_(given, non_blocking=True)
+        # of tensors made in inference mode nobody knows whether they have been changed
+        if not self.changes and not given.is_inference():
+            self.last, self.version = weakref.ref(given), given._version
+
+
 @dataclass(frozen=True)
 class _Recording:
     graph: Any
-    inputs: list[Tensor | None]
-    """Where the graph reads; None for what is no tensor, which is part of the key."""
+    inputs: list[_Input | None]
+    """None for what is no tensor, which is part of the key."""
     outputs: Any
     """Where it writes; the next replay overwrites it."""
 
     def replay(self, leaves: Sequence[Any]) -> Any:
-        for ours, given in zip(self.inputs, leaves, strict=True):
-            if ours is not None:
-                ours.copy_(given, non_blocking=True)
+        for place, given in zip(self.inputs, leaves, strict=True):
+            if place is not None:
+                place.take(given)
         self.graph.replay()
         return _pytree.tree_map_only(Tensor, torch.clone, self.outputs)
 
@@ -128,6 +153,8 @@ class Captured(Runner):
         self._recordings: dict[Hashable, _Recording] = {}
         self._failed: set[Hashable] = set()
         self._problem: str | None = None
+        self._value, self._scalar = math.nan, torch.empty(0)
+        """What ``scalar`` made last: most steps divide by the same."""
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> Any:
         leaves, structure = _pytree.tree_flatten(list(inputs))
@@ -147,7 +174,9 @@ class Captured(Runner):
             self._record(key, function, leaves, structure, options)
 
     def scalar(self, value: float) -> Tensor | float:
-        return torch.full((), value, device=self._device)
+        if value != self._value:
+            self._value, self._scalar = value, torch.full((), value, device=self._device)
+        return self._scalar
 
     def probe(self, function: Callable[[], Any]) -> None:
         if self._device.type == PLANNED:
@@ -184,6 +213,7 @@ class Captured(Runner):
         options: Sequence[Hashable],
     ) -> _Recording | None:
         ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        before = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in ours]
         graph = self._cuda.CUDAGraph()
         with self._phase():
             # memory that is only cached would be missing to the graphs' own pool
@@ -195,7 +225,11 @@ class Captured(Runner):
                 log.debug("recording failed", exc_info=True)
                 self._break_off(key, f"recording failed: {str(error).splitlines()[0]}")
                 return None
-        recording = _Recording(graph, [leaf if isinstance(leaf, Tensor) else None for leaf in ours], outputs)
+        places = [
+            _Input(leaf, changes=leaf._version != version) if isinstance(leaf, Tensor) else None
+            for leaf, version in zip(ours, before, strict=True)
+        ]
+        recording = _Recording(graph, places, outputs)
         self._recordings[key] = recording
         return recording
 
