@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from paceline.engine.adopt import adopt
     from paceline.recipe import Recipe
     from paceline.records import RunRecord
+    from paceline.spans import mark, pop, push, span
     from paceline.verbs.doctor import doctor
     from paceline.verbs.evaluate import evaluate
     from paceline.verbs.plan import plan
@@ -19,7 +20,21 @@ if TYPE_CHECKING:
     from paceline.verbs.train import resume, train
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "RunRecord", "adopt", "doctor", "evaluate", "plan", "predict", "resume", "train"]
+__all__ = [
+    "Recipe",
+    "RunRecord",
+    "adopt",
+    "doctor",
+    "evaluate",
+    "mark",
+    "plan",
+    "pop",
+    "predict",
+    "push",
+    "resume",
+    "span",
+    "train",
+]
 
 _HOMES = {
     "Recipe": "paceline.recipe",
@@ -27,9 +42,13 @@ _HOMES = {
     "adopt": "paceline.engine.adopt",
     "doctor": "paceline.verbs.doctor",
     "evaluate": "paceline.verbs.evaluate",
+    "mark": "paceline.spans",
     "plan": "paceline.verbs.plan",
+    "pop": "paceline.spans",
     "predict": "paceline.verbs.predict",
+    "push": "paceline.spans",
     "resume": "paceline.verbs.train",
+    "span": "paceline.spans",
     "train": "paceline.verbs.train",
 }
 
