@@ -74,16 +74,44 @@ def one_query_attention(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     q, kv = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, kv))
-    if operator_for(q) == "kernel":
-        out: Tensor = torch.ops.paceline.one_query_attention(q, kv, cu_seqlens, dropout, scale)[0]
-        return out
-    return padded_one_query(q, kv, cu_seqlens, max_length, dropout, scale)
+    match operator_for(q):
+        case "kernel":
+            out: Tensor = torch.ops.paceline.one_query_attention(q, kv, cu_seqlens, dropout, scale)[0]
+            return out
+        case "loop":
+            return looped_one_query(q, kv, cu_seqlens, dropout, scale)
+        case _:
+            return padded_one_query(q, kv, cu_seqlens, max_length, dropout, scale)
 
 
 def operator_for(q: Tensor) -> str:
-    """What ``one_query_attention`` takes for queries like ``q`` [P, H, D]: ``kernel``, or ``padded`` elsewhere."""
+    """What ``one_query_attention`` takes for queries like ``q`` [P, H, D].
+
+    ``kernel`` where it runs; ``loop`` on a CPU, where sequences cost nothing to tell apart; ``padded`` on other cards, and
+    for a compiler, which has no lengths to go by.
+    """
     # the same cards, types and head sizes; no sequence is too long for a loop over its keys
-    return "kernel" if supports(q, max_length=0) is None else "padded"
+    if supports(q, max_length=0) is None:
+        return "kernel"
+    return "loop" if q.device.type == "cpu" and not torch.compiler.is_compiling() else "padded"
+
+
+def looped_one_query(q: Tensor, kv: Tensor, cu_seqlens: Tensor, dropout: float, scale: float) -> Tensor:
+    """The same as ``one_query_attention``, sequence after sequence: no memory but that of their own keys."""
+    _check(q, kv, cu_seqlens, dropout)
+    bounds, lengths = cu_seqlens.tolist(), cu_seqlens.diff().tolist()
+    if not any(lengths):
+        return _of_nothing(q, kv)
+    # split, not sliced: the gradients of slices are as many tensors of the whole row's size
+    parts = kv.split([bounds[0], *lengths, kv.shape[0] - bounds[-1]])[1:-1]
+    found = []
+    for query, part in zip(q.unbind(), parts, strict=True):
+        if not len(part):
+            found.append(torch.zeros_like(query))
+            continue
+        keys, values = part.permute(1, 2, 0, 3)
+        found.append(F.scaled_dot_product_attention(query[:, None], keys, values, None, dropout, scale=scale)[:, 0])
+    return torch.stack(found)
 
 
 def padded_one_query(
@@ -92,8 +120,7 @@ def padded_one_query(
     """The same as ``one_query_attention`` in plain torch on any device: keys and values padded to [P, L, 2, H, D]."""
     _check(q, kv, cu_seqlens, dropout)
     if 0 in (q.shape[0], kv.shape[0], max_length):
-        # sums over nothing: both get the gradient that they should, 0
-        return q.new_zeros(q.shape) + q[:0].sum(0) + kv[:0].sum((0, 1))
+        return _of_nothing(q, kv)
     bounds = cu_seqlens.long()[:, None]
     within = torch.arange(torch.sym_min(max_length, kv.shape[0]), device=q.device)
     positions, last = bounds[:-1] + within, bounds[1:] - 1
@@ -108,6 +135,11 @@ def padded_one_query(
         q[:, :, None], keys.transpose(1, 2), values.transpose(1, 2), seen[:, None, None], dropout, scale=scale
     )
     return out.squeeze(2).masked_fill(empty[:, :, None], 0.0).contiguous()
+
+
+def _of_nothing(q: Tensor, kv: Tensor) -> Tensor:
+    """Zeros; sums over nothing give both the gradient that they should have, 0."""
+    return q.new_zeros(q.shape) + q[:0].sum(0) + kv[:0].sum((0, 1))
 
 
 def _check(q: Tensor, kv: Tensor, cu_seqlens: Tensor, dropout: float) -> None:

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from paceline.facts import Card
 from paceline.kernels import one_query_attention as room
 from paceline.kernels import short_attention
-from paceline.kernels.one_query_attention import one_query_attention, operator_for
+from paceline.kernels.one_query_attention import one_query_attention, operator_for, padded_one_query
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import answer, run
 
@@ -69,6 +69,12 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 # ---- what it computes, in plain torch
 
 
+@pytest.fixture(params=["loop", "padded"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "operator_for", lambda q: request.param)
+
+
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("lengths", [RAGGED, WITH_EMPTY, (57,), (1, 1)], ids=["ragged", "empty", "one", "single"])
 @pytest.mark.parametrize("longest", [None, 64, 2**40])  # which takes no more memory than the row is long
 @pytest.mark.parametrize("scale", [None, 0.7, -0.3])
@@ -86,6 +92,7 @@ def test_output_and_gradients_are_those_of_each_sequence_alone(
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=lambda text, n=name: f"gradient of {n}: {text}")
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_an_empty_sequence_is_exactly_zero(dropout: float) -> None:
     q, kv, grad = states(WITH_EMPTY)
@@ -104,6 +111,7 @@ def test_an_empty_sequence_is_exactly_zero(dropout: float) -> None:
     assert dkv.isfinite().all(), "keys or values have a gradient that is not finite"
 
 
+@pytest.mark.usefixtures("_way")
 def test_states_of_any_strides() -> None:
     """Keys and values are views of one product; a query may be a row of a larger one; a last dimension be strided."""
     q, kv, grad = states(RAGGED)
@@ -125,6 +133,7 @@ def test_states_of_any_strides() -> None:
             torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=name)
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize(("queries", "positions", "longest"), [(3, 0, 5), (0, 0, 5), (3, 0, 0), (0, 4, 4), (2, 4, 0)])
 def test_nothing_to_attend_to_is_zero(queries: int, positions: int, longest: int, dropout: float) -> None:
@@ -137,6 +146,7 @@ def test_nothing_to_attend_to_is_zero(queries: int, positions: int, longest: int
     assert torch.equal(dkv, torch.zeros_like(kv)), "the keys and values have a gradient"
 
 
+@pytest.mark.usefixtures("_way")
 def test_positions_of_no_sequence_have_no_gradient() -> None:
     q, kv, grad = states((3, 47, 7))
     out = one_query_attention(q[:2], kv, bounds((3, 47)), 64)
@@ -145,6 +155,7 @@ def test_positions_of_no_sequence_have_no_gradient() -> None:
     assert slope[:50].all(), "and the others should have one"
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_in_one_sequence_stays_there(bad: float) -> None:
     """Padding must not read a neighbour: zero times infinity is not zero."""
@@ -160,6 +171,7 @@ def test_what_is_not_finite_in_one_sequence_stays_there(bad: float) -> None:
         assert torch.equal(other[:-1], clean[:-1]), "it spread to another sequence"
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("dropout", [0.0, 1e-12])  # rounded to none, on the path of dropout
 def test_narrow_formats_are_right_to_their_rounding(dtype: torch.dtype, dropout: float) -> None:
@@ -193,6 +205,7 @@ def uniform(lengths: Sequence[int], dropout: float, heads: int = 4) -> tuple[Ten
     return shown * counts, slope[:, 1, :, 0].T * counts
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
 def test_dropout_drops_its_share_and_scales_the_rest_both_ways_alike(dropout: float) -> None:
     torch.manual_seed(0)
@@ -204,6 +217,7 @@ def test_dropout_drops_its_share_and_scales_the_rest_both_ways_alike(dropout: fl
     torch.testing.assert_close(forward[forward > 0], torch.full_like(forward[forward > 0], 1 / (1 - dropout)))
 
 
+@pytest.mark.usefixtures("_way")
 def test_dropout_is_governed_by_the_seed() -> None:
     drawn = []
     for seed in (3, 3, 4):
@@ -213,6 +227,7 @@ def test_dropout_is_governed_by_the_seed() -> None:
     assert not torch.equal(drawn[0], drawn[2]), "two seeds drew one mask"
 
 
+@pytest.mark.usefixtures("_way")
 def test_the_gradient_with_dropout_is_that_of_the_very_mask_drawn() -> None:
     """Numerically: the same seed draws the same mask, so the function can be probed beside where it stands."""
     q, kv, _ = states((4, 0, 5))
@@ -246,7 +261,7 @@ def test_one_graph_serves_every_packing_and_number_of_sequences(dropout: float) 
         out = compiled(q, kv, cu_seqlens)
         found = (out, *torch.autograd.grad(out, (q, kv), grad))
         torch.manual_seed(1)
-        wanted = layer(q, kv, cu_seqlens)
+        wanted = padded_one_query(q * 2, kv, cu_seqlens, 47, dropout, SIZE**-0.5) + 1
         for one, other in zip(found, (wanted, *torch.autograd.grad(wanted, (q, kv), grad)), strict=True):
             torch.testing.assert_close(one, other)
     torch._dynamo.reset()
@@ -289,7 +304,10 @@ def test_fakes_are_contiguous_whatever_the_strides_of_the_arguments(dropout: flo
 
 
 def test_the_kernel_is_taken_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert operator_for(torch.empty(4, 2, 64, dtype=torch.bfloat16)) == "padded", "the kernel on a CPU"
+    on_cpu = torch.empty(4, 2, 64, dtype=torch.bfloat16)
+    assert operator_for(on_cpu) == "loop", "the kernel on a CPU"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert operator_for(on_cpu) == "padded", "a compiler has no lengths"
     assert operator_for(torch.empty(4, 2, 64, dtype=torch.bfloat16, device="meta")) == "padded"
     monkeypatch.setattr(short_attention, "HAS_TRITON", True)
     monkeypatch.setattr(torch.version, "hip", None)
