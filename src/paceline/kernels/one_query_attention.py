@@ -87,8 +87,8 @@ def one_query_attention(
 def operator_for(q: Tensor) -> str:
     """What ``one_query_attention`` takes for queries like ``q`` [P, H, D].
 
-    ``kernel`` where it runs; ``loop`` on a CPU, where sequences cost nothing to tell apart; ``padded`` on other cards, and
-    for a compiler, which has no lengths to go by.
+    ``kernel`` where it runs; ``loop`` on a CPU, where sequences cost nothing to tell apart; ``padded`` on other cards,
+    and for a compiler, which has no lengths to go by.
     """
     # the same cards, types and head sizes; no sequence is too long for a loop over its keys
     if supports(q, max_length=0) is None:
