@@ -174,6 +174,71 @@ class MemoryRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageRecord:
+    """A stage of a run's memory, measured when all work of the stage was done. Sizes in bytes."""
+
+    name: str
+    """context, model, checks, optimizer, warm-up, forward, backward, update, steady, evaluation; or passes: forward
+    and backward in one, where steps are replayed and nobody can look between the two."""
+    allocated: int
+    """By tensors, at the end."""
+    peak: int
+    """By tensors, at the highest."""
+    reserved: int
+    """By torch's allocator, at the most."""
+    in_use: int
+    """Of the card, when most was reserved: also what the driver and the code of kernels take, without what other
+    programs had taken before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryStages:
+    """A run's memory on a card, stage by stage, and what was predicted. A run that could not go on has fewer stages."""
+
+    settings: tuple[str, ...] = ()
+    """What was changed in the recipe: all changes, one after the other."""
+    stages: tuple[StageRecord, ...] = ()
+    others: int | None = None
+    """Bytes that other programs had of the card before; None where that is not known, so that ``in_use`` has them."""
+    batch_size: int = 0
+    micro_batch_size: int = 0
+    num_steps: int = 0
+    """Of the recipe's whole run."""
+    step_seconds: float | None = None
+    """Mean of some steps that nothing waited in; None where none was made."""
+    samples_per_second: float | None = None
+    path: Mapping[str, str] = field(default_factory=dict)
+    """See ``RunRecord.path``."""
+    problem: str = ""
+    """Why it went no further."""
+    traceback: str = ""
+    """Where the problem is a bug's."""
+    plan: MemoryPlan | None = None
+    plan_problem: str = ""
+    """Why there is no plan."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes by tensors, at the highest of all stages."""
+        return max((stage.peak for stage in self.stages), default=0)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes by torch's allocator, at the most."""
+        return max((stage.reserved for stage in self.stages), default=0)
+
+    @property
+    def context(self) -> int:
+        """Bytes by the driver and the code of kernels, at the most."""
+        return max((stage.in_use - stage.reserved for stage in self.stages), default=0)
+
+    @property
+    def total(self) -> int:
+        """Bytes of the card, at the most."""
+        return max((stage.in_use for stage in self.stages), default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """A whole run: what ``paceline.train`` returns and what ``summary.json`` holds."""
 

@@ -27,7 +27,9 @@ TORCH_FREE = (
     "verbs.doctor",
     "verbs.techniques",
     "verbs.plan",
+    "verbs.memory",
     "memory.allocator",
+    "memory.measure",
     "memory.predict",
     "verbs.schema",
 )

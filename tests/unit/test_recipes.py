@@ -59,7 +59,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_there_are_recipes() -> None:
     imdb = {"imdb_distilbert", "imdb_bert_large", "imdb_minilm"}
-    assert imdb | {"digits", "random_tokens", "features", "head_only"} <= set(NAMES)
+    assert imdb | {"digits", "random_tokens", "memory_anatomy", "features", "head_only"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from paceline import __version__
 from paceline.files import write_atomically
 from paceline.observe.collect import Collected, collect
-from paceline.observe.formats import amount, duration, figure, printable, rate, share, size
+from paceline.observe.formats import amount, duration, figure, rate, share, size
 from paceline.records import Decision, EvaluationRecord
 from paceline.report.curves import curves
 from paceline.report.memory import memory
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from paceline.report.page import page_of
 
 PHASES = (
     *("start", "import", "data", "model", "compile", "capture"),
@@ -44,27 +41,10 @@ def build_report(folder: Path) -> Path:
         DiskFullError: no room; a report that was there before is intact.
     """
     run = collect(folder)
-    page = _environment().get_template("report.html").render(_content(run))
+    page = page_of("report.html", _content(run))
     path = folder / "report.html"
     write_atomically(path, page.encode("utf-8", "backslashreplace"))
     return path
-
-
-@functools.cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # of no use before a run's end
-
-    environment = Environment(
-        loader=PackageLoader("paceline.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # control characters and direction overrides from data are shown, not obeyed
-        finalize=lambda value: printable(value) if type(value) is str else value,
-    )
-    environment.filters |= {"duration": duration, "size": size, "figure": figure, "share": share}
-    return environment
 
 
 def _content(run: Collected) -> dict[str, Any]:

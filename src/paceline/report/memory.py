@@ -56,7 +56,7 @@ class Memory:
 def memory(record: MemoryRecord) -> Memory:
     """The section about a run's memory."""
     plan, bars = record.plan, _bars(record)
-    unit, unit_name = _unit(record.total)
+    unit, unit_name = unit_of(record.total)
     charts = [bar_chart("Of the card's memory", bars, height=56, unit=unit, unit_name=unit_name, write=size)]
     if plan:
         charts.append(_activations(plan))
@@ -72,7 +72,7 @@ def memory(record: MemoryRecord) -> Memory:
 
 def _bars(record: MemoryRecord) -> tuple[Bar, ...]:
     unused, outside = "reserved, unused", "context"
-    measured = _bar(
+    measured = bar(
         "measured",
         ("allocated", record.allocated, ALLOCATED),
         (unused, record.reserved - record.allocated, UNUSED),
@@ -81,7 +81,7 @@ def _bars(record: MemoryRecord) -> tuple[Bar, ...]:
     plan = record.plan
     if plan is None:
         return (measured,)
-    predicted = _bar(
+    predicted = bar(
         "predicted",
         *((name, plan.parts[name], PARTS.get(name, OTHER)) for name in sorted(plan.parts, key=_place)),
         (unused, plan.reserved - plan.allocated, UNUSED),
@@ -90,7 +90,7 @@ def _bars(record: MemoryRecord) -> tuple[Bar, ...]:
     return predicted, measured
 
 
-def _bar(name: str, *pieces: tuple[str, int, int]) -> Bar:
+def bar(name: str, *pieces: tuple[str, int, int]) -> Bar:
     """A bar of those (name, bytes, colour) that there are."""
     there = [Piece(name=piece, value=value, colour=colour) for piece, value, colour in pieces if value > 0]
     return Bar(name=name, pieces=there)
@@ -103,14 +103,14 @@ def _place(part: str) -> int:
 
 def _activations(plan: MemoryPlan) -> Markup:
     bars = [
-        _bar(kind, (kind, value, KIND)) for kind, value in sorted(plan.activations.items(), key=lambda item: -item[1])
+        bar(kind, (kind, value, KIND)) for kind, value in sorted(plan.activations.items(), key=lambda item: -item[1])
     ]
-    unit, unit_name = _unit(max(plan.activations.values(), default=0))
+    unit, unit_name = unit_of(max(plan.activations.values(), default=0))
     title = "Activations at the peak, by kind of layer"
     return bar_chart(title, bars, height=16, unit=unit, unit_name=unit_name, write=size)
 
 
-def _unit(largest: float) -> tuple[float, str]:
+def unit_of(largest: float) -> tuple[float, str]:
     """Bytes of the unit that ``largest`` is written in, and its name."""
     name = size(largest).split(" ")[1]
     return 1024.0 ** ("B", "KiB", "MiB", "GiB", "TiB").index(name), name

@@ -197,6 +197,41 @@ def plan(
 
 
 @app.command()
+def memory(
+    target: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="Recipe (YAML), also a run's own.", show_default=False)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hub name or folder of a pretrained model.")] = None,
+    data: Annotated[str | None, typer.Option(help="File or folder, hub:NAME or builtin:NAME.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="'KEY=VALUE ...'", help="Then once more with this too; repeatable."),
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for memory.json and report.html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, sizes in bytes.")] = False,
+) -> None:
+    """Measure what each stage of a run adds on this card.
+
+    \b
+    paceline memory recipes/memory_anatomy.yaml
+    paceline memory recipes/memory_anatomy.yaml --with loop.micro_batch_size=1 --with techniques.recompute=true
+    """
+    import json
+
+    from rich.console import Console
+
+    from paceline.verbs import memory as measuring
+
+    recipe = build_recipe(target, model, data, settings or (), verb="memory")
+    with Console(stderr=True, markup=False).status("measuring") as status:
+        found = measuring.memory(recipe, changes or (), out=out, progress=status.update)
+    typer.echo(json.dumps(found.plain(), indent=2) if as_json else measuring.shown(found), nl=as_json)
+    if out is not None and not as_json:
+        typer.echo(f"wrote {out / 'report.html'}")
+
+
+@app.command()
 def evaluate(
     run: RunFolder,
     data: Annotated[str | None, typer.Option(help="Labelled data [default: the run's own].")] = None,
@@ -333,7 +368,7 @@ def _others(joining: dict[str, Any], timeout: int | None) -> dict[str, Any]:
 def build_recipe(
     target: Path | None, model: str | None, data: str | None, settings: Sequence[str], verb: str = "train"
 ) -> Recipe:
-    """The recipe of a ``train`` or ``plan`` command: the file's, then ``--model`` and ``--data``, then ``--set``.
+    """The recipe that a command is about: the file's, then ``--model`` and ``--data``, then ``--set``.
 
     ``--model`` and ``--data`` replace the file's model and data source, and with them what belongs to the source
     alone: its configuration or factory; its validation and test files.
@@ -349,8 +384,8 @@ def build_recipe(
         raise RecipeError(f"{missing}: missing", "there is no recipe to take it from", fix)
     if target is not None and target.is_dir():
         fix = f"paceline train {target} --resume, or name a recipe file"
-        if verb == "plan":
-            fix = f"paceline plan {target / 'recipe.yaml'}, where it is a run folder"
+        if verb != "train":
+            fix = f"paceline {verb} {target / 'recipe.yaml'}, where it is a run folder"
         raise RecipeError(f"{target}: is a folder", "a recipe is a YAML file", fix)
     if target is not None and target.suffix in _DATA_SUFFIXES:
         fix = f"paceline {verb} --model {model or 'NAME'} --data {target}"

@@ -1,0 +1,110 @@
+"""A run's memory on a card, measured by a process that does nothing else. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from paceline.facts import Card, ask
+from paceline.recipe import Recipe
+from paceline.records import MemoryStages, StageRecord
+
+COMMAND: Final = (sys.executable, "-m", "paceline.memory.stages")
+MIB: Final = 2**20
+
+ENDING_SECONDS: Final = 10.0
+"""How long a process that has said all may take to end by itself."""
+
+
+def measure(
+    recipe: Recipe,
+    *,
+    others: int | None = None,
+    heard: Callable[[StageRecord], None] = lambda _: None,
+    command: Sequence[str] = COMMAND,
+) -> MemoryStages:
+    """The stages of a run's first steps, see ``stages.measure_stages``; whatever stops them is told in the result.
+
+    A process a run: the context, the kernels that are loaded and the allocator's caches are part of what is measured.
+
+    Args:
+        recipe: as ``choose`` made it for this machine.
+        others: bytes of the card that other programs have taken.
+        heard: told of each stage as it ends.
+        command: the program that measures.
+    """
+    loop, stages, told = recipe.loop, list[StageRecord](), dict[str, Any]()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for this process, which ends that one
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps({"recipe": recipe.plain(), "others": others}) + "\n")
+                process.stdin.flush()
+            for line in process.stdout:
+                told = _read(line)
+                if "stage" not in told:
+                    break
+                stages.append(StageRecord(**told["stage"]))
+                heard(stages[-1])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+    found = told.get("steady") or {"micro_batch_size": loop.micro_batch_size or loop.batch_size}
+    problem, trace = _problem(told, process.returncode, said)
+    return MemoryStages(
+        **found, stages=tuple(stages), others=others, batch_size=loop.batch_size, problem=problem, traceback=trace
+    )
+
+
+def taken_by_others(card: Card) -> int | None:
+    """Bytes of the card in use before this program has anything there, by NVML; None where nobody tells."""
+    answer = ask(["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"])
+    for line in (answer or "").splitlines():
+        uuid, _, used = line.partition(",")
+        if uuid.strip() == card.uuid and used.strip().isdecimal():
+            return int(used) * MIB
+    return None
+
+
+def _read(line: str) -> dict[str, Any]:
+    try:
+        told = json.loads(line)
+    except ValueError:  # its end cut it in two
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _problem(told: dict[str, Any], code: int, said: str) -> tuple[str, str]:
+    """What stopped it, and the traceback where that is a bug's; nothing where it went to its end."""
+    if "steady" in told:
+        return "", ""
+    if "out_of_memory" in told:
+        return f"out of memory in the stage {told['out_of_memory']!r}: {told['message']}", ""
+    if "problem" in told:
+        return told["problem"], told.get("traceback", "")
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"the process that measures ended without an answer ({how})", said

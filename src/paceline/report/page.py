@@ -1,0 +1,37 @@
+"""Templates of this room, made into pages that are inert whatever is in the data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.observe.formats import duration, figure, printable, share, size
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def page_of(template: str, content: Mapping[str, Any]) -> str:
+    """The template with this content: one HTML file that stands alone.
+
+    Styles and charts are inline, there is no script, and a content security policy forbids requests.
+    """
+    return _environment().get_template(template).render(content)
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # of no use before a run's end
+
+    environment = Environment(
+        loader=PackageLoader("paceline.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # control characters and direction overrides from data are shown, not obeyed
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    environment.filters |= {"duration": duration, "size": size, "figure": figure, "share": share}
+    return environment

@@ -1,0 +1,119 @@
+"""``paceline memory`` on a card: its stages are there, they add up, and the plan is near."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.facts import this_machine
+from paceline.recipe import Recipe
+from paceline.recipe.choose import EIGHT_BIT_PACKAGES
+from paceline.records import MemoryStages
+from paceline.report.stages import predicted
+from paceline.testing.tiny import tiny_bert_config
+from paceline.verbs.memory import memory, shown
+
+EAGER = ["context", "model", "checks", "optimizer", "forward", "backward", "update", "steady"]
+PLAIN = {"packing": False, "early_pooling": False, "fused_qkv": False, "fusion": False, "compile": False}
+
+MIB = 2**20
+
+CLOSE, ON_CARD = 0.1, 0.25
+"""Of small runs, whose workspaces are half of what they take, by the allocator and by the driver."""
+
+
+def recipe(**techniques: Any) -> Recipe:
+    """A BERT of 20 million parameters: small, and above what rounding and a workspace are."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
+    return Recipe.parse(
+        {
+            "name": "small",
+            "model": {"config": tiny_bert_config(**sizes, max_position_embeddings=256)},
+            "data": {
+                "source": "builtin:random",
+                "max_length": 256,
+                "splits": {"validation": 0, "test": 0},
+                "random": {"samples": 256, "length": 256, "vocabulary": 2000},
+            },
+            "loop": {"batch_size": 16, "epochs": 1},
+            "techniques": {"precision": "fp32", "capture": False, **PLAIN, **techniques},
+        }
+    )
+
+
+def check(found: MemoryStages) -> None:
+    """What holds of every run that went to its end."""
+    assert (found.problem, found.plan_problem) == ("", ""), found.traceback
+    assert found.plan is not None
+    for stage in found.stages:
+        assert stage.allocated <= stage.peak <= stage.reserved <= stage.in_use, stage
+    assert found.total <= torch.cuda.get_device_properties(0).total_memory
+    assert found.plan.allocated == pytest.approx(found.peak, rel=CLOSE)
+    assert found.plan.total == pytest.approx(found.total, rel=ON_CARD)
+    assert found.step_seconds is not None
+    assert found.step_seconds < 1
+
+
+def test_each_stage_adds_what_it_should(tmp_path: Path) -> None:
+    anatomy = memory(recipe(), ["loop.micro_batch_size=4", "techniques.recompute=true"], out=tmp_path)
+    plain, accumulated, recomputed = anatomy.ladder
+    for found in anatomy.ladder:
+        check(found)
+        assert [stage.name for stage in found.stages] == EAGER
+    stages = {stage.name: stage for stage in plain.stages}
+    assert plain.plan is not None
+    weights = 4 * plain.plan.num_parameters
+    assert stages["context"].in_use > 100 * MIB, "a context is never free"
+    assert stages["context"].allocated < MIB
+    assert stages["model"].allocated == pytest.approx(weights, rel=0.01)
+    assert stages["forward"].allocated > stages["optimizer"].allocated + 10 * MIB, "activations"
+    assert stages["backward"].allocated < stages["forward"].allocated
+    assert stages["update"].allocated >= 3 * weights, "weights and two states"
+    for name in ("model", "steady"):
+        figure = predicted(plain, stages[name])
+        assert figure == pytest.approx(stages[name].peak, rel=CLOSE), name
+    assert recomputed.peak < accumulated.peak < plain.peak
+    assert json.loads((tmp_path / "memory.json").read_text())["ladder"][0]["total"] == plain.total
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<figure") == 3
+    assert "side by side" in shown(anatomy)
+
+
+def test_everything_that_is_chosen_by_itself() -> None:
+    """Packed, fused, captured: the steps are replayed, and their memory is taken while they are recorded."""
+    asked = recipe().with_settings(
+        [f"techniques.{name}=auto" for name in ("precision", "capture", *PLAIN)] + ["data.splits.validation=0.25"]
+    )
+    found = memory(asked).ladder[0]
+    check(found)
+    names = [stage.name for stage in found.stages]
+    assert names[:5] == [*EAGER[:4], "warm-up"]
+    assert names[-1] == "evaluation"
+    assert found.path["layout"] == "packed"
+    assert found.path["steps"].startswith("captured"), found.path
+    assert "passes" in names, "the first step is replayed"
+
+
+def test_a_rung_that_takes_too_much_says_where_and_the_others_go_on() -> None:
+    too_large = "loop.batch_size=100000 data.random.samples=100000 loop.micro_batch_size=100000"
+    found = memory(recipe(), [too_large, "loop.batch_size=16 loop.micro_batch_size=16"]).ladder
+    assert "out of memory" in found[1].problem.lower(), found[1]
+    assert found[1].traceback == ""
+    assert [stage.name for stage in found[1].stages][:2] == EAGER[:2], "what was measured before is kept"
+    check(found[2])
+
+
+@pytest.mark.skipif(
+    not any(this_machine().versions.get(name) for name in EIGHT_BIT_PACKAGES), reason="needs bitsandbytes or torchao"
+)
+def test_states_of_8_bits_are_there_after_the_first_update() -> None:
+    found = memory(recipe(), ["optimizer.type=adamw8bit"]).ladder[1]
+    check(found)
+    stages = {stage.name: stage for stage in found.stages}
+    assert found.plan is not None
+    added = stages["update"].allocated - stages["backward"].allocated
+    assert added == pytest.approx(2 * found.plan.num_parameters, rel=0.3)
+    assert predicted(found, stages["forward"]) is None, "the plan's forward passes stand beside the states"
