@@ -75,6 +75,19 @@ class DiskFullError(UserError):
     """Not enough room on the disk; says the bytes needed and free."""
 
 
+class MemoryFullError(UserError):
+    """Not enough memory on the device; what was saved of the run stays, and it can be resumed with other settings.
+
+    ``phase`` says what was going on; ``settings`` are the changes offered, as ``--set`` takes them, the cheapest first.
+    """
+
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", *, phase: str = "", settings: Sequence[str] = ()
+    ) -> None:
+        self.phase, self.settings = phase, tuple(settings)
+        super().__init__(what, why, fix)
+
+
 class NonFiniteError(UserError):
     """The loss or the gradient stopped being a finite number.
 

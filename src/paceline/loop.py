@@ -9,28 +9,29 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from paceline.checkpoint.background import Store
 from paceline.data.dataset import Dataset
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
 from paceline.engine.assemble import Assembled
-from paceline.engine.engine import Update
+from paceline.engine.engine import Accumulated, Update
 from paceline.engine.evaluate import evaluate
 from paceline.engine.late import Late
+from paceline.engine.not_finite import not_finite
 from paceline.engine.rng import augmentation_seed
 from paceline.engine.schedule import lr_factor
 from paceline.engine.statistics import check_smallest
 from paceline.engine.torch_engine import total
-from paceline.errors import NonFiniteError, Preempted
+from paceline.errors import Preempted, RecipeError
 from paceline.files import compiled_folder
+from paceline.memory.split import Result, check_split, halved, largest_share, let_go, retried
 from paceline.recipe import Recipe
-from paceline.records import EvaluationRecord, Notice, Record, StepRecord
+from paceline.records import Decision, EvaluationRecord, Notice, Record, StepRecord
 from paceline.seams import Batch, Ids, Size, World
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
@@ -105,12 +106,16 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a run is made of; nothing in it changes while it runs, but the engine's weights."""
+    """What a run is made of; nothing in it changes while it runs, but the engine's weights, and ``on_oom``'s."""
 
     recipe: Recipe
     dataset: Dataset
     assembled: Assembled
     order: ShuffledOrder
+    order_of: Callable[[Recipe], ShuffledOrder]
+    """The order under a recipe with other micro-batches."""
+    keep: Callable[[Recipe], None]
+    """Has the run folder keep a recipe that is carried out in another way from now on."""
     steps_per_epoch: int
     total_steps: int
     evaluation_batch_size: int
@@ -145,28 +150,32 @@ class Loop:
         job: what is run.
         progress: where it begins.
         saved_step: the step whose checkpoint is on the disk already.
+        decisions: about what gave way while it ran, the last of each setting.
 
     Raises:
-        RecipeError: the model cannot be trained on a micro-batch of one sample, and one of the steps has such.
+        RecipeError: the model cannot be trained on a micro-batch of one sample, and one of the steps has such; or
+            ``loop.on_oom: split`` can do nothing.
 
     Raises (from ``run``):
         Preempted: asked to stop; a checkpoint of the last whole step is on disk.
         NonFiniteError: loss or gradient is not finite; the weights still are.
         DiskFullError: no room for a checkpoint.
+        torch.OutOfMemoryError: a step does not fit, and must not or cannot be made in smaller micro-batches.
     """
 
     job: Job
     progress: Progress
     saved_step: int | None = None
+    decisions: tuple[Decision, ...] = ()
     _late: Late[_StepNote] = field(init=False)
     _last_end: float = field(init=False)
     _peak: int | None = None
 
     def __post_init__(self) -> None:
-        job, train = self.job, self.job.dataset.splits["train"]
+        job = self.job
+        check_split(job.recipe, is_sharded=is_sharded(job.assembled.build.model))
         if job.recipe.model.train != "features":  # it makes no steps
-            loop, total = job.recipe.loop, job.total_steps
-            check_smallest(job.assembled.build, job.order, loop, train, total_steps=total, world_size=job.world.size)
+            self._check_smallest(job.recipe, job.order)
         self._late = Late(job.assembled.build.device)
         self._last_end = time.perf_counter()
 
@@ -243,15 +252,54 @@ class Loop:
     def _warm_up(self) -> None:
         """Compile, load kernels and record on the largest micro-batch: what will run out of memory does so now."""
         job, switches = self.job, self.job.recipe.techniques
-        if not any(switch is True for switch in (switches.compile, switches.fusion, switches.capture)):
+        splits = job.recipe.loop.on_oom == "split"  # here, where it costs the least
+        if not splits and not any(s is True for s in (switches.compile, switches.fusion, switches.capture)):
             return
         with job.watch.phase("compile"):
-            ids = self._largest()
-            job.assembled.engine.warm_up(job.assembled.build.layout.collate(ids), len(ids) or 1)
+            self._fitted(self._warmed_up)
         compiled = job.recipe.techniques.compile is True and "compile" not in job.assembled.engine.path
         if compiled and job.assembled.build.device.type == "cuda":
             note_kept(job.assembled.build, compiled_folder())
         self._last_end = time.perf_counter()
+
+    def _warmed_up(self) -> None:
+        ids = self._largest()
+        self.job.assembled.engine.warm_up(self.job.assembled.build.layout.collate(ids), len(ids) or 1)
+
+    def _fitted(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns; in smaller micro-batches where it runs out of memory and the recipe has it so."""
+        job = self.job
+        if job.recipe.loop.on_oom == "fail":
+            return work()
+        step = self.progress.step + 1
+        return retried(work, job.assembled.engine, job.world, self._split, step=step, total_steps=job.total_steps)
+
+    def _split(self, why: str) -> bool:
+        """Halve the micro-batch, alike on all ranks; False where it cannot be smaller."""
+        job, num_samples = self.job, len(self.job.dataset.splits["train"])
+        recipe = halved(job.recipe, num_samples, job.world.size)
+        if recipe is None:
+            return False
+        order = job.order_of(recipe)
+        try:
+            self._check_smallest(recipe, order)
+        except RecipeError:
+            return False
+        before, now = largest_share(job.recipe, num_samples, job.world.size), recipe.loop.micro_batch_size
+        given = f"{why}: loop.micro_batch_size {before} -> {now}{' on every rank' if job.world.size > 1 else ''}"
+        result = "samples, order and loss are the same, and dropout draws anew"
+        job.emit(Notice(message=f"{given}, and it is made again; {result}", level="warning"))
+        self.decisions = (Decision(setting="loop.micro_batch_size", value=str(now), reason=f"{before}: {why}"),)
+        state = {**job.checkpoint_state, "recipe": recipe.resolved()}
+        self.job = replace(job, recipe=recipe, order=order, checkpoint_state=state)
+        self._peak = None
+        job.keep(recipe)
+        return True
+
+    def _check_smallest(self, recipe: Recipe, order: ShuffledOrder) -> None:
+        job, train = self.job, self.job.dataset.splits["train"]
+        steps, size = job.total_steps, job.world.size
+        check_smallest(job.assembled.build, order, recipe.loop, train, total_steps=steps, world_size=size)
 
     def _largest(self) -> Ids:
         """The micro-batch with the most positions among the next steps, up to an epoch and ``LOOKED_AHEAD``."""
@@ -261,21 +309,10 @@ class Loop:
         return max(found, key=lambda ids: (len(ids), job.assembled.build.layout.size(ids).slots))
 
     def _step(self) -> None:
-        job, at = self.job, self.progress.order
-        plan = job.order.plan(at, job.world.rank, job.world.size)
-        layout = job.assembled.build.layout
-        counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
-        engine = job.assembled.engine
-        step = self.progress.step
-        forward = engine.accumulate(
-            (
-                layout.collate(ids, augmentation_seed(job.recipe.seed, step, index, job.world.rank))
-                for index, ids in enumerate(plan.microbatches)
-            ),
-            counted,
-            step=step,
-        )
-        update = engine.update()
+        at, step = self.progress.order, self.progress.step
+        plan, counted, forward = self._fitted(self._accumulated)
+        job, layout = self.job, self.job.assembled.build.layout
+        update = job.assembled.engine.update()
         after = job.order.after(at)
         if layout.reads_ahead and step + 1 < job.total_steps:
             layout.expect(job.order.plan(after, job.world.rank, job.world.size).microbatches)
@@ -285,6 +322,17 @@ class Loop:
         self._note(plan, loss, correct, update, counted)
         self.progress = replace(self.progress, step=step + 1, order=after)
         self._account(wait=False)
+
+    def _accumulated(self) -> tuple[StepPlan, int, Accumulated]:
+        """The next step up to its update: its plan, the number of its labels, and what its forward passes gave."""
+        job, step = self.job, self.progress.step
+        plan = job.order.plan(self.progress.order, job.world.rank, job.world.size)
+        counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
+        batches = (
+            job.assembled.build.layout.collate(ids, augmentation_seed(job.recipe.seed, step, index, job.world.rank))
+            for index, ids in enumerate(plan.microbatches)
+        )
+        return plan, counted, job.assembled.engine.accumulate(batches, counted, step=step)
 
     def _note(self, plan: StepPlan, loss: torch.Tensor, correct: torch.Tensor, update: Update, counted: int) -> None:
         now, at, world = time.perf_counter(), self.progress, self.job.world
@@ -303,7 +351,9 @@ class Loop:
             scaling = self.job.assembled.build.loss_scaling
             skipped_in_a_row = self.progress.skipped_in_a_row + 1 if record.skipped else 0
             if not (finite and math.isfinite(loss)) and (not scaling or skipped_in_a_row > MOST_SKIPPED):
-                raise self._not_finite(note, loss, norm)
+                at, job = {"step": note.step, "epoch": note.epoch}, self.job
+                lr = job.recipe.optimizer.lr
+                raise not_finite(job.assembled, job.dataset, note.samples, **at, loss=loss, norm=norm, lr=lr)
             self.progress = replace(
                 self.progress,
                 applied=self.progress.applied + bool(finite),
@@ -347,7 +397,7 @@ class Loop:
             self._account(wait=True)
         if "validation" not in job.dataset.splits:
             return
-        with job.watch.phase("evaluate"), contextlib.suppress(_BrokenOff):
+        with job.watch.phase("evaluate"), self._kept_if_full(), contextlib.suppress(_BrokenOff):
             job.assembled.engine.settle()
             found = evaluate(
                 self._infer,
@@ -361,6 +411,18 @@ class Loop:
             )
             self._take_note(found)
         self._last_end = time.perf_counter()
+
+    @contextlib.contextmanager
+    def _kept_if_full(self) -> Iterator[None]:
+        """Save the steps before an evaluation that runs out of memory: it can be done another time."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            if self.job.world.size == 1:  # other ranks would still be in the evaluation
+                let_go(error)
+                self.save()
+                self._see_saved()
+            raise
 
     def _take_note(self, found: EvaluationRecord) -> None:
         found = replace(found, train_metrics=_train_metrics(self.progress.sums, self.job.dataset.kind))
@@ -420,44 +482,6 @@ class Loop:
     def _evaluated(self) -> bool:
         """Whether the evaluation of this step bound is already done."""
         return bool(self.progress.evaluations) and self.progress.evaluations[-1].step == self.progress.step
-
-    def _not_finite(self, note: _StepNote, loss: float, norm: float) -> NonFiniteError:
-        samples = [int(i) for i in note.samples]
-        others = [int(i) for i in np.setdiff1d(self.job.dataset.splits["train"], note.samples)[:8]]
-        # ranks see this at different steps, so that no pass may be run which needs all of them
-        sharded = is_sharded(self.job.assembled.build.model)
-        bad = [] if sharded else [i for i in samples if not self._is_fine(i)]
-        # a model that is beyond repair fails on every sample
-        rows_to_blame = bool(bad) and (not others or any(self._is_fine(i) for i in others))
-        named = bad if rows_to_blame else samples
-        places = ", ".join(self.job.dataset.origins.of(i) for i in named[:8]) + (" …" if len(named) > 8 else "")
-        what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
-        lr = self.job.recipe.optimizer.lr
-        known = (
-            "single samples cannot be tried on sharded weights"
-            if sharded
-            else "it is not single samples, so training has diverged"
-        )
-        return NonFiniteError(
-            f"step {note.step} (epoch {note.epoch + 1}): {what}",
-            f"{len(bad)} of its {len(samples)} samples give such a loss or gradient on their own: {places}"
-            if rows_to_blame
-            else f"{known}; those of the step: {places}",
-            "look at these rows" if rows_to_blame else f"--set optimizer.lr={lr / 10:g}",
-            step=note.step,
-            epoch=note.epoch,
-            sample_ids=named,
-        )
-
-    def _is_fine(self, sample: int) -> bool:
-        """Whether a sample alone gives a finite loss and finite gradients."""
-        build = self.job.assembled.build
-        build.model.eval()
-        batch = build.layout.collate(np.array([sample]))
-        loss = build.task.loss_sum(build.forward(build.model, batch), batch)
-        parameters = [parameter for group in self.job.assembled.groups for parameter in group.parameters]
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return all(bool(found.isfinite().all()) for found in (loss, *gradients) if found is not None)
 
 
 class _BrokenOff(Exception):

@@ -30,6 +30,9 @@ from paceline.facts import Facts
 from paceline.files import compiled_folder
 from paceline.loop import Job, Loop, Progress
 from paceline.memory.beside import PlanBeside, measured
+from paceline.memory.changes import TracedChange
+from paceline.memory.exhausted import Shortage, Situation, explained, traced_offers
+from paceline.memory.split import largest_share
 from paceline.models.features import collect, fit_final_linear, write_into
 from paceline.models.saved import save_model
 from paceline.models.structure import final_linear
@@ -38,7 +41,17 @@ from paceline.observe.metrics_file import MetricsFile
 from paceline.preparation import Prepared, prepare_run
 from paceline.recipe import Recipe
 from paceline.recipe.choose import with_smallest_card
-from paceline.records import Decision, EvaluationRecord, MemoryRecord, Notice, Observer, Record, RunRecord, RunStarted
+from paceline.records import (
+    Decision,
+    EvaluationRecord,
+    MemoryPlan,
+    MemoryRecord,
+    Notice,
+    Observer,
+    Record,
+    RunRecord,
+    RunStarted,
+)
 from paceline.report.build import build_report
 from paceline.run_folder import RunFolder
 from paceline.seams import Alone, World
@@ -97,6 +110,7 @@ def _carried_out(request: Request) -> RunRecord:
         stack.enter_context(numeric)
         if asked.device == "cuda" and asked.techniques.compile is not False:
             stack.enter_context(kept_cache(compiled_folder()))
+        stack.enter_context(explained(partial(_situation, request)))
         stop = stack.enter_context(Stop(_then(request, saved=request.checkpoint is not None)))
         # nothing in the folder changes before all that can refuse has agreed
         prepared = prepare_run(
@@ -122,6 +136,7 @@ def _carried_out(request: Request) -> RunRecord:
         _refuse_finished(request, loop)
         has_steps = prepared.recipe.model.train != "features"
         beside = _plan_beside(request, prepared)
+        stack.enter_context(explained(partial(_situation, request, loop, beside)))
         with stop.noted():
             with watch.phase("start"):
                 if world.is_first:
@@ -153,7 +168,8 @@ def _carried_out(request: Request) -> RunRecord:
             for found in final.values():
                 if found not in progress.evaluations:
                     emit(found)
-            memory = measured(prepared.build.device, world, beside)
+            # the plan is of the micro-batches that the run began with
+            memory = measured(prepared.build.device, world, None if loop.decisions else beside)
             record = _summary(request, prepared, loop, progress, final, notices, memory)
             if world.is_first:
                 folder.write_summary(record)
@@ -248,11 +264,15 @@ def _plan_beside(request: Request, prepared: Prepared) -> PlanBeside | None:
     recipe = prepared.recipe
     if recipe.device != "cuda" or not recipe.observe.memory_plan or not request.world.is_first:
         return None
-    card, num_ranks = request.facts.cards[0], request.world.size
-    words = ["paceline", "plan", str(request.folder.recipe), "--gpu", card.name]
-    command = shlex.join(words if num_ranks == 1 else [*words, "--gpus", str(num_ranks)])
     obstacle = "the rows are in memory, and a plan reads them from a file" if request.rows is not None else ""
-    return PlanBeside(recipe, card, world_size=num_ranks, obstacle=obstacle, command=command)
+    command, num_ranks = shlex.join(_planning(request)), request.world.size
+    return PlanBeside(recipe, request.facts.cards[0], world_size=num_ranks, obstacle=obstacle, command=command)
+
+
+def _planning(request: Request) -> list[str]:
+    """The words of the command that plans the run, on a card."""
+    words = ["paceline", "plan", str(request.folder.recipe), "--gpu", request.facts.cards[0].name]
+    return words if request.world.size == 1 else [*words, "--gpus", str(request.world.size)]
 
 
 def _observers(
@@ -289,15 +309,7 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
     """The job and where it begins: at the start, or where the checkpoint left off."""
     recipe, dataset, loop, world = prepared.recipe, prepared.dataset, prepared.recipe.loop, request.world
     check_world(len(dataset.splits["train"]), world.size)
-    order = ShuffledOrder(
-        dataset.splits["train"],
-        micro_batch_size=loop.micro_batch_size or loop.batch_size,
-        shuffle=loop.shuffle,
-        drop_last=loop.drop_last,
-        lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
-        # alone, a sample may have no spread to be normalised by
-        fewest=fewest_together(prepared.build.model),
-    )
+    order = _order(prepared, recipe)
     steps_per_epoch = order.steps_per_epoch(loop.batch_size)
     if steps_per_epoch == 0:
         raise RecipeError(
@@ -323,6 +335,8 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
         dataset=dataset,
         assembled=assembled,
         order=order,
+        order_of=partial(_order, prepared),
+        keep=request.folder.write_recipe if world.is_first else lambda _: None,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         evaluation_batch_size=loop.evaluation_batch_size or loop.batch_size,
@@ -337,6 +351,47 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
         world=world,
     )
     return job, progress
+
+
+def _order(prepared: Prepared, recipe: Recipe) -> ShuffledOrder:
+    dataset, loop = prepared.dataset, recipe.loop
+    return ShuffledOrder(
+        dataset.splits["train"],
+        micro_batch_size=loop.micro_batch_size or loop.batch_size,
+        shuffle=loop.shuffle,
+        drop_last=loop.drop_last,
+        lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
+        # alone, a sample may have no spread to be normalised by
+        fewest=fewest_together(prepared.build.model),
+    )
+
+
+def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | None = None) -> Situation:
+    """What is told of the run when its memory is full; without a loop it was still being put together."""
+    recipe, world = loop.job.recipe if loop else request.recipe, request.world
+    step = loop.progress.step if loop else 0
+    num_samples = len(loop.job.dataset.splits["train"]) if loop else recipe.loop.batch_size
+    saved = request.checkpoint is not None or (loop is not None and loop.saved_step is not None)
+    words = _planning(request) if recipe.device == "cuda" else []
+
+    def offers(shortage: Shortage) -> Sequence[TracedChange]:
+        if beside is None or request.rows is not None:
+            return ()
+        known = beside.result() if loop and not loop.decisions else ""
+        plan = known if isinstance(known, MemoryPlan) else None
+        return traced_offers(recipe, request.facts, shortage, world_size=world.size, known=plan)
+
+    return Situation(
+        recipe=recipe,
+        resume=f"with one of them {_then(request, saved=True)}" if saved else "start it again: no step was saved",
+        largest=largest_share(recipe, num_samples, world.size),
+        evaluated=recipe.loop.evaluation_batch_size or recipe.loop.batch_size,
+        step=min(step + 1, loop.job.total_steps) if loop else 0,
+        total_steps=loop.job.total_steps if loop else 0,
+        held=loop.job.assembled.engine.held() if loop else {},
+        plan_command=shlex.join(words),
+        offers=offers,
+    )
 
 
 def _restore(checkpoint: Checkpoint, assembled: Assembled, fresh: Progress, steps_per_epoch: int) -> Progress:
@@ -482,10 +537,15 @@ def _summary(
         evaluations=progress.evaluations,
         final={split: {"loss": found.loss, **found.metrics} for split, found in final.items()},
         peak_bytes=memory.allocated if memory else None,
-        decisions=prepared.decisions,
+        decisions=_with_what_gave_way(prepared.decisions, loop.decisions),
         notices=tuple(notices),
         overlapped_seconds=job.watch.overlapped(),
         path={**prepared.build.path, **fused(prepared.build.model), **job.assembled.engine.path},
         first_update_seconds=job.watch.marked("first_update"),
         memory=memory,
     )
+
+
+def _with_what_gave_way(first: Sequence[Decision], later: Sequence[Decision]) -> tuple[Decision, ...]:
+    settings = {decision.setting for decision in later}
+    return (*(decision for decision in first if decision.setting not in settings), *later)

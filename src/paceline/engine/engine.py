@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,28 @@ class Engine(ABC):
         Raises:
             UserError: nothing was accumulated since the last update, or someone took a gradient away.
         """
+
+    @abstractmethod
+    def mark(self) -> Callable[[], None]:
+        """Remember what ``accumulate`` and ``warm_up`` change; what is returned goes back there, on all ranks.
+
+        The step's gradients are then forgotten, and memory that is only kept for later is given back: graphs, and what
+        torch caches.
+        """
+
+    @abstractmethod
+    def catch_up(self, error: BaseException) -> None:
+        """Take part in the sums that the other ranks wait in, after ``accumulate`` or ``warm_up`` failed on this one.
+
+        What they add up to is worth nothing: all ranks go back to their ``mark`` then.
+
+        Raises:
+            BaseException: ``error`` itself, where some of the step's sums had begun on this rank.
+        """
+
+    @abstractmethod
+    def held(self) -> Mapping[str, int]:
+        """Bytes on the device that live from step to step, by kind: parameters, gradients, optimizer states."""
 
     @abstractmethod
     def infer(self, batch: Any) -> Tensor:

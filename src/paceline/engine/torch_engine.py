@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from paceline.device import is_card
+from paceline.engine.buckets import BucketSums
 from paceline.engine.engine import Accumulated, Engine, Tensors, Update
 from paceline.engine.rng import generators, micro_batch_seed
 from paceline.engine.state import copy_into, without_wrappers
 from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
+from paceline.engine.updates import FlatAdam
 from paceline.errors import UserError
 from paceline.seams import Alone, World
 from paceline.techniques.capture import Eager, Runner
@@ -46,7 +51,8 @@ class TorchEngine(Engine):
         world: World = Alone(),  # noqa: B008 - it has no state
     ) -> None:
         self._model, self._step, self._logits, self._runner, self._seed = model, step, logits, runner, seed
-        self._generators = generators(step.updates.parameters[0].device)
+        self._device = step.updates.parameters[0].device
+        self._generators = generators(self._device)
         self._degrade, self._world = degrade, world
         self._degraded: Mapping[str, str] = {}
         # an update that looks at its gate on the host cannot be recorded; what comes before it can
@@ -54,21 +60,24 @@ class TorchEngine(Engine):
         self._update_runner = Eager(blocked) if blocked else runner
         self._first = True
         """Whether the next micro-batch is its step's first."""
+        self._owes_sums = False
+        """Whether the others may wait for this rank's share of the step's sums."""
 
     def warm_up(self, batch: Any, denominator: float) -> None:
         self._mode(training=True)
-        kept = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        put_back = self._buffers_kept()
         share = self._runner.scalar(denominator)
         # the first pass compiles and loads kernels, which may wait; the second shows what a step itself does. Neither
         # is a last one: what fails on one rank alone must not leave the others waiting in a sum
         try:
             self._step.micro(batch, share, first=True, last=False)
+        except torch.OutOfMemoryError:
+            raise  # no other way of computing it was to blame
         except Exception as error:
             self._degraded = self._degrade(error)
             self._step.micro(batch, share, first=True, last=False)
         self._runner.probe(lambda: self._step.micro(batch, share, first=True, last=False))
-        for buffer, value in kept:
-            buffer.copy_(value)
+        put_back()
         self._runner.prepare(self._step.micro, (batch, share), True, True)
 
     def accumulate(self, batches: Iterable[Any], denominator: float, *, step: int = 0) -> Accumulated:
@@ -79,6 +88,7 @@ class TorchEngine(Engine):
         losses, extras = [], []
         share = self._runner.scalar(denominator)
         first, self._first = self._first, True  # what an exception leaves behind is overwritten
+        self._owes_sums = self._world.size > 1
         for index, (batch, last) in enumerate(_with_last(batches)):
             if self._seed is not None:
                 for generator in self._generators:
@@ -88,7 +98,7 @@ class TorchEngine(Engine):
             losses.append(loss)
             extras.append(extra)
         self._step.gradients.finish()
-        self._first = False
+        self._first = self._owes_sums = False
         return Accumulated(total(losses), tuple(extras))
 
     def update(self) -> Update:
@@ -98,6 +108,46 @@ class TorchEngine(Engine):
         done = Update(*self._update_runner.run(self._step.apply_update, ()))
         self._first = True  # the next micro-batch overwrites the gradients
         return done
+
+    def mark(self) -> Callable[[], None]:
+        put_back = self._buffers_kept()
+
+        def go_back() -> None:
+            put_back()
+            self._first = True  # the next micro-batch overwrites the gradients
+            self._runner.close()
+            gc.collect()  # what an exception left behind may be in a circle
+            if is_card(self._device):
+                card = torch.get_device_module(self._device)
+                card.synchronize(self._device)
+                card.empty_cache()
+                card.reset_peak_memory_stats(self._device)
+
+        return go_back
+
+    def catch_up(self, error: BaseException) -> None:
+        owes, self._owes_sums = self._owes_sums, False
+        if not owes:
+            return
+        # a rank begins the sums of a step in order and once: who has begun cannot begin anew
+        begun = (BucketSums.backward.__code__, BucketSums.finish.__code__)
+        if any(frame.f_code in begun for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise error
+        nothing = torch.stack([parameter.sum() for parameter in self._step.updates.parameters]).sum() * 0.0
+        self._step.gradients.add(nothing, first=True, last=True)
+        self._step.gradients.finish()
+
+    def held(self) -> Mapping[str, int]:
+        updates = self._step.updates
+        if isinstance(updates, FlatAdam):
+            updates.prime()  # its states are there from the start; those of torch's optimizers would be made by this
+        parameters = list(self._model.parameters())
+        kinds: dict[str, Sequence[Tensor]] = {
+            "parameters": parameters,
+            "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+            "optimizer states": list(updates.tensors(self._names()).values()),
+        }
+        return {kind: _bytes_on(self._device, tensors) for kind, tensors in kinds.items()}
 
     @torch.no_grad()
     def infer(self, batch: Any) -> Tensor:
@@ -141,6 +191,16 @@ class TorchEngine(Engine):
         self._runner.close()
         self._model.zero_grad(set_to_none=True)
 
+    def _buffers_kept(self) -> Callable[[], None]:
+        """What puts the model's buffers, such as running statistics, back to what they are now."""
+        kept = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+
+        def put_back() -> None:
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+        return put_back
+
     def _names(self) -> dict[nn.Parameter, str]:
         return {parameter: name for name, parameter in self._model.named_parameters()}
 
@@ -153,6 +213,13 @@ class TorchEngine(Engine):
 def total(scalars: Sequence[Tensor]) -> Tensor:
     """Their sum, without a launch where there is but one."""
     return scalars[0] if len(scalars) == 1 else torch.stack(list(scalars)).sum()
+
+
+def _bytes_on(device: torch.device, tensors: Iterable[Any]) -> int:
+    """Of all memory that these tensors, or this rank's shards of them, are in; shared memory counts once."""
+    own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    storages = [tensor.untyped_storage() for tensor in own if tensor.device.type == device.type]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _with_last(batches: Iterable[Any]) -> Iterable[tuple[Any, bool]]:

@@ -288,6 +288,12 @@ class LoopPart(Part):
     micro_batch_size: int | None = Field(
         None, ge=1, json_schema_extra=EXECUTION, description="Samples a forward pass; null: the whole batch."
     )
+    on_oom: Literal["fail", "split"] = Field(
+        "fail",
+        json_schema_extra=EXECUTION,
+        description="When a step runs out of memory. fail: the run ends and says what would fit. split: all ranks halve"
+        " micro_batch_size, say so, and make the step again.",
+    )
     evaluation_batch_size: int | None = Field(
         None,
         ge=1,

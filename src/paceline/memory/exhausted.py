@@ -1,0 +1,304 @@
+"""Out of memory at run time: what was going on, what the device held, and what would make the run fit."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from paceline.cards import facts_with
+from paceline.errors import MemoryFullError, PacelineError, UserError
+from paceline.facts import Card, Facts
+from paceline.memory.changes import TracedChange, cheapest_changes
+from paceline.memory.predict import Predictor
+from paceline.memory.search import usable_bytes
+from paceline.observe.formats import size
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
+from paceline.recipe.parts import TechniquesPart
+from paceline.records import MemoryPlan
+
+SHOWN: Final = 3
+"""Changes that a message offers."""
+
+PATIENCE_SECONDS: Final = 20.0
+"""How long the end of a run waits for traces of what would make it fit."""
+
+PASSES: Final = {
+    "collate": "making a batch",
+    "apply_update": "in the update",
+    "add": "in the backward pass",
+    "micro": "in the forward pass",
+}
+COMPARISON: Final = "comparing the model's fast path with its plain one"
+"""Of packed batches and of early pooling, on a few texts."""
+
+STAGES: Final = {
+    "evaluate": "an evaluation",
+    "warm_up": "the warm-up",
+    "accumulate": "a step",
+    "update": "a step",
+    "collect": "embedding the samples",
+    "assemble": "making the optimizer",
+    "difference": COMPARISON,
+    "assemble_build": "placing and checking the model",
+}
+"""Function of ours that was under way -> what it does, for people; the first that fits."""
+
+WITHOUT_STEPS: Final = (STAGES["evaluate"], STAGES["collect"])
+"""What is done in batches of ``loop.evaluation_batch_size``."""
+
+ALIKE: Final = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory: you")
+"""In the messages of errors that mean the same: of the driver, cuBLAS and cuDNN, and of torch on the host."""
+
+_NUMBERS: Final = {
+    "asked": r"Tried to allocate ([\d.]+ \w+)",
+    "total": r"total capacity of ([\d.]+ \w+)",
+    "free": r"of which ([\d.]+ \w+) is free",
+    "allocated": r"([\d.]+ \w+) is allocated by PyTorch",
+    "cached": r"([\d.]+ \w+) is reserved by PyTorch but unallocated",
+}
+_UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+Advice = Sequence[tuple[tuple[str, ...], TracedChange | None]]
+"""Settings, and what they were found to do where they were traced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """What torch said when the memory was full, in bytes: then, not now, when much of it is free again."""
+
+    asked: int | None = None
+    total: int | None = None
+    """Of the card."""
+    free: int | None = None
+    """Of the card."""
+    allocated: int | None = None
+    """By tensors of this process."""
+    cached: int | None = None
+    """Reserved beside them."""
+
+    @classmethod
+    def parse(cls, message: str) -> Shortage:
+        """From the message of ``torch.OutOfMemoryError``; None for what it does not say."""
+        found = {name: re.search(pattern, message) for name, pattern in _NUMBERS.items()}
+        return cls(**{name: _bytes(match[1]) for name, match in found.items() if match})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What is known of a run when its memory is full."""
+
+    recipe: Recipe
+    resume: str
+    """What a person does to go on."""
+    largest: int
+    """Samples of a micro-batch, at most."""
+    evaluated: int
+    """Samples of an evaluation's batch."""
+    step: int = 0
+    """That is under way, from 1; 0: none yet."""
+    total_steps: int = 0
+    held: Mapping[str, int] = field(default_factory=dict)
+    """``Engine.held``."""
+    plan_command: str = ""
+    """What makes a plan of the run; empty without a card."""
+    offers: Callable[[Shortage], Sequence[TracedChange]] = lambda _: ()
+    """What would make it fit, as traced."""
+
+
+@contextmanager
+def explained(situation: Callable[[], Situation]) -> Iterator[None]:
+    """Inside, what fails for want of memory is told as an error of the settings.
+
+    Raises:
+        MemoryFullError: in place of torch's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and not any(mark in str(error) for mark in ALIKE):
+            raise
+        raise exhausted(error, situation()) from error
+
+
+def exhausted(error: BaseException, at: Situation) -> MemoryFullError:
+    """The error that teaches: where, what the device held, and what makes it fit."""
+    names, shortage = _functions(error), Shortage.parse(str(error))
+    phase = place_of(error, at.step, at.total_steps)
+    batched = _stage(names) in WITHOUT_STEPS
+    setting, now = ("evaluation", at.evaluated) if batched else ("micro", at.largest)
+    setting = f"loop.{setting}_batch_size"
+    traced = [] if batched else [made for made in at.offers(shortage) if made.fits]
+    advice: list[tuple[tuple[str, ...], TracedChange | None]] = [(made.change.settings, made) for made in traced]
+    advice += [(plain, None) for plain in _plain_advice(at.recipe, names, setting, now) if not _is_among(plain, advice)]
+    settings = [setting for settings, _ in advice[:SHOWN] for setting in settings]
+    fix = ", or ".join(_typed(settings, made) for settings, made in advice[:SHOWN])
+    fix += "; " if fix else "a card with more memory, shorter texts or smaller images, or a smaller model; "
+    if at.plan_command and not traced:
+        fix += f"{at.plan_command} says what fits; "
+    if now > 1 and _splits(names, at.recipe):
+        fix += "--set loop.on_oom=split halves micro-batches by itself; "
+    return MemoryFullError(
+        f"out of memory {phase}: {setting} = {now}",
+        _held(error, shortage, at.held),
+        f"{fix}then {at.resume}",
+        phase=phase,
+        settings=settings,
+    )
+
+
+def place_of(error: BaseException, step: int = 0, total_steps: int = 0) -> str:
+    """Where an error arose, for people: ``in the backward pass of step 12 of 300``.
+
+    It is read off the functions that the error came through, so that telling it costs nothing where there is none.
+    """
+    names = _functions(error)
+    stage = _stage(names)
+    passed = next((told for name, told in PASSES.items() if name in names), "")
+    if stage == "a step" and step:
+        stage = f"step {step} of {total_steps}"
+    if not stage:
+        return "before the first step" if not step else f"after step {step - 1} of {total_steps}"
+    joint = " for " if passed.startswith("making") else " of "
+    return f"{passed}{joint}{stage}" if passed and stage != "an evaluation" else f"in {stage}"
+
+
+def traced_offers(
+    recipe: Recipe,
+    facts: Facts,
+    shortage: Shortage,
+    *,
+    world_size: int,
+    known: MemoryPlan | None = None,
+    seconds: float = PATIENCE_SECONDS,
+) -> Sequence[TracedChange]:
+    """What ``paceline plan`` would offer, as far as it is found in time; nothing where the run cannot be traced.
+
+    That the card was full counts for more than the plan: a change has to save what was missing at least.
+
+    Args:
+        recipe: as the run settled it.
+        facts: with the run's card first.
+        known: a plan of the run, if there is one already.
+        seconds: after which no further trace is waited for.
+    """
+    card, deadline, reopened = facts.cards[0], time.monotonic() + seconds, _opened(recipe)
+    with Predictor() as predictor:
+        timer = threading.Timer(seconds, predictor.kill)
+        timer.daemon = True
+        timer.start()
+
+        def plan_with(settings: tuple[str, ...], gpus: int | None = None) -> MemoryPlan:
+            cards = gpus or world_size
+            changed = choose(reopened.with_settings(settings), facts_with([card] * cards, facts), cards)[0]
+            try:
+                if time.monotonic() > deadline:
+                    raise UserError("no time is left to trace it")
+                return predictor.plan(changed, card, world_size=cards)
+            except UserError:
+                raise
+            except PacelineError as error:
+                raise UserError("it cannot be traced", str(error)) from error
+
+        try:
+            plan = known or plan_with(())
+            limit = min(_usable(card, shortage, plan.context), plan.total - (shortage.asked or 1))
+            share = -(-recipe.loop.batch_size // world_size)
+            now = min(recipe.loop.micro_batch_size or share, share)
+            return cheapest_changes(
+                plan_with, recipe=recipe, card=card, plan=plan, limit_bytes=limit, largest=now - 1, gpus=world_size
+            )
+        except UserError:
+            return ()
+        finally:
+            timer.cancel()
+            predictor.kill()
+
+
+def _opened(recipe: Recipe) -> Recipe:
+    """With what is switched on left open, as a resume leaves it: a change may have no room for it."""
+    fields = TechniquesPart.model_fields.items()
+    switched_on = [
+        name for name, field in fields if field.default == "auto" and getattr(recipe.techniques, name) is True
+    ]
+    return recipe.with_settings(f"techniques.{name}=auto" for name in switched_on)
+
+
+def _usable(card: Card, shortage: Shortage, context: int) -> int:
+    """What the run can have of its card, its context included: other programs may have some of it."""
+    whole = shortage.total or usable_bytes(card.memory_bytes or 0)
+    if shortage.free is None or shortage.allocated is None:
+        return whole
+    return min(whole, shortage.free + shortage.allocated + (shortage.cached or 0) + context)
+
+
+def _functions(error: BaseException) -> set[str]:
+    """Names of the functions of ours that were under way."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return {f.f_code.co_name for f in frames if str(f.f_globals.get("__name__", "")).startswith("paceline.")}
+
+
+def _stage(names: set[str]) -> str:
+    return next((told for name, told in STAGES.items() if name in names), "")
+
+
+def _held(error: BaseException, shortage: Shortage, held: Mapping[str, int]) -> str:
+    """What the device was full of."""
+    kinds = [f"{kind} {size(num_bytes)}" for kind, num_bytes in held.items() if num_bytes]
+    if shortage.allocated is None or shortage.total is None or shortage.free is None:
+        said = (str(error).splitlines() or [""])[0]
+        return f"{said}; alive were {', '.join(kinds)}, activations and all else" if kinds else said
+    if held:
+        kinds.append(f"activations and all else {size(max(0, shortage.allocated - sum(held.values())))}")
+    others = shortage.total - shortage.free - shortage.allocated - (shortage.cached or 0)
+    wanted, left = size(shortage.asked or 0), f"{size(shortage.free)} of {size(shortage.total)}"
+    told = f"{wanted} more were asked for, and {left} were free; tensors took {size(shortage.allocated)}"
+    told += f" ({', '.join(kinds)})" if kinds else ""
+    told += f", torch's allocator kept {size(shortage.cached or 0)} more"
+    return told + (f", the driver and other programs {size(others)}" if others > 0 else "")
+
+
+def _plain_advice(recipe: Recipe, names: set[str], setting: str, now: int) -> list[tuple[str, ...]]:
+    """What saves memory in most runs, untraced."""
+    if "apply_update" in names:  # activations are gone by then
+        return [("optimizer.type=adamw8bit",)] if recipe.optimizer.type == "adamw" else []
+    if _stage(names) == COMPARISON:  # of a few texts, whatever the micro-batch
+        return [("techniques.packing=false", "techniques.early_pooling=false")]
+    found: list[tuple[str, ...]] = [(f"{setting}={-(-now // 2)}",)] if now > 1 else []
+    if setting == "loop.micro_batch_size" and not recipe.techniques.recompute:
+        found.append(("techniques.recompute=true",))
+    return found
+
+
+def _is_among(plain: Sequence[str], advice: Advice) -> bool:
+    """Whether a change that was traced sets the same."""
+    told = {setting.partition("=")[0] for settings, _ in advice for setting in settings}
+    return any(setting.partition("=")[0] in told for setting in plain)
+
+
+def _splits(names: set[str], recipe: Recipe) -> bool:
+    """Whether ``on_oom: split`` would have been of use."""
+    return (
+        recipe.loop.on_oom == "fail" and recipe.parallel.strategy != "fsdp" and bool(names & {"warm_up", "accumulate"})
+    )
+
+
+def _typed(settings: Sequence[str], made: TracedChange | None) -> str:
+    """A change as it is typed, and what it is known to do."""
+    gpus = f"--gpus {made.change.gpus} " if made and made.change.gpus else ""
+    told = gpus + " ".join(f"--set {setting}" for setting in settings)
+    return told if made is None else f"{told} (saves {size(made.saving_bytes)}; {made.change.speed})"
+
+
+def _bytes(text: str) -> int:
+    number, unit = text.split()
+    return round(float(number) * _UNITS.get(unit, 1))
