@@ -119,5 +119,6 @@ def _ranked(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _attention(trace: Trace) -> tuple[str, ...]:
-    kernels = trace.attention or tuple(filter(None, [trace.path.get("attention")]))
+    # of packed rows the path says it; padded batches, and a last block that is pooled early, ask torch
+    kernels = dict.fromkeys(filter(None, [trace.path.get("attention"), *trace.attention]))
     return (f"attention by {' and '.join(kernels)}",) if kernels else ()

@@ -43,6 +43,18 @@ WIDEST: Final = frozenset(
     }
 )
 """Take their inputs in the widest format among them. All others take them in fp32."""
+HALF_TO_WIDE: Final = {
+    "softmax.int": torch.ops.aten._softmax.default,
+    "log_softmax.int": torch.ops.aten._log_softmax.default,
+}
+"""Read fp16 and write fp32 in one kernel, by these."""
+SUMS_WIDE: Final = {
+    "norm.Scalar": torch.ops.aten.norm.ScalarOpt_dtype,
+    "norm.ScalarOpt_dim": torch.ops.aten.norm.ScalarOpt_dim_dtype,
+}
+"""Are told to sum up in fp32, by these; no copy is made."""
+REFUSED: Final = frozenset({"binary_cross_entropy"})
+"""Raise an error."""
 
 
 def register(device_type: str) -> Sequence[torch.library.Library]:
@@ -79,12 +91,32 @@ class _Casts:
 
     def around(self, name: str, op: Any) -> Callable[..., Any]:
         """The operator behind its casts."""
-        prepare = self._preparation(name, op)
+        prepare, half, refused = self._preparation(name, op), HALF_TO_WIDE.get(name), name in REFUSED
+        theirs = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
+            if refused:
+                return op.redispatch(theirs, *args, **kwargs)  # says why
             with torch._C._ExcludeDispatchKeyGuard(self._own):
                 given, named = prepare(args, kwargs)
+                widened = torch.float32 in (*given[1:], *named.values())
+                if half is not None and widened and given and given[0].dtype == torch.float16:
+                    return half(given[0], named.get("dim", *given[1:2]), True)
                 return op(*given, **named)
+
+        if name in SUMS_WIDE:
+            return self._summing(op, SUMS_WIDE[name])
+        return kernel
+
+    def _summing(self, op: Any, wide: Any) -> Callable[..., Any]:
+        _, *rest = op._schema.arguments
+
+        def kernel(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            given = {each.name: each.default_value for each in rest}
+            given |= dict(zip(given, args, strict=False)) | kwargs
+            narrow = x.is_floating_point() and x.dtype != torch.float64
+            with torch._C._ExcludeDispatchKeyGuard(self._own):
+                return wide(x, **given, dtype=torch.float32 if narrow else x.dtype)
 
         return kernel
 

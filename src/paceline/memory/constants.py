@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Final
 
 from paceline.facts import Card
+
+MEASURED: Final = "NVIDIA H200"
+"""Whose constants stand for those of later cards too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,5 +29,8 @@ class Constants:
 def constants_for(card: Card) -> Constants:
     """Those measured on this kind of card; else those of its generation, which ``source`` then says."""
     known = json.loads((files("paceline.memory") / "constants.json").read_text(encoding="utf-8"))
-    have = known.get(card.name) or known["NVIDIA H200" if (card.compute_capability or (0, 0)) >= (9, 0) else "older"]
-    return Constants(source=have["source"], context=have["context"], workspaces=tuple(have["workspaces"]))
+    have = known.get(card.name) or known[MEASURED if (card.compute_capability or (0, 0)) >= (9, 0) else "older"]
+    source = have["source"]
+    if have is known[MEASURED] and card.name != MEASURED:
+        source = f"not measured on this card: those {source}"
+    return Constants(source=source, context=have["context"], workspaces=tuple(have["workspaces"]))

@@ -7,7 +7,7 @@ autograd keeps what it saved, Python lets go of a local. So lifetimes are observ
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, final
@@ -35,19 +35,29 @@ class Allocation:
     """What it is, where somebody said so: parameters, gradients, ..."""
 
 
+Compute = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+"""Operator, its arguments, those by keyword -> what it returns."""
+
+
+def _computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
 @final
 class Ledger(TorchDispatchMode):
     """Inside, every storage that an operator makes on ``device_type`` is entered, and when it is freed.
 
     Args:
         device_type: others are left out.
+        compute: runs an operator.
     """
 
     supports_higher_order_operators = True  # such as a compiler's way of keeping random states
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, compute: Compute = _computed) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type
+        self._compute = compute
         self.allocations: list[Allocation] = []
         self.events: list[int | None] = []
         """n: ``allocations[n]`` is made; ~n: it is freed; None: the allocator gives back what it has cached."""
@@ -60,7 +70,7 @@ class Ledger(TorchDispatchMode):
         return True  # for any other mode torch.compile gives up
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = self._compute(func, args, kwargs or {})
         if isinstance(out, Tensor):
             self._see(out, func)
         elif isinstance(out, (tuple, list)):
@@ -132,14 +142,17 @@ class Ledger(TorchDispatchMode):
         return sum(self.allocations[number].num_bytes for number in self._live.values())
 
     def _see(self, tensor: Tensor, func: Any) -> None:
-        if tensor.device.type != self._device_type or is_traceable_wrapper_subclass(tensor):
+        # a fake tensor's device is asked of all that it is made by
+        device = getattr(tensor, "fake_device", None) or tensor.device
+        if device.type != self._device_type or is_traceable_wrapper_subclass(tensor):
             return  # a tensor of shards has memory in its parts alone
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._live:
-            return
-        num_bytes = storage.nbytes()
-        if num_bytes:
+        key, num_bytes = storage._cdata, storage.nbytes()
+        known = self._live.get(key)
+        if known is not None:
+            if num_bytes != self.allocations[known].num_bytes:
+                self._resized(storage)  # as Tensor.resize_ does, and what is told where to write
+        elif num_bytes:
             number = self._live[key] = self._enter(num_bytes, str(func))
             weakref.finalize(storage, self._freed, key, number).atexit = False
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Hashable, Iterator
-from typing import final
+from typing import Any, final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ from paceline.memory import autocast
 from paceline.memory.attention import register_attention
 from paceline.memory.compiler import register_compiler
 from paceline.memory.ledger import Ledger
+from paceline.memory.recall import Recall
+
+_HostGenerator = torch.Generator
 
 
 @contextlib.contextmanager
@@ -35,11 +39,20 @@ def stand_in(card: Card) -> Iterator[tuple[torch.device, Ledger]]:
     """Inside, tensors on the device that is given hold nothing, and the ledger enters all of their memory.
 
     Backward passes run in the calling thread: a device's own would not know that it is inside.
+
+    Raises:
+        RuntimeError: this process has had one; another belongs to a process of its own.
     """
-    backend, ledger = _registered(), Ledger(PLANNED)
+    if _registered.cache_info().currsize:
+        raise RuntimeError("a process has one stand-in for a card, and this one has had it: fork before the trace")
+    backend, mode = _registered(), FakeTensorMode(allow_non_fake_inputs=True)
+    # a model's copy would copy the mode of its tensors, and with it references to storages that must be let go of once
+    mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]
+    ledger = Ledger(PLANNED, Recall(mode, PLANNED))
     backend.ledger = ledger
     plan_with(card)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.autograd.set_multithreading_enabled(False), ledger:
+    generators = patch.object(torch, "Generator", _Generator)
+    with generators, mode, torch.autograd.set_multithreading_enabled(False), ledger:
         # what torch.tensor() makes is real on the host and fake elsewhere
         torch._C._set_only_lift_cpu_tensors(True)
         try:
@@ -64,6 +77,25 @@ def _meta_kernels() -> torch.library.Library:
     for name in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr"):
         library.impl(name, lambda *args, **kwargs: None)
     return library
+
+
+@final
+class _Generator(torch.Generator):
+    """Of random numbers that nobody draws on the device; on the host it is torch's own."""
+
+    _planned: torch.device
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        where = torch.device(device)
+        if where.type != PLANNED:
+            return _HostGenerator(where)
+        made = super().__new__(cls)
+        made._planned = torch.device(PLANNED, where.index or 0)
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._planned
 
 
 @final

@@ -6,6 +6,7 @@ torch for a trace cannot be taken back, and what one leaves behind must not be c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -28,11 +29,15 @@ from paceline.facts import Card
 from paceline.memory.anatomy import plan_of
 from paceline.memory.subject import subject_of
 from paceline.memory.trace import trace
+from paceline.models.config import read_config
 from paceline.recipe import Recipe
 from paceline.records import MemoryPlan
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Operators whose result has a size, or a value on the host, that depends on numbers."""
+
+IMPORTED = ("torch._dynamo", "torchmetrics", "transformers.models.auto.modeling_auto", "transformers.modeling_layers")
+"""What nearly every trace needs and takes seconds to import."""
 
 
 def answer(request: Mapping[str, Any]) -> MemoryPlan:
@@ -75,12 +80,14 @@ def _refuse(recipe: Recipe) -> None:
 def main() -> None:
     """Answer until there are no more requests; where processes cannot be forked, one."""
     out, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like, and the answers are read by a program
-    importlib.import_module("torch._dynamo")  # what traces blocks
+    for name in IMPORTED:
+        importlib.import_module(name)
     asked = select.poll()
     asked.register(sys.stdin.fileno(), 0)  # that the other end is closed is told unasked
     for line in sys.stdin:
         if asked.poll(0):
             break  # nobody waits for the answer
+        _import_for(json.loads(line))
         child = os.fork() if sys.platform == "linux" else 0
         if child == 0:
             out.write(json.dumps(_answered(line)) + "\n")
@@ -94,6 +101,18 @@ def main() -> None:
         if status != 0:
             out.write(json.dumps({"bug": f"the trace ended without an answer (exit code {status})"}) + "\n")
             out.flush()
+
+
+def _import_for(request: Mapping[str, Any]) -> None:
+    """Import what this trace needs, once for all that follow; where that fails, the trace says why."""
+    with contextlib.suppress(Exception):
+        recipe = Recipe.parse(request["recipe"])
+        config = read_config(recipe.model)
+        if config is not None:
+            kind = type(config).__module__.replace(".configuration_", ".modeling_")
+            importlib.import_module(kind)
+        if recipe.techniques.compile is not False:
+            importlib.import_module("torch._inductor.lowering")
 
 
 def _answered(line: str) -> dict[str, Any]:

@@ -30,7 +30,8 @@ class NvtxRanges(Sink):
         try:
             import nvtx
         except ImportError:
-            raise UserError("NVTX ranges", "the package nvtx is not installed", "pip install 'paceline[nvtx]'") from None
+            fix = "pip install 'paceline[nvtx]'"
+            raise UserError("NVTX ranges", "the package nvtx is not installed", fix) from None
         self._domain: Any = nvtx.get_domain(DOMAIN)
         self._known: Any = threading.local()
 

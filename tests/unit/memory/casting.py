@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.facts import Card
 from paceline.memory.stand_in import stand_in
-from tests.unit.memory.apart import known, main
+from tests.unit.memory.apart import main
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten
@@ -273,19 +273,17 @@ def check_attention_gives_the_format_that_cuda_gives() -> None:
         assert _seen(DEVICE.type, call, inputs, BF16)[0] == truth, inputs
 
 
-@known("autocast.py: norm.Scalar and norm.ScalarOpt_dim have a kernel that sums in fp32; no fp32 copy is made of x")
 def check_old_norms_sum_in_fp32_without_a_copy() -> None:
-    found = _apart(BF16, {"bf16": [BF16]}, {name: IN_TABLE[name] for name in ("norm.Scalar", "norm.ScalarOpt_dim")})
+    found = _apart(BF16, FORMATS, {name: IN_TABLE[name] for name in ("norm.Scalar", "norm.ScalarOpt_dim")})
     assert not found, found
 
 
-@known("autocast.py: CUDA's softmax reads fp16 and writes fp32 in one kernel; the stand-in makes an fp32 copy before")
 def check_softmax_of_fp16_makes_no_copy() -> None:
-    found = _apart(FP16, {"fp16": [FP16]}, {"softmax": IN_TABLE["softmax.int"]})
+    calls = {name: call for name, call in {**IN_TABLE, **BESIDE_TABLE}.items() if name in HALF_SOFTMAX}
+    found = _apart(FP16, {"fp16": [FP16], "fp32": [FP32]}, calls)
     assert not found, found
 
 
-@known("autocast.py: CUDA refuses binary_cross_entropy; a loss that uses it is planned, and its run fails")
 def check_what_cuda_refuses_is_refused() -> None:
     def message(device: str) -> str:
         try:

@@ -296,7 +296,6 @@ def check_a_storage_that_is_given_back_and_taken_again(at: Place) -> None:
     assert alive == 0, found
 
 
-@known("ledger.py: Tensor.resize_ and out= let a storage grow past UntypedStorage.resize_, which alone is watched")
 def check_a_tensor_that_grows_is_entered_anew(at: Place) -> None:
     x = at.empty(10)
     before = at.ledger.live_bytes

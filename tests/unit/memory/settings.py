@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.memory.apart import known, main
+from tests.unit.memory.apart import main
 from tests.unit.memory.runs import BERT, assert_near, flat, traced
+
+WHOLE = "techniques.early_pooling=false"
 
 
 def check_frozen_weights_have_no_gradients_and_no_states() -> None:
@@ -30,7 +32,7 @@ def check_states_of_other_optimizers() -> None:
 
 
 def check_accumulation_leaves_activations_as_they_are() -> None:
-    one, two = traced(), traced("loop.batch_size=32", "loop.micro_batch_size=16")
+    one, two = traced(WHOLE), traced(WHOLE, "loop.batch_size=32", "loop.micro_batch_size=16")
     assert two.plan.samples == 16
     assert two.kept == one.kept
     # the next micro-batch is there before the last has gone
@@ -42,11 +44,11 @@ def check_fp32_takes_more_than_bf16() -> None:
     assert 1.3 * narrow.kept < wide.kept < 2.5 * narrow.kept
     assert wide.plan.parts["parameters"] == narrow.plan.parts["parameters"], "weights are fp32 in both"
     half = traced("techniques.precision=fp16")
-    assert half.kept == narrow.kept
+    assert 0 <= half.kept - narrow.kept <= 16, "a loss that is scaled"
 
 
 def check_padded_batches_take_a_mask_along() -> None:
-    packed, padded = traced(), traced("techniques.packing=false")
+    packed, padded = traced(WHOLE), traced("techniques.packing=false")
     assert packed.plan.path["layout"] == "packed"
     assert padded.plan.path["layout"] == "padded"
     assert padded.plan.slots == packed.plan.slots, "all texts are of one length here"
@@ -100,7 +102,6 @@ def check_a_model_that_asks_for_numbers_is_no_plan() -> None:
         traced(config={"factory": "tests.unit.memory.runs:asking"})
 
 
-@known("stand_in.py: the planned device has no torch.Generator, which random augmentation draws from")
 def check_augmented_images() -> None:
     model = {"factory": "tests.unit.memory.runs:convolutional"}
     try:

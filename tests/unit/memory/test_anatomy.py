@@ -206,6 +206,9 @@ def test_a_plan_says_what_it_takes_for_granted() -> None:
     assert attention == "attention by flash and math"
     assert constants.startswith("context and workspaces: measured on an H200")
     assert plan([made(1)], [0], path={"attention": "short"}).assumed[1] == "attention by short"
+    assert plan([made(1)], [0], path={"attention": "flash"}, attention=("cudnn", "flash")).assumed[1] == (
+        "attention by flash and cudnn"
+    )
     assert len(plan([made(1)], [0]).assumed) == 2, "no attention, nothing of it"
 
 
@@ -213,7 +216,10 @@ def test_constants_of_a_card_that_was_not_measured_are_its_generations() -> None
     def named(name: str, have: tuple[int, int] | None) -> str:
         return constants_for(Card(name=name, memory_bytes=2**34, compute_capability=have)).source
 
-    assert named("NVIDIA H200", (9, 0)) == named("NVIDIA H100 80GB HBM3", (9, 0)) == named("NVIDIA B200", (10, 0))
+    measured = named("NVIDIA H200", (9, 0))
+    assert measured.startswith("measured on an H200")
+    later = f"not measured on this card: those {measured}"
+    assert later == named("NVIDIA H100 80GB HBM3", (9, 0)) == named("NVIDIA B200", (10, 0))
     older = named("Tesla V100-SXM2-32GB", (7, 0))
     assert older == named("a card of 24 GiB", None) == named("NVIDIA A100-SXM4-80GB", (8, 0))
     assert older.startswith("not measured")
