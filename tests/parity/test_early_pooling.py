@@ -275,6 +275,15 @@ def test_the_question_leaves_no_trace(training: bool) -> None:
     assert not getattr(build.model, packing.POOLS_EARLY)
 
 
+def test_what_others_have_put_on_a_module_stays() -> None:
+    build = packed_build(model_of("bert"))
+    dense = build.blocks[-1].output.dense
+    plain = dense.forward
+    dense.forward = lambda hidden: plain(hidden)
+    assert difference(build, IDS, compare=False) is None
+    assert "forward" in vars(dense)
+
+
 def test_a_block_without_such_an_attention_is_an_error() -> None:
     with pytest.raises(ModelError, match="has no attention with products"):
         apply_early_pooling(nn.Linear(2, 2), nn.Linear(2, 2))
