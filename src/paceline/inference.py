@@ -19,6 +19,7 @@ from paceline.engine.numerics import numerics
 from paceline.errors import DataError, RecipeError, RunFolderError, UserError, nearest
 from paceline.facts import this_machine
 from paceline.models.saved import LoadedModel, load_saved
+from paceline.models.structure import blocks
 from paceline.predictions import PredictionFile
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
@@ -172,4 +173,5 @@ def _build(recipe: Recipe, loaded: LoadedModel, dataset: Dataset) -> Build:
     task: Task = task_for(saved.kind, saved.label_names, recipe.task)
     normalisation = (saved.image.mean, saved.image.std) if saved.image else ((), ())
     device = torch.device(recipe.device)
-    return assemble_build(recipe, loaded.model, dataset, task, device, blocks=(), normalisation=normalisation)
+    found = [block for _, block in blocks(loaded.model)]
+    return assemble_build(recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation)
