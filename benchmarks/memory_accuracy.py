@@ -4,14 +4,18 @@
     python benchmarks/memory_accuracy.py measure --predicted PREDICTED.jsonl --out MEASURED.jsonl [--deadline SECONDS]
     python benchmarks/memory_accuracy.py table --measured MEASURED.jsonl
 
-Cases are in memory_cases.yaml. A measurement is ``paceline train`` in a fresh process; summary.json says what torch's
-allocator counted and what was taken from the card. The same command again goes on where it stopped.
+Cases are in memory_cases.yaml. A measurement is ``paceline train`` in a fresh process, of one rank forked off one that
+has imported what all need and never touched the card; summary.json says what torch's allocator counted and what was
+taken from the card. The same command again goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -24,6 +28,7 @@ from typing import Any
 
 import yaml
 
+import paceline.verbs.cli
 from paceline.cards import card_for, facts_with
 from paceline.errors import PacelineError
 from paceline.facts import this_machine
@@ -35,6 +40,7 @@ HERE = Path(__file__).resolve().parent
 STEPS = 6
 """Of a run: shapes that come twice are recorded at their second time."""
 LIMIT_SECONDS = 180.0
+PRELOADED = ("torch", "transformers.modeling_utils", "paceline.engine.assemble", "paceline.run")
 MEASURES = ("allocated", "reserved", "total")
 TAGS = ("auto", "packed", "compiled", "masked", "held_out", "two ranks")
 
@@ -101,19 +107,62 @@ def measured_by_a_run(record: Record, limit: float) -> Record:
     with tempfile.TemporaryDirectory() as place:
         recipe, folder = Path(place) / "recipe.yaml", Path(place) / "run"
         recipe.write_text(yaml.safe_dump(record["recipe"]), encoding="utf-8")
-        ranks = ["--gpus", str(record["ranks"])] if record["ranks"] > 1 else []
-        command = [sys.executable, "-m", "paceline.verbs.cli", "train", str(recipe), "--out", str(folder), *ranks]
-        command += ["--set", "observe.memory_plan=false"]
+        arguments = ["train", str(recipe), "--out", str(folder), "--set", "observe.memory_plan=false"]
+        if record["ranks"] > 1:
+            arguments += ["--gpus", str(record["ranks"])]
+        log = Path(place) / "log"
         try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-        except subprocess.TimeoutExpired:
+            code = (run_forked if record["ranks"] == 1 else run_started)(arguments, log, limit)
+        except TimeoutError:
             return {"failed": f"no end in {limit:.0f} s"}
-        if ended.returncode:
-            return {"failed": "\n".join(ended.stderr.strip().splitlines()[-6:])}
+        if code:
+            return {"failed": "\n".join(log.read_text(encoding="utf-8").strip().splitlines()[-6:])}
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         memory = summary["memory"]
         found = {name: memory[name] for name in MEASURES}
         return {"measured": found, "measured_path": summary["path"], "measured_versions": versions()}
+
+
+def run_started(arguments: Sequence[str], log: Path, limit: float) -> int:
+    """Exit code of ``paceline`` in a process of its own."""
+    with log.open("w") as told:
+        command = [sys.executable, "-m", "paceline.verbs.cli", *arguments]
+        try:
+            ended = subprocess.run(command, stdout=told, stderr=told, timeout=limit, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError from error
+    return ended.returncode
+
+
+def run_forked(arguments: Sequence[str], log: Path, limit: float) -> int:
+    """The same, without the seconds of the imports."""
+    preload()
+    child = multiprocessing.get_context("fork").Process(target=as_command, args=(arguments, log))
+    child.start()
+    child.join(limit)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+        raise TimeoutError
+    return child.exitcode
+
+
+def preload() -> None:
+    """Import what a run imports; nothing of it may start a thread or touch the card, or a fork would not be fresh."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("an import has touched the card, so that a forked run would not be a fresh one")
+
+
+def as_command(arguments: Sequence[str], log: Path) -> None:
+    with log.open("w") as told:
+        os.dup2(told.fileno(), 1)
+        os.dup2(told.fileno(), 2)
+    sys.argv = ["paceline", *arguments]
+    paceline.verbs.cli.main()
 
 
 def line_of(record: Record) -> list[str]:

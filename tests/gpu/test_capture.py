@@ -151,6 +151,41 @@ def test_an_input_that_the_step_changes_is_read_anew() -> None:
     assert runner.path.startswith("captured"), runner.path
 
 
+def test_launched_and_recorded_calls_share_their_memory() -> None:
+    runner = Captured(CUDA)
+
+    def work(values: torch.Tensor) -> torch.Tensor:
+        return (values.repeat(256) + 1).sum()  # twice 64 MiB beside each other
+
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    for size in range(2**16, 2**16 - 5, -1):
+        given = torch.ones(size, device=CUDA)
+        assert [runner.run(work, (given,)).item() for _ in range(3)] == [512.0 * size] * 3
+    assert runner.path == "captured: 5 graphs"
+    grown = (torch.cuda.max_memory_reserved() - before) / 2**20
+    assert grown < 192, f"{grown:.0f} MiB for work that takes 128"
+
+
+def test_what_a_launch_leaves_in_the_pool_is_not_overwritten_by_earlier_graphs() -> None:
+    runner = Captured(CUDA)
+    kept: dict[int, torch.Tensor] = {}
+
+    def work(values: torch.Tensor) -> torch.Tensor:
+        size = len(values)
+        if size not in kept:  # like a model's table of positions, made at the first length that needs it
+            kept[size] = torch.full((2**22,), 1.0 / size, device=CUDA)
+        return values.repeat(2**12).sum() * 0 + kept[size].sum()
+
+    # the second call of a size records, and the third replays: after it, another size leaves something in the pool
+    for size in (1024, 1024, 1024, 1025, 1024, 1025, 1025, 1024, 1026, 1024, 1026, 1026, 1024, 1025):
+        found = runner.run(work, (torch.ones(size, device=CUDA),)).item()
+        assert found == pytest.approx(2**22 / size, rel=1e-5), f"{size}: a graph wrote over what was kept"
+    assert runner.path == "captured: 3 graphs"
+
+
 def test_a_gradient_that_a_user_took_away_is_named() -> None:
     from paceline.errors import UserError
 

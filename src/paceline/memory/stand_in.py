@@ -133,11 +133,14 @@ class _Backend(backend_registration._DummyBackendModule):
     def set_sync_debug_mode(self, mode: object) -> None:
         pass
 
-    def graph_pool_handle(self) -> Hashable:
-        return "graphs"
+    def empty_cache(self) -> None:
+        self.ledger.empty_cache()
+
+    def use_mem_pool(self, pool: MemPool, device: object) -> contextlib.AbstractContextManager[None]:
+        return self.ledger.into(pool.id)
 
     @contextlib.contextmanager
-    def graph(self, graph: object, *, pool: Hashable, capture_error_mode: str) -> Iterator[None]:
+    def graph(self, graph: object, pool: Hashable, stream: object, *, capture_error_mode: str) -> Iterator[None]:
         """A recording computes nothing, and allocates all the same; like CUDA's, it hands back what is cached first."""
         self.ledger.empty_cache()
         self._records = True
@@ -162,6 +165,14 @@ class _Backend(backend_registration._DummyBackendModule):
 
     def Event(self, *args: object, **kwargs: object) -> _Stream:
         return _Stream()
+
+    class MemPool:
+        """Memory of which nothing shows here; the ledger's entries are replayed later."""
+
+        id: Hashable = "graphs"
+
+        def snapshot(self) -> tuple[()]:
+            return ()
 
     class CUDAGraph:
         """A recording; what replaying it allocates was allocated when it was made."""

@@ -8,12 +8,13 @@ it is. Source: CUDA C++ Programming Guide, CUDA Graphs; torch.cuda.CUDAGraph's d
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -135,9 +136,13 @@ class _Recording:
 class Captured(Runner):
     """One CUDA graph for each function, its options and the shapes of its inputs; all in one memory pool.
 
-    The first call with new shapes runs as it is, so that every kernel is loaded and every state allocated; the second
-    records and replays. Shapes that come once are never recorded. When recording fails, everything runs as it is from
+    The first call with new shapes is launched, so that every kernel is loaded and every state allocated; the second
+    records and replays. Shapes that come once are never recorded. When recording fails, everything is launched from
     then on.
+
+    Launches take their memory from the graphs' pool as well, on the stream of the recordings: else the largest step
+    would have its memory twice. What a launch leaves there (a cache of the model's, a state) may lie where graphs
+    recorded earlier put their intermediate results, so that they are recorded anew.
 
     Args:
         device: the card.
@@ -148,7 +153,7 @@ class Captured(Runner):
     def __init__(self, device: torch.device, phase: Phase = contextlib.nullcontext, most: int = 200) -> None:
         self._device, self._phase, self._most = device, phase, most
         self._cuda: Any = torch.get_device_module(device)
-        self._pool = self._cuda.graph_pool_handle()
+        self._pool, self._stream = self._cuda.MemPool(), self._cuda.Stream(device)
         self._seen: set[Hashable] = set()
         self._recordings: dict[Hashable, _Recording] = {}
         self._failed: set[Hashable] = set()
@@ -162,10 +167,14 @@ class Captured(Runner):
         recording = self._recordings.get(key)
         if recording is None and key in self._seen and self._may_record(key):
             recording = self._record(key, function, leaves, structure, options)
-        if recording is None:
-            self._seen.add(key)
+        if recording is not None:
+            return recording.replay(leaves)
+        if self._problem:
             return function(*inputs, *options)
-        return recording.replay(leaves)
+        if key not in self._seen:
+            self._seen.add(key)
+            self._make_room()
+        return self._launch(lambda: function(*inputs, *options))
 
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         leaves, structure = _pytree.tree_flatten(list(inputs))
@@ -181,9 +190,14 @@ class Captured(Runner):
     def probe(self, function: Callable[[], Any]) -> None:
         if self._device.type == PLANNED:
             return  # nothing is waited for, and the sizes are known
-        try:
+
+        def watched() -> None:
             with _waits_are_errors(self._cuda):
                 function()
+
+        self._make_room()
+        try:
+            self._launch(watched)
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
@@ -200,6 +214,35 @@ class Captured(Runner):
     def close(self) -> None:
         self._recordings.clear()
         self._seen.clear()
+
+    def _make_room(self) -> None:
+        """Hand back what is only cached elsewhere: for want of memory in a pool of its own torch does not do it."""
+        self._cuda.synchronize(self._device)
+        self._cuda.empty_cache()
+
+    def _launch(self, function: Callable[[], Any]) -> Any:
+        """What it returns, copied out of the pool."""
+        before, caller = self._live(), self._cuda.current_stream(self._device)
+        self._stream.wait_stream(caller)
+        # a backward pass in a thread of its own would not know of the pool
+        with (
+            self._cuda.use_mem_pool(self._pool, self._device),
+            self._cuda.stream(self._stream),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            outputs = function()
+        caller.wait_stream(self._stream)
+        outputs = _pytree.tree_map_only(Tensor, torch.clone, outputs)
+        if self._recordings and not self._live() <= before:
+            gc.collect()  # what a circle of references holds is no state
+            if not self._live() <= before:
+                self._recordings.clear()
+        return outputs
+
+    def _live(self) -> set[int]:
+        """Addresses of the pool's blocks that are in use."""
+        blocks = (block for segment in self._pool.snapshot() for block in _blocks(segment))
+        return {address for address, state in blocks if state == "active_allocated"}
 
     def _may_record(self, key: Hashable) -> bool:
         return not self._problem and key not in self._failed and len(self._recordings) < self._most
@@ -219,7 +262,7 @@ class Captured(Runner):
             # memory that is only cached would be missing to the graphs' own pool
             self._cuda.synchronize(self._device)
             try:
-                with self._cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                with self._cuda.graph(graph, self._pool.id, self._stream, capture_error_mode="thread_local"):
                     outputs = function(*_pytree.tree_unflatten(ours, structure), *options)
             except RuntimeError as error:
                 log.debug("recording failed", exc_info=True)
@@ -244,6 +287,14 @@ class Captured(Runner):
         # with the same numbers, which no graph knows, takes its place
         generator: Any = self._cuda.default_generators[self._cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
+
+
+def _blocks(segment: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """Address and state of each."""
+    address = segment["address"]
+    for block in segment["blocks"]:
+        yield address, block["state"]
+        address += block["size"]
 
 
 def _key(function: Callable[..., Any], options: Sequence[Hashable], structure: Any, leaves: Sequence[Any]) -> Hashable:
