@@ -151,11 +151,6 @@ class MemoryPlan:
         """What nvidia-smi will show of this process."""
         return self.reserved + self.context
 
-    @property
-    def fits(self) -> bool | None:
-        """Whether the card holds it; None where its memory is not known."""
-        return None if self.capacity is None else self.total <= self.capacity
-
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRecord:

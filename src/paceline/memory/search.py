@@ -28,8 +28,12 @@ class LargestMicroBatch:
 
 
 def usable_bytes(capacity: int) -> int:
-    """What a program can have of a card's memory: CUDA gives 0.5 to 2 % less than nvidia-smi reports, see ``cards``."""
-    return capacity * 98 // 100
+    """What a prediction may come to on a card of so much memory.
+
+    CUDA gives programs 0.5 to 2 % less than nvidia-smi reports, see ``cards``; and up to 2 % may be missing in the
+    prediction, see benchmarks/README.md.
+    """
+    return capacity * 98 // 102
 
 
 def largest_micro_batch(

@@ -63,7 +63,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     """All that is chosen, with reasons."""
     usable_bytes: int | None
-    """What the run can have of the card's memory; None where that is not known."""
+    """What the plan may come to on the card, see ``usable_bytes``; None where its memory is not known."""
     largest: LargestMicroBatch | None
     """None where the card's memory is not known, or no step is made (``model.train: features``)."""
     largest_settings: tuple[str, ...]
@@ -346,7 +346,7 @@ def _on_the_card(plan: Plan) -> Iterator[tuple[str, str]]:
     ):
         yield name, f"{gib(num_bytes, memory.total, 9)}  {remark}"
     if memory.capacity is not None and plan.usable_bytes is not None:
-        remark = f"{gib(plan.usable_bytes)} counted on: CUDA gives programs up to 2 % less than nvidia-smi shows"
+        remark = f"{gib(plan.usable_bytes)} counted on: CUDA gives programs up to 2 % less, and a plan may be 2 % too low"
         yield "card", f"{gib(memory.capacity, width=9)}  {remark}"
 
 

@@ -77,26 +77,26 @@ alive at the peak, in the backward pass
   allocated            32.19 GiB  100.0%
   by phase          at most: model 1.25 GiB, backward 32.19 GiB, evaluation 11.39 GiB
 
-does not fit, by 1.12 GiB
+does not fit, by 1.74 GiB
   allocated      32.19 GiB  by tensors, at the peak
   reserved       32.19 GiB  by torch, which keeps what was freed
   context         0.29 GiB  by the driver, code of kernels included
   total          32.48 GiB  as nvidia-smi will show it
-  card           32.00 GiB  31.36 GiB counted on: CUDA gives programs up to 2 % less than nvidia-smi shows
+  card           32.00 GiB  30.75 GiB counted on: CUDA gives programs up to 2 % less, and a plan may be 2 % too low
 
 largest micro-batch that fits
-  samples  30 of 32, 15,360 positions, take 30.78 GiB; 32 do not fit
-  set      --set loop.micro_batch_size=30
+  samples  29 of 32, 14,848 positions, take 29.93 GiB; 32 do not fit
+  set      --set loop.micro_batch_size=29
 
 what would make it fit, the cheapest first
   1.  --set techniques.precision=fp16
-      saves 10.06 GiB: 22.42 GiB in all, fits, 8.94 GiB to spare
+      saves 10.06 GiB: 22.42 GiB in all, fits, 8.32 GiB to spare
       faster: matrix products at up to 8 times the rate, by the data sheet; result: up to rounding
   2.  --set loop.micro_batch_size=16
-      saves 13.60 GiB: 18.88 GiB in all, fits, 12.48 GiB to spare
+      saves 13.60 GiB: 18.88 GiB in all, fits, 11.86 GiB to spare
       about 5% slower: 2 micro-batches a step, each reads the weights; result: up to rounding
   3.  --set techniques.recompute=true
-      saves 20.80 GiB: 11.68 GiB in all, fits, 19.68 GiB to spare
+      saves 20.80 GiB: 11.68 GiB in all, fits, 19.06 GiB to spare
       up to 33% slower: one forward pass more; result: bit-exact
 
 what train would choose there
@@ -124,7 +124,7 @@ def test_a_run_that_does_not_fit() -> None:
 def test_a_run_that_fits() -> None:
     found = made("h200")
     text = shown(found)
-    assert section(text, "fits, with 115.17 GiB to spare")[3].split()[:2] == ["total", "22.42"]
+    assert section(text, "fits, with 112.47 GiB to spare")[3].split()[:2] == ["total", "22.42"]
     assert section(text, "largest micro-batch that fits") == [
         "  samples  32 of 32, 16,384 positions, take 22.42 GiB: the whole batch"
     ]
@@ -137,8 +137,8 @@ def test_a_small_micro_batch_that_fits_is_told_the_larger_that_would() -> None:
     found = made("v100-32gb", "loop.micro_batch_size=8")
     assert found.fits
     told = section(shown(found), "largest micro-batch that fits")
-    assert told[0] == "  samples  30 of 32, 15,360 positions, take 30.78 GiB; 32 do not fit"
-    assert found.largest_settings == ("loop.micro_batch_size=30",)
+    assert told[0] == "  samples  29 of 32, 14,848 positions, take 29.93 GiB; 32 do not fit"
+    assert found.largest_settings == ("loop.micro_batch_size=29",)
 
 
 def test_not_even_one_sample() -> None:
@@ -149,9 +149,9 @@ def test_not_even_one_sample() -> None:
     ]
 
 
-def test_two_percent_of_the_card_are_not_counted_on() -> None:
-    """CUDA sees up to 2 % less than nvidia-smi reports, and the table has nvidia-smi's figure."""
-    card = Card(name="a card", memory_bytes=100 * GIB)
+def test_four_percent_of_the_card_are_not_counted_on() -> None:
+    """CUDA sees up to 2 % less than nvidia-smi reports, whose figure the table has; a plan may be 2 % too low."""
+    card = Card(name="a card", memory_bytes=102 * GIB)
     fits = made(card, memory=lambda _: memory_plan(98 * GIB))
     assert (fits.fits, fits.spare_bytes) == (True, 0)
     tight = made(card, memory=lambda _: memory_plan(98 * GIB + 1))
@@ -159,11 +159,11 @@ def test_two_percent_of_the_card_are_not_counted_on() -> None:
 
 
 def test_evaluations_that_are_in_the_way_shrink_with_the_micro_batch() -> None:
-    """7.84 GiB hold steps of three samples, but not evaluations of 128."""
+    """7.69 GiB hold steps of two samples, but not evaluations of 128."""
     found = made(Card(name="a card", memory_bytes=8 * GIB, compute_capability=(7, 0)))
     assert found.largest is not None
-    assert found.largest.samples == 3
-    assert found.largest_settings == ("loop.micro_batch_size=3", "loop.evaluation_batch_size=3")
+    assert found.largest.samples == 2
+    assert found.largest_settings == ("loop.micro_batch_size=2", "loop.evaluation_batch_size=2")
     assert found.largest.plan is not None
     assert found.usable_bytes is not None
     assert found.largest.plan.total <= found.usable_bytes
@@ -174,9 +174,9 @@ def test_a_run_of_less_than_one_gib_is_told_in_mib() -> None:
     small = memory_plan(0, parts=parts, allocated=40 * 2**20, reserved=44 * 2**20, context=300 * 2**20)
     text = shown(made("v100-32gb", memory=lambda _: small))
     assert section(text, "alive at the peak")[0] == "  parameters     30.00 MiB   75.0%"
-    on_card = section(text, "fits, with 31.02 GiB to spare")
+    on_card = section(text, "fits, with 30.41 GiB to spare")
     assert on_card[3] == "  total         344.00 MiB  as nvidia-smi will show it"
-    assert on_card[4].startswith("  card           32.00 GiB  31.36 GiB counted on")
+    assert on_card[4].startswith("  card           32.00 GiB  30.75 GiB counted on")
 
 
 def test_a_card_whose_memory_is_not_known_is_no_limit() -> None:
@@ -266,8 +266,8 @@ def test_the_object_has_these_keys_and_adds_up() -> None:
     assert sum(memory["parts"].values()) == memory["allocated"]
     assert found["spare_bytes"] == found["usable_bytes"] - memory["total"] < 0
     assert found["fits"] is False
-    assert found["largest_micro_batch"]["samples"] == 30
-    assert found["largest_micro_batch"]["settings"] == ["loop.micro_batch_size=30"]
+    assert found["largest_micro_batch"]["samples"] == 29
+    assert found["largest_micro_batch"]["settings"] == ["loop.micro_batch_size=29"]
     assert found["decisions"][0].keys() == {"setting", "value", "reason"}
     assert len(found["changes"]) == 4, "all of them, not the three that a person is shown"
     for change in found["changes"]:
