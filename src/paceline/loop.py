@@ -18,7 +18,7 @@ import torch
 from paceline.checkpoint.background import Store
 from paceline.data.dataset import Dataset
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
-from paceline.engine.assemble import Assembled
+from paceline.engine.assemble import Assembled, warms_up
 from paceline.engine.engine import Accumulated, Update
 from paceline.engine.evaluate import evaluate
 from paceline.engine.late import Late
@@ -251,9 +251,8 @@ class Loop:
 
     def _warm_up(self) -> None:
         """Compile, load kernels and record on the largest micro-batch: what will run out of memory does so now."""
-        job, switches = self.job, self.job.recipe.techniques
-        splits = job.recipe.loop.on_oom == "split"  # here, where it costs the least
-        if not splits and not any(s is True for s in (switches.compile, switches.fusion, switches.capture)):
+        job = self.job
+        if not warms_up(job.recipe, job.assembled.build.device):
             return
         with job.watch.phase("compile"):
             self._fitted(self._warmed_up)

@@ -36,6 +36,8 @@ from tests.parity.driving import recipe
 
 CUDA, STEPS, TOTAL, BATCH, SECONDS = torch.device("cuda"), 10, 50, 8, 240
 
+ROUNDING = {"fp32": 1e-5, "bf16": 1e-2}
+
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA cards")
 
 
@@ -59,7 +61,9 @@ def made(world: World, kind: str, number_format: str) -> Assembled:
     images = Images(generator.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8))
     torch.manual_seed(world.rank)
     model = Net().to(CUDA)
-    chosen = recipe(techniques={"precision": number_format}, optimizer={"decay_all": False, "clip_norm": None})
+    # with the usual epsilon AdamW turns the rounding of tiny gradients into steps of the learning rate's size
+    optimizer = {"decay_all": False, "clip_norm": None, "eps": 1e-3}
+    chosen = recipe(techniques={"precision": number_format}, optimizer=optimizer)
     build = Build(
         model=model,
         forward=lambda m, b: m(b.inputs["pixel_values"]),
@@ -151,11 +155,11 @@ def test_shards_on_two_cards_train_as_ddp_in_half_the_memory(tmp_path: Path, num
     ddp, shards, offloaded = (on_two_cards(tmp_path, kind, number_format) for kind in ("ddp", "fsdp", "offload"))
     for kind, found in (("fsdp", shards), ("offload", offloaded)):
         assert found[0]["weights"] == found[1]["weights"], f"{kind}: the ranks gather different weights"
-        assert found[0]["losses"] == pytest.approx(ddp[0]["losses"], rel=1e-3), kind
+        assert found[0]["losses"] == pytest.approx(ddp[0]["losses"], rel=ROUNDING[number_format]), kind
         for name, values in ddp[0]["weights"].items():
-            # AdamW turns rounding of tiny gradients into steps of the learning rate's size
             given, expected = torch.tensor(found[0]["weights"][name]), torch.tensor(values)
-            torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3, msg=f"{kind}: {name}")
+            close = {"rtol": ROUNDING[number_format], "atol": ROUNDING[number_format]}
+            torch.testing.assert_close(given, expected, **close, msg=f"{kind}: {name}")
     for rank in range(2):
         share = shards[rank]["bytes"] / ddp[rank]["bytes"]
         assert share == pytest.approx(0.5, rel=0.1), f"rank {rank} keeps {share:.2f} of what DDP keeps"

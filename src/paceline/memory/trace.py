@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from paceline.cards import facts_with
 from paceline.data.dataset import Dataset, Images, Tokens
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.engine.assemble import Assembled, assemble, assemble_build
+from paceline.engine.assemble import Assembled, assemble, assemble_build, warms_up
 from paceline.engine.statistics import fewest_together
 from paceline.facts import Card, this_machine
 from paceline.memory import attention
@@ -236,9 +236,9 @@ def _train(
     assembled: Assembled, recipe: Recipe, largest: Ids, other: Ids | None, ledger: Ledger, world_size: int
 ) -> None:
     """What the loop does to its first steps."""
-    engine, layout, switches = assembled.engine, assembled.build.layout, recipe.techniques
+    engine, layout = assembled.engine, assembled.build.layout
     pieces = -(-recipe.loop.batch_size // (world_size * max(len(largest), 1)))
-    if any(switch is True for switch in (switches.compile, switches.fusion, switches.capture)):
+    if warms_up(recipe, assembled.build.device):
         batch = _collate(layout, largest, ledger)
         with ledger.during("forward"):
             engine.warm_up(batch, float(len(largest)))

@@ -80,7 +80,7 @@ class Eager(Runner):
         return value
 
     def probe(self, function: Callable[[], Any]) -> None:
-        function()
+        pass
 
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         pass
@@ -226,7 +226,7 @@ class Captured(Runner):
         self._stream.wait_stream(caller)
         # a backward pass in a thread of its own would not know of the pool
         with (
-            self._cuda.use_mem_pool(self._pool, self._device),
+            self._cuda.use_mem_pool(self._pool),
             self._cuda.stream(self._stream),
             torch.autograd.set_multithreading_enabled(False),
         ):

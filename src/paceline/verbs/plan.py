@@ -346,7 +346,7 @@ def _on_the_card(plan: Plan) -> Iterator[tuple[str, str]]:
     ):
         yield name, f"{gib(num_bytes, memory.total, 9)}  {remark}"
     if memory.capacity is not None and plan.usable_bytes is not None:
-        remark = f"{gib(plan.usable_bytes)} counted on: CUDA gives programs up to 2 % less, and a plan may be 2 % too low"
+        remark = f"{gib(plan.usable_bytes)} counted on: CUDA gives programs up to 2 % less, a plan may be 2 % too low"
         yield "card", f"{gib(memory.capacity, width=9)}  {remark}"
 
 

@@ -82,7 +82,7 @@ does not fit, by 1.74 GiB
   reserved       32.19 GiB  by torch, which keeps what was freed
   context         0.29 GiB  by the driver, code of kernels included
   total          32.48 GiB  as nvidia-smi will show it
-  card           32.00 GiB  30.75 GiB counted on: CUDA gives programs up to 2 % less, and a plan may be 2 % too low
+  card           32.00 GiB  30.75 GiB counted on: CUDA gives programs up to 2 % less, a plan may be 2 % too low
 
 largest micro-batch that fits
   samples  29 of 32, 14,848 positions, take 29.93 GiB; 32 do not fit
