@@ -28,7 +28,7 @@ from paceline.models.config import import_readers, max_positions, modality, read
 from paceline.models.images import image_settings, preferred_size
 from paceline.models.load import import_class, load_model
 from paceline.models.saved import SavedModel
-from paceline.models.structure import blocks, final_linear, set_trained
+from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
 from paceline.models.tokenizers import TokenizerSource, tokenizer_source
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose_strategy
@@ -102,14 +102,10 @@ def prepare_run(
             with watch.phase("model"):
                 task = task_for(known.kind, known.label_names, recipe.task)
                 model = _model(recipe, config, known, task)
-                parameters = list(model.parameters())
+                # only counted: a list of them here would outlive shards that take their place, see ``importing``
+                whole, trained = parameter_counts(model)
                 recipe, decisions = choose_strategy(
-                    recipe,
-                    decisions,
-                    facts,
-                    world.size,
-                    num_parameters=sum(p.numel() for p in parameters),
-                    num_trained=sum(p.numel() for p in parameters if p.requires_grad),
+                    recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained
                 )
             with watch.phase("data"):
                 dataset = encoding.result()

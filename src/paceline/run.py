@@ -35,7 +35,7 @@ from paceline.memory.exhausted import Shortage, Situation, explained, traced_off
 from paceline.memory.split import largest_share
 from paceline.models.features import collect, fit_final_linear, write_into
 from paceline.models.saved import save_model
-from paceline.models.structure import final_linear
+from paceline.models.structure import final_linear, parameter_counts
 from paceline.observe.console import console_observer
 from paceline.observe.metrics_file import MetricsFile
 from paceline.preparation import Prepared, prepare_run
@@ -411,7 +411,7 @@ def _restore(checkpoint: Checkpoint, assembled: Assembled, fresh: Progress, step
 
 
 def _started(request: Request, prepared: Prepared, job: Job, progress: Progress) -> RunStarted:
-    parameters = list(prepared.build.model.parameters())
+    whole, trained = parameter_counts(prepared.build.model)
     is_card = prepared.recipe.device == "cuda"
     device = request.facts.cards[0].name if is_card else f"cpu ({torch.get_num_threads()} threads)"
     return RunStarted(
@@ -420,8 +420,8 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
         device=device if request.world.size == 1 else f"{request.world.size} x {device}",
         recipe=prepared.recipe.resolved(),
         decisions=prepared.decisions,
-        num_parameters=sum(p.numel() for p in parameters),
-        num_trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        num_parameters=whole,
+        num_trained_parameters=trained,
         samples={name: len(ids) for name, ids in prepared.dataset.splits.items()},
         label_names=prepared.dataset.label_names,
         first_step=progress.step,

@@ -1,17 +1,25 @@
-"""Work beside the main thread: it comes out where it is waited for, and ends early when nobody will."""
+"""Work beside the main thread comes out where it is waited for, and ends early when nobody will; nothing is kept."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
+import weakref
 
 import pytest
+import torch
+from torch import nn
 
 from paceline.data.encode import KeepGoing
 from paceline.errors import DataError
-from paceline.preparation import _Beside
-from paceline.stopwatch import Stopwatch
+from paceline.facts import this_machine
+from paceline.preparation import _Beside, prepare_run
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
+from paceline.stopwatch import Stopwatch, process_start
+from paceline.testing.tiny import tiny_bert_config
 
 
 def test_work_runs_beside_and_is_counted_there() -> None:
@@ -54,3 +62,25 @@ def test_when_the_main_thread_fails_the_work_is_broken_off() -> None:
         assert started.wait(5)
         raise KeyError
     assert future.done(), "the thread outlives the run"
+
+
+def test_weights_that_shards_take_the_place_of_are_let_go() -> None:
+    """With the collector's freeze, which a command makes after its imports, a frame that kept them would keep them."""
+    recipe = Recipe.parse(
+        {
+            "model": {"config": tiny_bert_config(vocab_size=200)},
+            "data": {"source": "builtin:random", "random": {"samples": 32, "length": 8, "vocabulary": 200}},
+            "device": "cpu",
+        }
+    )
+    facts = this_machine()
+    chosen, decisions = choose(recipe, facts)
+    try:
+        prepared = prepare_run(chosen, decisions, facts=facts, watch=Stopwatch(process_start()))
+        kept = [weakref.ref(parameter) for parameter in prepared.build.model.parameters()]
+        for module in prepared.build.model.modules():  # as sharding does
+            module._parameters = {name: nn.Parameter(torch.zeros(1)) for name in module._parameters}
+        gc.collect()
+        assert [reference() for reference in kept if reference() is not None] == []
+    finally:
+        gc.unfreeze()

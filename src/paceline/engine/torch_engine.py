@@ -67,16 +67,20 @@ class TorchEngine(Engine):
         self._mode(training=True)
         put_back = self._buffers_kept()
         share = self._runner.scalar(denominator)
-        # the first pass compiles and loads kernels, which may wait; the second shows what a step itself does. Neither
-        # is a last one: what fails on one rank alone must not leave the others waiting in a sum
-        try:
+
+        def micro() -> None:
+            # not the last one: what fails on one rank alone must not leave the others waiting in a sum
             self._step.micro(batch, share, first=True, last=False)
+
+        # the first pass compiles and loads kernels, which may wait; the second shows what a step itself does
+        try:
+            self._runner.launch(micro)
         except torch.OutOfMemoryError:
             raise  # no other way of computing it was to blame
         except Exception as error:
             self._degraded = self._degrade(error)
-            self._step.micro(batch, share, first=True, last=False)
-        self._runner.probe(lambda: self._step.micro(batch, share, first=True, last=False))
+            self._runner.launch(micro)
+        self._runner.probe(micro)
         put_back()
         self._runner.prepare(self._step.micro, (batch, share), True, True)
 

@@ -31,7 +31,7 @@ from paceline.memory.subject import Subject
 from paceline.memory.world import planned_world
 from paceline.models.images import image_settings
 from paceline.models.load import load_model
-from paceline.models.structure import blocks, final_linear, set_trained
+from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose_strategy
 from paceline.records import Decision
@@ -86,6 +86,7 @@ def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
             _train(assembled, recipe, largest, other, ledger, world_size)
             _evaluate(assembled, recipe, dataset, ledger)
             size = assembled.build.layout.size(largest)
+            whole, trained = parameter_counts(model)
             return Trace(
                 allocations=tuple(ledger.allocations),
                 events=tuple(ledger.events),
@@ -94,8 +95,8 @@ def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
                 samples=len(largest),
                 slots=size.slots,
                 attention=tuple(attention.chosen),
-                num_parameters=sum(p.numel() for p in model.parameters()),
-                num_trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+                num_parameters=whole,
+                num_trained=trained,
             )
     finally:
         gc.enable()
@@ -144,14 +145,10 @@ def _placed(model: nn.Module, device: torch.device) -> nn.Module:
 
 def _with_strategy(subject: Subject, model: nn.Module, card: Card, world_size: int) -> Subject:
     """How the ranks share the model, as a run decides it once the model is there."""
-    parameters = list(model.parameters())
+    whole, trained = parameter_counts(model)
+    facts = facts_with([card] * world_size, this_machine())
     recipe, decisions = choose_strategy(
-        subject.recipe,
-        subject.decisions,
-        facts_with([card] * world_size, this_machine()),
-        world_size,
-        num_parameters=sum(p.numel() for p in parameters),
-        num_trained=sum(p.numel() for p in parameters if p.requires_grad),
+        subject.recipe, subject.decisions, facts, world_size, num_parameters=whole, num_trained=trained
     )
     return replace(subject, recipe=recipe, decisions=decisions)
 

@@ -64,6 +64,12 @@ def final_linear(model: nn.Module, num_labels: int) -> nn.Linear:
     return found[-1]
 
 
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
+    """Its parameters, and those that are trained, in single numbers."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+
+
 def set_trained(model: nn.Module, train: str) -> list[str]:
     """Mark what is trained by ``requires_grad`` and return the names of it.
 

@@ -45,6 +45,10 @@ class Runner(ABC):
         """A number that differs from call to call, in the form that ``run`` takes it in."""
 
     @abstractmethod
+    def launch(self, function: Callable[[], Any]) -> Any:
+        """Run a function kernel by kernel, on the stream and in the memory of those that are recorded."""
+
+    @abstractmethod
     def probe(self, function: Callable[[], Any]) -> None:
         """Run a function whose results nobody needs, to find out whether it can be recorded."""
 
@@ -78,6 +82,9 @@ class Eager(Runner):
 
     def scalar(self, value: float) -> Tensor | float:
         return value
+
+    def launch(self, function: Callable[[], Any]) -> Any:
+        return function()
 
     def probe(self, function: Callable[[], Any]) -> None:
         pass
@@ -171,10 +178,9 @@ class Captured(Runner):
             return recording.replay(leaves)
         if self._problem:
             return function(*inputs, *options)
-        if key not in self._seen:
-            self._seen.add(key)
-            self._make_room()
-        return self._launch(lambda: function(*inputs, *options))
+        launch = self._launch if key in self._seen else self.launch
+        self._seen.add(key)
+        return launch(lambda: function(*inputs, *options))
 
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         leaves, structure = _pytree.tree_flatten(list(inputs))
@@ -195,9 +201,8 @@ class Captured(Runner):
             with _waits_are_errors(self._cuda):
                 function()
 
-        self._make_room()
         try:
-            self._launch(watched)
+            self.launch(watched)
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
@@ -215,13 +220,14 @@ class Captured(Runner):
         self._recordings.clear()
         self._seen.clear()
 
-    def _make_room(self) -> None:
-        """Hand back what is only cached elsewhere: for want of memory in a pool of its own torch does not do it."""
+    def launch(self, function: Callable[[], Any]) -> Any:
+        # what is only cached elsewhere torch would not hand back for want of memory in this pool
         self._cuda.synchronize(self._device)
         self._cuda.empty_cache()
+        return self._launch(function)
 
     def _launch(self, function: Callable[[], Any]) -> Any:
-        """What it returns, copied out of the pool."""
+        """What it returns is copied out of the pool."""
         before, caller = self._live(), self._cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
         # a backward pass in a thread of its own would not know of the pool
@@ -279,6 +285,9 @@ class Captured(Runner):
     def _break_off(self, key: Hashable, problem: str) -> None:
         """This key is launched from now on, the others are recorded anew; after some failures nothing is any more."""
         self._cuda.synchronize(self._device)
+        # where the end of a recording fails, torch 2.11 leaves the pool taken: nothing else could have memory of it
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._cuda.current_device(), self._pool.id)  # type: ignore[attr-defined]
         self._failed.add(key)
         if len(self._failed) >= MOST_FAILURES:
             self._problem = problem

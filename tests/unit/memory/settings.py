@@ -34,7 +34,7 @@ def check_states_of_other_optimizers() -> None:
 def check_accumulation_leaves_activations_as_they_are() -> None:
     one, two = traced(WHOLE), traced(WHOLE, "loop.batch_size=32", "loop.micro_batch_size=16")
     assert two.plan.samples == 16
-    assert two.kept == one.kept
+    assert abs(two.kept - one.kept) <= one.plan.parts["buffers"], "but for what the warm-up remembers"
     # the next micro-batch is there before the last has gone
     assert 0 <= two.plan.allocated - one.plan.allocated <= 2 * one.plan.parts["batch"]
 
