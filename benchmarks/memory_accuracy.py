@@ -32,6 +32,7 @@ import paceline.verbs.cli
 from paceline.cards import card_for, facts_with
 from paceline.errors import PacelineError
 from paceline.facts import this_machine
+from paceline.memory.expandable import ask_for_it
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
@@ -149,6 +150,7 @@ def run_forked(arguments: Sequence[str], log: Path, limit: float) -> int:
 
 def preload() -> None:
     """Import what a run imports; nothing of it may start a thread or touch the card, or a fork would not be fresh."""
+    ask_for_it(os.environ)
     for name in PRELOADED:
         importlib.import_module(name)
     import torch

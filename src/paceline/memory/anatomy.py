@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 from paceline.facts import Card
-from paceline.memory.allocator import Block, CachingAllocator
 from paceline.memory.constants import constants_for
+from paceline.memory.expandable import ExpandableAllocator, Stretch
 from paceline.memory.ledger import Allocation
 from paceline.memory.subject import Subject
 from paceline.memory.trace import Trace
@@ -32,28 +32,32 @@ LEFT_OVER: Final = {"model": "buffers", "preparation": "data", "optimizer": "opt
 """Phase -> what it leaves behind that has no name of its own."""
 
 
+PRODUCTS: Final = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation"))
+"""Operators that cuBLAS computes."""
+
+
 def plan_of(trace: Trace, subject: Subject, card: Card) -> MemoryPlan:
     """Replay the trace through torch's allocator and look at its fullest moment."""
     constants = constants_for(card)
-    allocator, blocks = CachingAllocator(), dict[int, Block]()
+    allocator, blocks = ExpandableAllocator(), dict[int, Stretch]()
     names = _names(trace)
     alive: Counter[str] = Counter()
     kept: Counter[str] = Counter()
     phases: dict[str, int] = {}
     peak, at_peak, kept_at_peak, moment = 0, Counter[str](), Counter[str](), ""
-    started = False
+    computing: set[Hashable] = set()
     for event in trace.events:
         if event is None:
             allocator.empty_cache()
             continue
         number = event if event >= 0 else ~event
         made = trace.allocations[number]
-        if not started and made.phase in ("forward", "preparation"):
-            # the first product of a run makes them, and they stay
-            started = True
-            alive["workspaces"] = sum(constants.workspaces)
+        if made.pool not in computing and made.operator in PRODUCTS:
+            # the first product in a pool makes them, and they stay
+            computing.add(made.pool)
+            alive["workspaces"] += sum(constants.workspaces)
             for size in constants.workspaces:
-                allocator.allocate(size)
+                allocator.allocate(size, made.pool)
         sign = 1 if event >= 0 else -1
         if event >= 0:
             blocks[number] = allocator.allocate(made.num_bytes, made.pool)
@@ -73,7 +77,7 @@ def plan_of(trace: Trace, subject: Subject, card: Card) -> MemoryPlan:
         capacity=card.memory_bytes,
         allocated=peak,
         reserved=allocator.peak_reserved,
-        context=constants.context,
+        context=constants.context + (constants.communicator if trace.world_size > 1 else 0),
         parts=_ranked(at_peak),
         activations=_ranked(kept_at_peak),
         moment=moment,

@@ -22,8 +22,11 @@ class Constants:
     context: int
     """Of the card's memory, what is gone before torch's allocator reserves anything: the driver's context, and the code
     of the kernels that a step loads."""
+    communicator: int
+    """Taken by NCCL beside it, where ranks exchange anything."""
     workspaces: tuple[int, ...]
-    """Kept by matrix products from the first on, from torch's allocator: cuBLAS's and cuBLASLt's."""
+    """Kept by matrix products from the first on, from the allocator's pool that they compute in: cuBLAS's, one for each
+    thread, that of the forward and that of the backward pass."""
 
 
 def constants_for(card: Card) -> Constants:
@@ -33,4 +36,5 @@ def constants_for(card: Card) -> Constants:
     source = have["source"]
     if have is known[MEASURED] and card.name != MEASURED:
         source = f"not measured on this card: those {source}"
-    return Constants(source=source, context=have["context"], workspaces=tuple(have["workspaces"]))
+    sizes = {name: have[name] for name in ("context", "communicator")}
+    return Constants(source=source, workspaces=tuple(have["workspaces"]), **sizes)

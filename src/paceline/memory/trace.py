@@ -61,6 +61,7 @@ class Trace:
     """Kernels of ``scaled_dot_product_attention`` that were assumed."""
     num_parameters: int
     num_trained: int
+    world_size: int = 1
 
 
 def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
@@ -97,6 +98,7 @@ def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
                 attention=tuple(attention.chosen),
                 num_parameters=whole,
                 num_trained=trained,
+                world_size=world_size,
             )
     finally:
         gc.enable()

@@ -176,8 +176,6 @@ class Captured(Runner):
             recording = self._record(key, function, leaves, structure, options)
         if recording is not None:
             return recording.replay(leaves)
-        if self._problem:
-            return function(*inputs, *options)
         launch = self._launch if key in self._seen else self.launch
         self._seen.add(key)
         return launch(lambda: function(*inputs, *options))
@@ -228,7 +226,8 @@ class Captured(Runner):
 
     def _launch(self, function: Callable[[], Any]) -> Any:
         """What it returns is copied out of the pool."""
-        before, caller = self._live(), self._cuda.current_stream(self._device)
+        before = self._live() if self._recordings else set()
+        caller = self._cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
         # a backward pass in a thread of its own would not know of the pool
         with (
@@ -287,7 +286,7 @@ class Captured(Runner):
         self._cuda.synchronize(self._device)
         # where the end of a recording fails, torch 2.11 leaves the pool taken: nothing else could have memory of it
         with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._cuda.current_device(), self._pool.id)  # type: ignore[attr-defined]
+            torch._C._cuda_endAllocateToPool(self._cuda.current_device(), self._pool.id)
         self._failed.add(key)
         if len(self._failed) >= MOST_FAILURES:
             self._problem = problem

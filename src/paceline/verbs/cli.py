@@ -6,6 +6,7 @@ usage errors answer at once.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.errors import PacelineError, RecipeError, UserError
+from paceline.memory.expandable import ask_for_it
 from paceline.verbs.bench import app as bench_app
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ def main() -> None:
     # torch.distributed.launch puts it first; it also sets LOCAL_RANK, which is read
     if sys.argv[1:] and re.fullmatch(r"--local[-_]rank=\d+", sys.argv[1]):
         del sys.argv[1]
+    ask_for_it(os.environ)  # of torch, which is not loaded yet
     app(prog_name="paceline")
 
 

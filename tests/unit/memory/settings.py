@@ -66,13 +66,13 @@ def check_eager_attention_keeps_its_scores() -> None:
     assert "attention" in eager.plan.activations
 
 
-def check_recorded_steps_reserve_more() -> None:
+def check_recorded_steps_reserve_hardly_more() -> None:
     launched, recorded = (
         traced("data.pad_to_multiple_of=64"),
         traced("data.pad_to_multiple_of=64", "techniques.capture=true"),
     )
     assert recorded.plan.slots == launched.plan.slots
-    assert recorded.plan.reserved > launched.plan.reserved, "a recording's memory serves nobody else"
+    assert recorded.plan.reserved < 1.2 * launched.plan.reserved, "what is launched and what is recorded share a pool"
     assert recorded.plan.path["steps"].startswith("captured")
     assert launched.plan.path["steps"].startswith("eager")
 
