@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from paceline.memory.expandable import ask_for_it
+
 ROOT = Path(__file__).resolve().parents[1]
 
 LIBRARY_VARIABLES = {
@@ -61,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_CACHE_HOME"] = str(home / "cache")
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    ask_for_it(os.environ)  # as the command line does
     if "PYTEST_XDIST_WORKER" in os.environ:
         # workers share the cores: more threads than cores make every one of them slower
         os.environ["OMP_NUM_THREADS"] = "1"

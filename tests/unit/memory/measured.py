@@ -16,6 +16,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from paceline.cards import card_for
+from paceline.memory.allocator import CachingAllocator
 from paceline.memory.anatomy import plan_of
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
@@ -99,8 +100,8 @@ def plan(loop: Loop, device: torch.device, ledger: Ledger) -> dict[str, Any]:
         num_trained=0,
     )
     nobody = cast(Any, None)
-    found = plan_of(trace, Subject(nobody, (), None, nobody, ()), CARD)
-    return {"allocated": found.allocated, "reserved": found.reserved, "total": found.total}
+    found = plan_of(trace, Subject(nobody, (), None, nobody, ()), CARD, CachingAllocator())
+    return {"allocated": found.allocated, "reserved": found.reserved}
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ def check_recorded_steps_reserve_hardly_more() -> None:
         traced("data.pad_to_multiple_of=64", "techniques.capture=true"),
     )
     assert recorded.plan.slots == launched.plan.slots
-    assert recorded.plan.reserved < 1.2 * launched.plan.reserved, "what is launched and what is recorded share a pool"
+    more = recorded.plan.reserved - launched.plan.reserved
+    assert 0 < more < 120 * 2**20, "workspaces and pages of the recordings' pool, which what is launched first shares"
     assert recorded.plan.path["steps"].startswith("captured")
     assert launched.plan.path["steps"].startswith("eager")
 

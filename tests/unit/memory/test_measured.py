@@ -6,14 +6,14 @@ import pytest
 
 from tests.unit.memory.apart import run
 
-WHAT = ("allocated", "reserved", "total")
+WHAT = ("allocated", "reserved")
 MEASURED = {
-    "base, fp32": (2574.2, 2956, 4322),
-    "base, bf16": (2352.0, 2588, 3970),
-    "base, fp32, recomputed, fused AdamW": (1779.1, 2012, 3378),
-    "large, fp32, eager attention": (10611.6, 10972, 12338),
+    "base, fp32": (2574.2, 2956),
+    "base, bf16": (2352.0, 2588),
+    "base, fp32, recomputed, fused AdamW": (1779.1, 2012),
+    "large, fp32, eager attention": (10611.6, 10972),
 }
-"""MiB: torch.cuda.max_memory_allocated and max_memory_reserved, and what NVML showed of the process."""
+"""MiB: torch.cuda.max_memory_allocated and max_memory_reserved, with torch's own settings of its allocator."""
 
 
 pytestmark = pytest.mark.slow
@@ -34,12 +34,5 @@ def test_allocated_is_within_one_and_a_half_per_cent(shares: dict[str, dict[str,
     assert all(abs(found["allocated"]) < 0.015 for found in shares.values()), shares
 
 
-def test_reserved_and_total_are_within_a_few_per_cent(shares: dict[str, dict[str, float]]) -> None:
-    assert all(abs(found["reserved"]) < 0.1 and abs(found["total"]) < 0.08 for found in shares.values()), shares
-
-
-@pytest.mark.xfail(
-    strict=True, reason="reserved is up to 5 % low in a plain loop, so that the total is up to 3 %: open"
-)
-def test_the_total_is_never_two_per_cent_below(shares: dict[str, dict[str, float]]) -> None:
-    assert all(found["total"] > -0.02 for found in shares.values()), shares
+def test_reserved_is_within_a_few_per_cent(shares: dict[str, dict[str, float]]) -> None:
+    assert all(abs(found["reserved"]) < 0.06 for found in shares.values()), shares
