@@ -99,7 +99,7 @@ def plan_of(trace: Trace, subject: Subject, card: Card, allocator: Allocator | N
         capacity=card.memory_bytes,
         allocated=peak,
         reserved=allocator.peak_reserved,
-        context=constants.context + (constants.communicator if trace.world_size > 1 else 0),
+        context=constants.context + (constants.communicator or 0 if trace.world_size > 1 else 0),
         parts=_ranked(at_peak),
         activations=_ranked(kept_at_peak),
         moment=moment,

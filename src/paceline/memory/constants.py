@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+from paceline.errors import UserError
 from paceline.facts import Card
+from paceline.files import cache_folder
 
 MEASURED: Final = "NVIDIA H200"
 """Whose constants stand for those of later cards too."""
@@ -22,19 +25,47 @@ class Constants:
     context: int
     """Of the card's memory, what is gone before torch's allocator reserves anything: the driver's context, and the code
     of the kernels that a step loads."""
-    communicator: int
-    """Taken by NCCL beside it, where ranks exchange anything."""
+    communicator: int | None
+    """Taken by NCCL beside it, where ranks exchange anything; None: not measured on this card."""
     workspaces: tuple[int, ...]
     """Kept by matrix products from the first on, from the allocator's pool that they compute in: cuBLAS's, one for each
     thread, that of the forward and that of the backward pass."""
 
 
+def measured_file() -> Path:
+    """Where ``paceline calibrate`` keeps what it measured on this machine."""
+    return cache_folder() / "cards.json"
+
+
 def constants_for(card: Card) -> Constants:
-    """Those measured on this kind of card; else those of its generation, which ``source`` then says."""
-    known = json.loads((files("paceline.memory") / "constants.json").read_text(encoding="utf-8"))
-    have = known.get(card.name) or known[MEASURED if (card.compute_capability or (0, 0)) >= (9, 0) else "older"]
-    source = have["source"]
-    if have is known[MEASURED] and card.name != MEASURED:
+    """Those measured on this machine; else those known of this kind of card, or of its generation.
+
+    Raises:
+        UserError: the file of this machine's constants is none.
+    """
+    shipped = json.loads((files("paceline.memory") / "constants.json").read_text(encoding="utf-8"))
+    near = shipped[MEASURED if (card.compute_capability or (0, 0)) >= (9, 0) else "older"]
+    have = _measured_here().get(card.name) or shipped.get(card.name)
+    source = near["source"] if have is None else have["source"]
+    if have is None and near is shipped[MEASURED]:
         source = f"not measured on this card: those {source}"
-    sizes = {name: have[name] for name in ("context", "communicator")}
-    return Constants(source=source, workspaces=tuple(have["workspaces"]), **sizes)
+    have = have or near
+    # with one card nobody could measure what two exchange through
+    communicator = have.get("communicator", near["communicator"])
+    return Constants(
+        source=source, context=have["context"], communicator=communicator, workspaces=tuple(have["workspaces"])
+    )
+
+
+def _measured_here() -> dict[str, Any]:
+    file = measured_file()
+    if not file.exists():
+        return {}
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        for entry in told.values():
+            entry["context"] + sum(entry["workspaces"]) + len(entry["source"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        why = "it is not what paceline calibrate writes"
+        raise UserError(f"{file} cannot be read", why, f"rm {file}, then paceline calibrate") from None
+    return dict(told)
