@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -79,7 +80,7 @@ def prepare_run(
     world = world or Alone()
     part, device = recipe.model, torch.device(recipe.device)
     with _Beside(watch) as beside:
-        awake = beside.start("model", lambda _: _wake(device)) if device.type == "cuda" else None
+        awake = beside.start("model", partial(_wake, _card_here())) if device.type == "cuda" else None
         with watch.importing():
             import_readers(part)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
@@ -174,9 +175,14 @@ class _BrokenOff(Exception):
     """The main thread has failed, so nobody waits for this work; its future is not looked at."""
 
 
-def _wake(device: torch.device) -> None:
+def _card_here() -> torch.device:
+    """The card of the calling thread; another thread begins on the first, where a context would cost 600 MiB."""
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+
+
+def _wake(card: torch.device, _: KeepGoing) -> None:
     """Have the driver make ready for this process, which takes about a second and none of Python's."""
-    torch.zeros(1, device=device)
+    torch.zeros(1, device=card)
 
 
 def _model(recipe: Recipe, config: PretrainedConfig | None, known: Outline, task: Task) -> torch.nn.Module:

@@ -15,7 +15,7 @@ from torch import nn
 from paceline.data.encode import KeepGoing
 from paceline.errors import DataError
 from paceline.facts import this_machine
-from paceline.preparation import _Beside, prepare_run
+from paceline.preparation import _Beside, _card_here, _wake, prepare_run
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.stopwatch import Stopwatch, process_start
@@ -84,3 +84,14 @@ def test_weights_that_shards_take_the_place_of_are_let_go() -> None:
         assert [reference() for reference in kept if reference() is not None] == []
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(("is_initialized", "card"), [(True, "cuda:1"), (False, "cuda:0")])
+def test_a_rank_wakes_its_own_card(monkeypatch: pytest.MonkeyPatch, is_initialized: bool, card: str) -> None:
+    """A new thread is on card 0: rank 1's had a context there too, 612 MiB, and so had every further rank's."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    made: list[torch.device] = []
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: made.append(device))
+    _wake(_card_here(), lambda: None)
+    assert [str(device) for device in made] == [card]
