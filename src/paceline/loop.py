@@ -33,6 +33,7 @@ from paceline.memory.split import Result, check_split, halved, largest_share, le
 from paceline.recipe import Recipe
 from paceline.records import Decision, EvaluationRecord, Notice, Record, StepRecord
 from paceline.seams import Batch, Ids, Size, World
+from paceline.spans import span
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
 from paceline.techniques.compile import note_kept
@@ -201,18 +202,24 @@ class Loop:
             job.emit(Notice(message=sudden, level="warning"))
         if not self.ended:
             self._warm_up()
-        while True:
-            if self._due(every.evaluate_every) and not self._evaluated():
-                self._evaluate()
-            if self._asked_to_stop("train"):
-                self._preempt()
-            if self._due(every.checkpoint_every):
-                self.save()
-            if self.ended:
-                break
-            with job.watch.phase("train"):
-                self._step()
-            self._tell_committed()
+        within: int | None = None
+        with contextlib.ExitStack() as epoch:
+            while True:
+                if self._due(every.evaluate_every) and not self._evaluated():
+                    self._evaluate()
+                if self._asked_to_stop("train"):
+                    self._preempt()
+                if self._due(every.checkpoint_every):
+                    self.save()
+                if self.ended:
+                    break
+                if within != self.progress.order.epoch:
+                    within = self.progress.order.epoch
+                    epoch.close()
+                    epoch.enter_context(span("epoch", step=self.progress.step + 1))
+                with job.watch.phase("train"), span("step", step=self.progress.step + 1):
+                    self._step()
+                self._tell_committed()
         with job.watch.phase("train"):
             self._account(wait=True)
         self._see_saved()
@@ -224,7 +231,7 @@ class Loop:
             return
         with self.job.watch.phase("train"):
             self._account(wait=True)
-        with self.job.watch.phase("checkpoint"):
+        with self.job.watch.phase("checkpoint"), span("checkpoint"):
             self.job.assembled.engine.settle()
             tensors, state = self.job.assembled.engine.state()
             tensors = {stem: collected(named, self.job.world) for stem, named in tensors.items()}
@@ -327,11 +334,15 @@ class Loop:
         job, step = self.job, self.progress.step
         plan = job.order.plan(self.progress.order, job.world.rank, job.world.size)
         counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
-        batches = (
-            job.assembled.build.layout.collate(ids, augmentation_seed(job.recipe.seed, step, index, job.world.rank))
-            for index, ids in enumerate(plan.microbatches)
-        )
+        batches = map(self._collated, range(len(plan.microbatches)), plan.microbatches)
         return plan, counted, job.assembled.engine.accumulate(batches, counted, step=step)
+
+    @span("data wait")
+    def _collated(self, index: int, ids: Ids) -> Batch:
+        """The step's micro-batch number ``index``, on the device."""
+        job, step = self.job, self.progress.step
+        seed = augmentation_seed(job.recipe.seed, step, index, job.world.rank)
+        return job.assembled.build.layout.collate(ids, seed)
 
     def _note(self, plan: StepPlan, loss: torch.Tensor, correct: torch.Tensor, update: Update, counted: int) -> None:
         now, at, world = time.perf_counter(), self.progress, self.job.world
@@ -396,7 +407,7 @@ class Loop:
             self._account(wait=True)
         if "validation" not in job.dataset.splits:
             return
-        with job.watch.phase("evaluate"), self._kept_if_full(), contextlib.suppress(_BrokenOff):
+        with job.watch.phase("evaluate"), span("evaluate"), self._kept_if_full(), contextlib.suppress(_BrokenOff):
             job.assembled.engine.settle()
             found = evaluate(
                 self._infer,

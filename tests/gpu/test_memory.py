@@ -68,7 +68,6 @@ def test_each_stage_adds_what_it_should(tmp_path: Path) -> None:
     stages = {stage.name: stage for stage in plain.stages}
     assert plain.plan is not None
     weights = 4 * plain.plan.num_parameters
-    assert stages["context"].in_use > 100 * MIB, "a context is never free"
     assert stages["context"].allocated < MIB
     assert stages["model"].allocated == pytest.approx(weights, rel=0.01)
     assert stages["forward"].allocated > stages["optimizer"].allocated + 10 * MIB, "activations"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.device import PLANNED
 from paceline.seams import Ids
+from paceline.spans import span
 
 Arrays = Mapping[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -96,7 +97,8 @@ class ReadAhead:
             self._start()
             found.filled.result()
             buffers = found.buffers
-        return {name: buffer.to(self._device, non_blocking=True) for name, buffer in buffers.items()}
+        with span("copy"):
+            return {name: buffer.to(self._device, non_blocking=True) for name, buffer in buffers.items()}
 
     def close(self) -> None:
         """End the thread; afterwards nothing is read ahead. May be called twice."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from paceline.device import is_card
 from paceline.engine.flat import Flat
 from paceline.seams import Alone, World
+from paceline.spans import span
 
 BUCKET_BYTES = 25 * 2**20
 """Large enough for a link's full rate (a sum of 25 MiB runs at three quarters of it on an H200), small enough that most
@@ -130,8 +131,9 @@ class BucketSums:
             with _on(self._side, self._device):
                 self._side.wait_event(bucket.complete)
                 self._started.append(bucket.start_sum(self._world))
-        for wait in self._started:
-            wait()
+        with span("communicate"):
+            for wait in self._started:
+                wait()
         self._started.clear()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from paceline.engine.gradients import Gradients
 from paceline.engine.scaling import LossScale
 from paceline.engine.updates import Updates
+from paceline.spans import span
 
 Objective = Callable[[Any], tuple[Tensor, Any]]
 """Batch -> (sum of the samples' losses as an fp32 scalar, whatever else the forward pass is to hand back)."""
@@ -35,18 +36,22 @@ class Step:
 
     def micro(self, batch: Any, denominator: Tensor | float, first: bool, last: bool) -> tuple[Tensor, Any]:
         """Forward and backward of one micro-batch; returns its share of the step's mean loss, and the extra."""
-        loss_sum, extra = self.objective(batch)
-        loss = loss_sum / denominator
-        self.gradients.add(self.scale.up(loss), first=first, last=last)
+        with span("forward"):
+            loss_sum, extra = self.objective(batch)
+            loss = loss_sum / denominator
+        with span("backward"):
+            self.gradients.add(self.scale.up(loss), first=first, last=last)
         return loss.detach(), extra
 
     def apply_update(self) -> tuple[Tensor, Tensor]:
         """Clip and update; returns the gradient norm and whether the update was made, as device scalars."""
-        norm = self.scale.down(self.gradients.norm())
-        finite = norm.isfinite()
-        factor = self.scale.down(torch.ones_like(norm))
-        if self.clip_norm is not None:
-            factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.updates.apply(self.gradients, factor, finite)
-        self.scale.adapt(finite)
+        with span("clip"):
+            norm = self.scale.down(self.gradients.norm())
+            finite = norm.isfinite()
+            factor = self.scale.down(torch.ones_like(norm))
+            if self.clip_norm is not None:
+                factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        with span("update"):
+            self.updates.apply(self.gradients, factor, finite)
+            self.scale.adapt(finite)
         return norm, finite
