@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from paceline.facts import this_machine
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
+from paceline.records import MemoryPlan
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 from paceline.verbs import plan as planning
 from tests.e2e.commands import Paceline, in_process, reviews, write_csv
@@ -76,14 +78,19 @@ def tracing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
 
 @pytest.fixture
 def paceline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tracing: Predictor) -> Paceline:
-    """The command, with the process that is there already."""
+    """The command, with the process that is there already: one for both of its threads, which take turns."""
+    turn = threading.Lock()
 
     class Shared:
-        def __enter__(self) -> Predictor:
-            return tracing
+        def __enter__(self) -> Shared:
+            return self
 
         def __exit__(self, *_: object) -> None:
             pass
+
+        def plan(self, *args: Any, **options: Any) -> MemoryPlan:
+            with turn:
+                return tracing.plan(*args, **options)
 
     monkeypatch.setattr(planning, "Predictor", Shared)
     return in_process(monkeypatch, capsys)

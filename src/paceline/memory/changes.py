@@ -122,7 +122,7 @@ def cheapest_changes(
         if best is not None and (best.fits or best.saving_bytes > WORTH_TELLING * plan.total):
             found.append(best)
 
-    for ways in (*([change] for change in _changes(recipe, card)), enough):
+    for ways in (*([change] for change in single_changes(recipe, card)), enough):
         keep(_first_that_fits(map(traced, ways)))
     if len(found) > 1 and not any(best.fits for best in found):
         keep(_together(found, list(pieces.values()), traced))
@@ -167,8 +167,8 @@ def _together(
     return found
 
 
-def _changes(recipe: Recipe, card: Card) -> Iterator[Change]:
-    """What may save memory in this recipe's steps, apart from smaller micro-batches."""
+def single_changes(recipe: Recipe, card: Card) -> Iterator[Change]:
+    """What may save memory in this recipe's steps, apart from smaller micro-batches: what is tried in any case."""
     if recipe.model.train == "features":
         return  # no step is made
     yield from _less_precise(recipe, card)

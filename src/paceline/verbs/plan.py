@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from rich.text import Text
 from paceline.cards import card_for, facts_with
 from paceline.errors import RecipeError, UserError
 from paceline.facts import Card, Facts, this_machine
-from paceline.memory.changes import PlanWith, TracedChange, cheapest_changes
+from paceline.memory.changes import PlanWith, TracedChange, cheapest_changes, single_changes
 from paceline.memory.formula import Textbook, textbook
 from paceline.memory.predict import Predictor
 from paceline.memory.search import LargestMicroBatch, largest_micro_batch, usable_bytes
@@ -148,12 +149,14 @@ def plan(
     """
     here = this_machine()
     card = card_for(gpu) if gpu is not None else _first_card(here)
-    with Predictor() as predictor:
+    with Predictor() as one, Predictor() as other:
 
-        def trace(chosen: Recipe, cards: int) -> MemoryPlan:
-            return predictor.plan(chosen, card, read_data=read_data, world_size=cards)
+        def trace_with(predictor: Predictor) -> Trace:
+            return lambda chosen, cards: predictor.plan(chosen, card, read_data=read_data, world_size=cards)
 
-        return planned(recipe, card, here, trace, gpus=gpus, progress=progress)
+        # tracing is one thread's work, and most machines have more than one to give
+        beside = trace_with(other) if here.cpu_count > 1 else None
+        return planned(recipe, card, here, trace_with(one), beside=beside, gpus=gpus, progress=progress)
 
 
 def planned(
@@ -162,10 +165,14 @@ def planned(
     here: Facts,
     trace: Trace,
     *,
+    beside: Trace | None = None,
     gpus: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The plan of ``recipe`` on a machine like ``here`` but for its cards, as ``trace`` finds the memory of a run.
+
+    Args:
+        beside: the same as ``trace``, for another thread.
 
     Raises:
         RecipeError: the recipe is not for cards, or cannot run on this one.
@@ -173,15 +180,22 @@ def planned(
     if recipe.device == "cpu":
         raise RecipeError("device = cpu", "a plan is of a card's memory, and this run uses none", "--set device=auto")
 
-    @functools.cache
-    def traced(settings: tuple[str, ...], cards: int) -> MemoryPlan:
+    def traced(make: Trace, settings: tuple[str, ...], cards: int) -> MemoryPlan:
         changed = choose(recipe.with_settings(settings), facts_with([card] * cards, here), cards)[0]
         if progress:
             progress(f"tracing the step {_typed(settings, cards if cards != gpus else None)}".rstrip())
-        return trace(changed, cards)
+        return make(changed, cards)
+
+    expected: dict[tuple[tuple[str, ...], int], Future[MemoryPlan]] = {}
+
+    @functools.cache
+    def found(settings: tuple[str, ...], cards: int) -> MemoryPlan:
+        coming = expected.get((settings, cards))
+        # what has not begun there is as well done here
+        return traced(trace, settings, cards) if coming is None or coming.cancel() else coming.result()
 
     def plan_with(settings: tuple[str, ...], other: int | None = None) -> MemoryPlan:
-        return traced(settings, other or gpus)
+        return found(settings, other or gpus)
 
     chosen, decisions = choose(recipe, facts_with([card] * gpus, here), gpus)
     memory = plan_with(())
@@ -189,18 +203,25 @@ def planned(
     usable = None if card.memory_bytes is None else usable_bytes(card.memory_bytes)
     largest: LargestMicroBatch | None = None
     settings, changes = tuple[str, ...](), tuple[TracedChange, ...]()
-    if usable is not None and recipe.model.train != "features":
-        largest, settings = _largest(chosen, gpus, plan_with, usable)
-    if usable is not None and memory.total > usable:
-        changes = cheapest_changes(
-            plan_with,
-            recipe=chosen,
-            card=card,
-            plan=memory,
-            limit_bytes=usable,
-            largest=largest.samples if largest else 0,
-            gpus=gpus,
-        )
+    with ThreadPoolExecutor(1, "paceline-trace") as ahead:
+        if beside is not None and usable is not None and memory.total > usable:
+            for change in single_changes(chosen, card):
+                key = change.settings, change.gpus or gpus
+                expected[key] = ahead.submit(traced, beside, *key)
+        if usable is not None and recipe.model.train != "features":
+            largest, settings = _largest(chosen, gpus, plan_with, usable)
+        if usable is not None and memory.total > usable:
+            changes = cheapest_changes(
+                plan_with,
+                recipe=chosen,
+                card=card,
+                plan=memory,
+                limit_bytes=usable,
+                largest=largest.samples if largest else 0,
+                gpus=gpus,
+            )
+        for coming in expected.values():
+            coming.cancel()
     return Plan(
         recipe=final,
         gpus=gpus,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -493,3 +495,33 @@ def test_a_machine_without_a_card_is_told_what_is_wrong_with_it(stub: type[Stub]
     with pytest.raises(UserError, match="no NVIDIA card is visible"):
         planning.plan(recipe())
     assert not stub.asked
+
+
+def test_what_is_tried_in_any_case_is_traced_beside_the_search_and_once() -> None:
+    """With two threads the plan is that of one, every run is traced once, and both threads had work."""
+    card, threads = card_for("v100-32gb"), dict[str, int]()
+    asked: list[str] = []
+
+    def trace(chosen: Recipe, cards: int) -> MemoryPlan:
+        name = threading.current_thread().name.partition("_")[0]
+        threads[name] = threads.get(name, 0) + 1
+        asked.append(repr((chosen, cards)))
+        time.sleep(0.01)
+        return bert_large(chosen, card)
+
+    assert planned(recipe(), card, HERE, trace, beside=trace) == made("v100-32gb")
+    assert len(set(asked)) == len(asked)
+    assert threads.keys() == {"MainThread", "paceline-trace"}, threads
+
+
+def test_what_is_refused_beside_the_search_is_not_offered() -> None:
+    card = card_for("v100-32gb")
+
+    def trace(chosen: Recipe, cards: int) -> MemoryPlan:
+        if chosen.techniques.recompute is True:
+            raise RecipeError("techniques.recompute", "not with this model", "leave it out")
+        return bert_large(chosen, card)
+
+    found = planned(recipe(), card, HERE, trace, beside=trace)
+    assert found == planned(recipe(), card, HERE, trace)
+    assert not any("techniques.recompute=true" in made.change.settings for made in found.changes)
