@@ -39,6 +39,7 @@ def main(folder: Path, settings: Settings) -> None:
     dist.init_process_group("nccl" if on_card else "gloo")
     try:
         train(folder, settings, device)
+        dist.barrier()  # a rank that ends first breaks off connections that others still read from
     finally:
         dist.destroy_process_group()
 
