@@ -51,7 +51,9 @@ class Calibration:
     """Where the constants are kept; plans read them from there."""
 
 
-def calibrate(here: Facts, *, program: Program | None = None, progress: Callable[[str], None] = print) -> Calibration:
+def calibrate(
+    here: Facts, *, program: Program | None = None, progress: Callable[[str], None] = lambda _: None
+) -> Calibration:
     """Measure the first card, two of them for what NCCL takes, and keep the constants for plans.
 
     Args:
