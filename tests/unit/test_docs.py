@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 from typing import Any, NamedTuple
 
 import pytest
@@ -174,8 +176,12 @@ def test_both_readmes_have_the_same_headings_and_commands() -> None:
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    """scripts/recipe_reference.py, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("recipe_reference", ROOT / "scripts" / "recipe_reference.py")
+    return script("recipe_reference")
+
+
+def script(name: str) -> ModuleType:
+    """A file of scripts/, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -186,6 +192,18 @@ def reference() -> ModuleType:
 def test_the_reference_of_recipes_is_current(reference: ModuleType) -> None:
     written = reference.PAGE.read_text(encoding="utf-8")
     assert written == reference.page(written), "run: python scripts/recipe_reference.py"
+
+
+def test_pictures_are_current_and_shown() -> None:
+    pictures = script("docs_pictures")
+    records = [json.loads(line) for line in pictures.RECORDS.read_text(encoding="utf-8").splitlines()]
+    drawn = (pictures.PICTURES / "memory_errors.svg").read_text(encoding="utf-8")
+    assert drawn == pictures.errors(records), "run: python scripts/docs_pictures.py"
+    # the others rest on plans, which take a minute: their figures stand in the text as well
+    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+    for path in pictures.PICTURES.glob("*.svg"):
+        assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert f"](pictures/{path.name})" in page, f"{path.name} is shown nowhere"
 
 
 def test_every_field_is_explained(reference: ModuleType) -> None:
