@@ -316,18 +316,18 @@ class Loop:
         steps = min(job.total_steps - self.progress.step, job.steps_per_epoch, LOOKED_AHEAD)
         found: list[tuple[Ids, int | None, bool]] = []
         for _ in range(steps):
-            plan, wide = job.order.plan(at, job.world.rank, job.world.size), self._widths(at)
+            plan = job.order.plan(at, job.world.rank, job.world.size)
+            wide = self._widths(at, plan)
             found += [(ids, slots, wide.alike) for ids, slots in zip(plan.microbatches, wide.slots, strict=True)]
             at = job.order.after(at)
         # the widths of all ranks decide where there are some, so that all choose the same step
         return max(found, key=lambda one: (one[2], len(one[0]), one[1] or layout.size(one[0]).slots))
 
-    def _widths(self, at: OrderState) -> Widths:
+    def _widths(self, at: OrderState, plan: StepPlan) -> Widths:
         """Of this rank's micro-batches in the step at ``at``."""
         job = self.job
         if job.assembled.records_together:
             return widths(job.order, job.assembled.build.layout, at, job.world.size)
-        plan = job.order.plan(at, job.world.rank, job.world.size)
         return Widths([None] * len(plan.microbatches), alike=True)
 
     def _step(self) -> None:
@@ -350,7 +350,7 @@ class Loop:
         job, step = self.job, self.progress.step
         plan = job.order.plan(self.progress.order, job.world.rank, job.world.size)
         counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
-        wide = self._widths(self.progress.order)
+        wide = self._widths(self.progress.order, plan)
         batches = map(self._collated, range(len(plan.microbatches)), plan.microbatches, wide.slots)
         return plan, counted, job.assembled.engine.accumulate(batches, counted, step=step, alike=wide.alike)
 

@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from xml.etree import ElementTree
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 import typer
