@@ -16,6 +16,8 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.cards import PeakRates, peak_rates
+from paceline.data.dataset import Dataset, Tokens
+from paceline.seams import Build
 
 UNCOMPILED_MFU = 0.30
 """Share of the data sheet's bf16 rate that packed and captured, uncompiled steps reach. Measured on one H200 with torch
@@ -105,6 +107,34 @@ def flops_per_image(model: nn.Module, shape: tuple[int, int, int]) -> float:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         functional_call(model, {**parameters, **buffers}, (images,))
     return float(TRAINING_PASSES * counter.get_total_flops() / 2)
+
+
+def flops_of_samples(build: Build, dataset: Dataset, ids: NDArray[Any]) -> float | None:
+    """Floating-point operations of these samples' training passes, as ``flops_per_text`` and ``flops_per_image`` count.
+
+    Blocks without a trained weight count their forward pass alone. None where nothing is known to count by: a model of
+    text without blocks, or one that cannot be passed through without data.
+    """
+    if isinstance(dataset.inputs, Tokens):
+        trained = [block for block in build.blocks if any(p.requires_grad for p in block.parameters())]
+        frozen = [block for block in build.blocks if block not in trained]
+        lengths = dataset.inputs.lengths[ids]
+        each = flops_per_text(trained, lengths) + flops_per_text(frozen, lengths) / TRAINING_PASSES
+    else:
+        height, width, channels = dataset.inputs.pixels.shape[1:]
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                each = flops_per_image(build.model, (channels, height, width))
+        except (RuntimeError, NotImplementedError, TypeError):  # somebody's model that needs data to be passed through
+            return None
+    return each * len(ids) or None
+
+
+def peak_flops(card_name: str | None, precision: str) -> float | None:
+    """The data sheet's operations a second of a card in a number format; None where it does not say, and on a CPU."""
+    rates = peak_rates(card_name) if card_name else None
+    known = {"bf16": rates.bf16_flops, "fp16": rates.fp16_flops, "fp32": rates.fp32_flops} if rates else {}
+    return known.get(precision)
 
 
 def _rate(rates: PeakRates | None) -> float | None:

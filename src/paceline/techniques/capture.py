@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from paceline.device import PLANNED
+from paceline.spans import mark
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,15 @@ class Runner(ABC):
     @abstractmethod
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         """Be ready to ``run`` with these shapes, without running. The largest first: smaller ones reuse its memory."""
+
+    @abstractmethod
+    def launching(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, everything is launched, for who watches the host; what is recorded stays for later."""
+
+    @property
+    @abstractmethod
+    def replays(self) -> bool:
+        """Whether anything is recorded, so that steps are replayed."""
 
     @property
     @abstractmethod
@@ -91,6 +101,13 @@ class Eager(Runner):
 
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         pass
+
+    def launching(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    @property
+    def replays(self) -> bool:
+        return False
 
     @property
     def path(self) -> str:
@@ -165,13 +182,14 @@ class Captured(Runner):
         self._recordings: dict[Hashable, _Recording] = {}
         self._failed: set[Hashable] = set()
         self._problem: str | None = None
+        self._launching = False
         self._value, self._scalar = math.nan, torch.empty(0)
         """What ``scalar`` made last: most steps divide by the same."""
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> Any:
         leaves, structure = _pytree.tree_flatten(list(inputs))
         key = _key(function, options, structure, leaves)
-        recording = self._recordings.get(key)
+        recording = None if self._launching else self._recordings.get(key)
         if recording is None and key in self._seen and self._may_record(key):
             recording = self._record(key, function, leaves, structure, options)
         if recording is not None:
@@ -205,6 +223,18 @@ class Captured(Runner):
             if "synchroniz" not in str(error):
                 raise
             self._problem = "the model waits for the device in its forward or backward pass"
+
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        before, self._launching = self._launching, True
+        try:
+            yield
+        finally:
+            self._launching = before
+
+    @property
+    def replays(self) -> bool:
+        return bool(self._recordings)
 
     @property
     def path(self) -> str:
@@ -250,7 +280,9 @@ class Captured(Runner):
         return {address for address, state in blocks if state == "active_allocated"}
 
     def _may_record(self, key: Hashable) -> bool:
-        return not self._problem and key not in self._failed and len(self._recordings) < self._most
+        if self._launching or self._problem or key in self._failed:
+            return False
+        return len(self._recordings) < self._most
 
     def _record(
         self,
@@ -279,6 +311,7 @@ class Captured(Runner):
         ]
         recording = _Recording(graph, places, outputs)
         self._recordings[key] = recording
+        mark("shape recorded")
         return recording
 
     def _break_off(self, key: Hashable, problem: str) -> None:
