@@ -175,6 +175,9 @@ def _carried_out(request: Request) -> RunRecord:
                     emit(found)
             # the plan is of the micro-batches that the run began with
             memory = measured(prepared.build.device, world, None if loop.decisions else beside)
+            if job.recorder is not None:
+                with watch.phase("save"):
+                    world.barrier("the traces")  # which the report reads
             record = _summary(request, prepared, loop, progress, final, notices, memory)
             if world.is_first:
                 folder.write_summary(record)
@@ -184,7 +187,19 @@ def _carried_out(request: Request) -> RunRecord:
             emit(record)
             with watch.phase("save"):
                 world.barrier("the saved model")
+            _tell_traces(loop, emit)
     return record
+
+
+def _tell_traces(loop: Loop, emit: Callable[[Record], None]) -> None:
+    """What the windows of this start show; the run is whole and on the disk by now."""
+    recorder = loop.job.recorder
+    if recorder is None or not loop.job.world.is_first:
+        return
+    from paceline.tracing.outcome import trace_record
+
+    for folder in recorder.written:
+        emit(trace_record(folder))
 
 
 def shared_facts(recipe: Recipe, facts: Facts, world: World) -> Facts:

@@ -85,13 +85,13 @@ class TorchNvtxRanges(Sink):
         self._title, self._nvtx = title, nvtx
 
     def begin(self, name: str, step: int | None) -> None:
-        self._nvtx.range_push(self._title(name, step))  # type: ignore[no-untyped-call]
+        self._nvtx.range_push(self._title(name, step))
 
     def end(self, name: str) -> None:
-        self._nvtx.range_pop()  # type: ignore[no-untyped-call]
+        self._nvtx.range_pop()
 
     def mark(self, name: str, step: int | None) -> None:
-        self._nvtx.mark(self._title(name, step))  # type: ignore[no-untyped-call]
+        self._nvtx.mark(self._title(name, step))
 
 
 def nvtx_ranges(title: Title = plain_title) -> Sink:

@@ -1,7 +1,7 @@
 """Trace windows as a person writes them, and as steps of a run: ``90:100``, ``last-epoch:-10``.
 
-Steps are cut as Python cuts a list, the list being the run's steps: ``90:100`` leaves out the first 90 and ends with the
-100th, so that it is steps 91 to 100 as the run counts them, from 1.
+Steps are cut as Python cuts a list, the list being the run's steps: ``90:100`` leaves out the first 90 and ends with
+the 100th, so that it is steps 91 to 100 as the run counts them, from 1.
 """
 
 from __future__ import annotations

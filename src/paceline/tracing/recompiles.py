@@ -38,7 +38,11 @@ def _records() -> list[Any]:
 
 
 def _reason(record: Any) -> str:
-    why = getattr(record, "recompile_reason", None) or getattr(record, "fail_reason", None) or "compiled for the first time"
+    why = (
+        getattr(record, "recompile_reason", None)
+        or getattr(record, "fail_reason", None)
+        or "compiled for the first time"
+    )
     name = getattr(record, "co_name", None)
     first = str(why).strip().partition("\n")[0]
     return f"{name}: {first}" if name else first

@@ -138,6 +138,8 @@ class WindowRecorder:
             self._say(f"trace.steps = {window.asked}: began before this start; what is left of it is traced")
         for window in self._ahead:
             self._say(f"{window.told} will be traced ({window.asked}, {self._listener.kind})")
+        if self._ahead and self._listener.remark:
+            self._say(f"trace.kind = {self._listener.kind}: {self._listener.remark}")
 
     def before_step(self, step: int) -> bool:
         """At the bound before ``step``; True where it took time that is not the step's."""
@@ -284,7 +286,9 @@ def _cost(window: StepWindow, folder: Path, seconds: float, prepared: _Prepared)
     told = f"traced {window.told} into {folder.parent.name}/{folder.name}: {1000 * seconds:.1f} ms a step"
     if prepared.seconds_before is None:
         return told
-    launched = "launched kernel by kernel, where they are replayed otherwise, and " if prepared.graphs == "launched" else ""
+    launched = (
+        "launched kernel by kernel, where they are replayed otherwise, and " if prepared.graphs == "launched" else ""
+    )
     return f"{told}, {1000 * prepared.seconds_before:.1f} ms before it; steps of a window are {launched}watched"
 
 
