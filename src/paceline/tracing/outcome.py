@@ -8,8 +8,8 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.records import TraceRecord
 from paceline.tracing.budgets import Budgets, budget
-from paceline.tracing.told import told
-from paceline.tracing.verdict import Verdict, verdict
+from paceline.tracing.judge import Verdict, verdict
+from paceline.tracing.telling import told
 from paceline.tracing.window import Window, read_facts, read_window, windows_in
 
 

@@ -92,8 +92,8 @@ def tried(folder: Path, say: Callable[[str], None], run: Run | None = None) -> s
         UserError: nothing was traced, or the run cannot be made again from its folder.
         TryFailed: the second run failed.
     """
-    from paceline.tracing.compared import compared
     from paceline.tracing.outcome import outcome
+    from paceline.tracing.telling import compared
 
     folder = _folder_of(folder)
     window, before, found = outcome(_windows(folder)[0])
@@ -103,7 +103,7 @@ def tried(folder: Path, say: Callable[[str], None], run: Run | None = None) -> s
     if recipe.data.source == "memory":
         raise UserError("--try: the rows were in memory", "the run is made again from its folder", "--data FILE")
     facts = window.facts
-    setting = "=".join(map(str, found.switch)) if isinstance(found.switch, tuple) else str(found.switch)
+    setting = found.switch.text
     out = _beside(folder)
     words = ["train", str(folder / "recipe.yaml"), "--out", str(out)]
     for change in (
