@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from paceline.verbs.train import resume, train
 from tests.e2e.commands import Paceline, in_process
 from tests.e2e.ranks import Trouble, on_ranks
 from tests.e2e.whole_runs import STEPS, Disturb, assert_same, outcome, recipe
+from tests.unit.observe.nvtx_tool import built_tool, heard, nested
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "imdb_bert_ddp_nvtx.yaml"
 
@@ -295,3 +297,30 @@ def test_a_damaged_trace_is_told_and_read_around(
     assert "steps-4-5" in done.out
     assert "why:" in done.out
     assert len(done.out.split("\n\n")) >= 2, "the other window is not told of"
+
+
+NSYS = """
+import sys
+from paceline.verbs.cli import main
+sys.argv = ["paceline", "train", *sys.argv[1:]]
+main()
+"""
+
+
+def test_a_tool_around_the_run_hears_the_tutorials_ranges(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
+    """``trace.kind: nsys``, with a tool in place of nsys: names, nesting, balance, and nothing outside the window."""
+    pytest.importorskip("nvtx", reason="the package nvtx is not installed")
+    tool, file = built_tool(tmp_path), tmp_path / "recipe.yaml"
+    chosen = traced(pretrained, reviews, "last-epoch", trace={"kind": "nsys"}, loop={"micro_batch_size": None})
+    file.write_text(yaml.safe_dump(chosen.plain()))
+    events = heard([sys.executable, "-c", NSYS, str(file), "--out", str(tmp_path / "run")], tool, tmp_path)
+    tree = nested(events)
+    iterations = ["Epoch 3, Iteration 1", "Epoch 3, Iteration 2"]
+    assert [names[0] for names in tree if len(names) == 1 and names[0].startswith("Epoch")] == iterations
+    inside = [names[1:] for names in tree if names[0] == iterations[1] and len(names) == 2]
+    assert inside == [("Data Wait",), ("Forward",), ("Backward",), ("Clip",), ("Optimizer Step",)]
+    payloads = {event["name"]: event["payload"] for event in events if event["kind"] == "push"}
+    assert [payloads[name] for name in iterations] == [11, 12]
+    (meta,) = [facts(path) for path in (tmp_path / "run" / "trace").iterdir()]
+    assert (meta["kind"], meta["first_step"], meta["last_step"]) == ("nsys", 11, 12)
+    assert files(tmp_path / "run") == {"steps-11-12": ["rank0.window.json"]}
