@@ -18,6 +18,7 @@ import torch
 from paceline.checkpoint.background import Store
 from paceline.data.dataset import Dataset
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
+from paceline.engine.alike import Widths, widths
 from paceline.engine.assemble import Assembled, warms_up
 from paceline.engine.engine import Accumulated, Update
 from paceline.engine.evaluate import evaluate
@@ -289,8 +290,9 @@ class Loop:
         self._last_end = time.perf_counter()
 
     def _warmed_up(self) -> None:
-        ids = self._largest()
-        self.job.assembled.engine.warm_up(self.job.assembled.build.layout.collate(ids), len(ids) or 1)
+        ids, slots, alike = self._largest()
+        batch = self.job.assembled.build.layout.collate(ids, slots=slots)
+        self.job.assembled.engine.warm_up(batch, len(ids) or 1, alike=alike)
 
     def _fitted(self, work: Callable[[], Result]) -> Result:
         """What ``work`` returns; in smaller micro-batches where it runs out of memory and the recipe has it so."""
@@ -327,12 +329,26 @@ class Loop:
         steps, size = job.total_steps, job.world.size
         check_smallest(job.assembled.build, order, recipe.loop, train, total_steps=steps, world_size=size)
 
-    def _largest(self) -> Ids:
-        """The micro-batch with the most positions among the next steps, up to an epoch and ``LOOKED_AHEAD``."""
-        job, at = self.job, self.progress.order
+    def _largest(self) -> tuple[Ids, int | None, bool]:
+        """The micro-batch with the most positions among the next steps, up to an epoch and ``LOOKED_AHEAD``; what it is
+        to be made as wide as, and whether all ranks then have the same shapes."""
+        job, at, layout = self.job, self.progress.order, self.job.assembled.build.layout
         steps = min(job.total_steps - self.progress.step, job.steps_per_epoch, LOOKED_AHEAD)
-        found = job.order.microbatches(at, steps, job.world.rank, job.world.size)
-        return max(found, key=lambda ids: (len(ids), job.assembled.build.layout.size(ids).slots))
+        found: list[tuple[Ids, int | None, bool]] = []
+        for _ in range(steps):
+            plan, wide = job.order.plan(at, job.world.rank, job.world.size), self._widths(at)
+            found += [(ids, slots, wide.alike) for ids, slots in zip(plan.microbatches, wide.slots, strict=True)]
+            at = job.order.after(at)
+        # the widths of all ranks decide where there are some, so that all choose the same step
+        return max(found, key=lambda one: (one[2], len(one[0]), one[1] or layout.size(one[0]).slots))
+
+    def _widths(self, at: OrderState) -> Widths:
+        """Of this rank's micro-batches in the step at ``at``."""
+        job = self.job
+        if job.assembled.records_together:
+            return widths(job.order, job.assembled.build.layout, at, job.world.size)
+        plan = job.order.plan(at, job.world.rank, job.world.size)
+        return Widths([None] * len(plan.microbatches), alike=True)
 
     def _step(self) -> None:
         at, step = self.progress.order, self.progress.step
@@ -354,15 +370,16 @@ class Loop:
         job, step = self.job, self.progress.step
         plan = job.order.plan(self.progress.order, job.world.rank, job.world.size)
         counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
-        batches = map(self._collated, range(len(plan.microbatches)), plan.microbatches)
-        return plan, counted, job.assembled.engine.accumulate(batches, counted, step=step)
+        wide = self._widths(self.progress.order)
+        batches = map(self._collated, range(len(plan.microbatches)), plan.microbatches, wide.slots)
+        return plan, counted, job.assembled.engine.accumulate(batches, counted, step=step, alike=wide.alike)
 
     @span("data wait")
-    def _collated(self, index: int, ids: Ids) -> Batch:
+    def _collated(self, index: int, ids: Ids, slots: int | None) -> Batch:
         """The step's micro-batch number ``index``, on the device."""
         job, step = self.job, self.progress.step
         seed = augmentation_seed(job.recipe.seed, step, index, job.world.rank)
-        return job.assembled.build.layout.collate(ids, seed)
+        return job.assembled.build.layout.collate(ids, seed, slots=slots)
 
     def _note(self, plan: StepPlan, loss: torch.Tensor, correct: torch.Tensor, update: Update, counted: int) -> None:
         now, at, world = time.perf_counter(), self.progress, self.job.world

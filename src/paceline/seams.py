@@ -152,16 +152,21 @@ class Layout(ABC):
     """How samples become batches on the device."""
 
     @abstractmethod
-    def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
         """The micro-batch of these samples, in the order of ``ids``.
 
         Args:
             draw: seed of random augmentation; None: none, as in every evaluation.
+            slots: positions to make it as wide as, at most ``widens_by`` more than it has by itself.
         """
 
     @abstractmethod
     def over(self, inputs: Any, labels: NDArray[Any]) -> Layout:
         """The same layout of other samples of the same kind, read on the host."""
+
+    widens_by: int = 0
+    """Positions of filler that a micro-batch can be given to be shaped like another rank's; those of a width that is
+    asked for have all their shapes by their samples' number and that width."""
 
     reads_ahead: bool = False
     """Whether ``expect`` has any use."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.engine.assemble import Assembled
+from paceline.engine.flat import ALIGNMENT
 from paceline.engine.state import without_wrappers
 from paceline.errors import RecipeError, UserError
 from paceline.recipe.parts import ParallelPart
@@ -62,7 +63,9 @@ def test_each_rank_keeps_its_share_of_weights_gradients_and_states(ranks: int) -
     found = run_distributed(bytes_after_a_step, ranks)
     for rank, (one, shard) in enumerate(found):
         for what, size in shard.items():
-            assert size <= 1.1 * one[what] / ranks, f"rank {rank} keeps {size} of {one[what]} bytes of {what}"
+            # in a flat buffer each begins at a multiple of some bytes: a twentieth of this small model
+            aligned = len(list(model_of(Case()).parameters())) * ALIGNMENT * 4 if what == "gradients" else 0
+            assert size <= 1.1 * one[what] / ranks + aligned, f"rank {rank} keeps {size} of {one[what]} bytes of {what}"
     assert sum(shard["weights"] for _, shard in found) >= found[0][0]["weights"], "not all of it is kept"
 
 

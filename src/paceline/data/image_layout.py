@@ -68,7 +68,7 @@ class ImageLayout(Layout):
         self._ones = Ones(device)
         self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
 
-    def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
         if not len(ids):
             return as_filler(self.collate(self._stand_in))
         if self._resident is not None:

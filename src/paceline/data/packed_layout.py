@@ -111,14 +111,16 @@ class PackedLayout(Layout):
         self._second = tokens.second if token_types else None
         self._resident = (resident_tokens(tokens, device), torch.tensor(labels, device=device)) if resident else None
         self.reads_ahead = not resident and device.type != "cpu"
+        # what is read ahead has its shape before the other ranks' is looked at
+        self.widens_by = LARGEST_BUCKET if resident else 0
         self._ones = Ones(device)
         self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
 
-    def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
         if not len(ids):
             return as_filler(self.collate(self._stand_in))
         weights = self._ones(len(ids))
-        row = self._ahead.take(ids) if self._resident is None else self._gathered(ids, *self._resident)
+        row = self._ahead.take(ids) if self._resident is None else self._gathered(ids, slots, *self._resident)
         packed = Packed(row.pop("cu_seqlens"), row.pop("sequence"), self._longest)
         labels = row.pop("labels")
         return Batch(row, labels, weights, packed)
@@ -156,28 +158,31 @@ class PackedLayout(Layout):
     def _rounded(self, real: int) -> int:
         return -(-real // self._bucket) * self._bucket
 
-    def _row(self, ids: Ids) -> _Row:
+    def _row(self, ids: Ids, slots: int | None = None) -> _Row:
         lengths = self._lengths[ids]
+        # a row that is made wider needs more filler, and always the same number of it
+        fillers = self._fillers if slots is None else self._fillers + -(-self.widens_by // self._longest)
         order = np.argsort(-lengths, kind="stable")
         sequence = np.empty(len(ids), dtype=np.int64)
         sequence[order] = np.arange(len(ids))
-        bounds = np.zeros(len(ids) + self._fillers + 1, dtype=np.int64)
+        bounds = np.zeros(len(ids) + fillers + 1, dtype=np.int64)
         np.cumsum(lengths[order], out=bounds[1 : len(ids) + 1])
         real = int(bounds[len(ids)])
         # filler as long as any sample until the row is full, then empty sequences
-        full = real + self._longest * np.arange(1, self._fillers + 1)
-        bounds[len(ids) + 1 :] = np.minimum(full, self._rounded(real))
+        full = real + self._longest * np.arange(1, fillers + 1)
+        bounds[len(ids) + 1 :] = np.minimum(full, self._rounded(real) if slots is None else slots)
         return _Row(ids[order], sequence, bounds)
 
-    def _gathered(self, ids: Ids, flat: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _gathered(self, ids: Ids, slots: int | None, flat: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Builds the row on the device from one small array: a few numbers a sequence."""
-        row = self._row(ids)
+        row = self._row(ids, slots)
         begins = row.bounds[:-1]
+        fillers = len(begins) - len(ids)
         # what to add to a position of the row to find its token in flat, where filler reads the pad tokens at the end
-        shift = np.concatenate([self._tokens.offsets[row.samples], np.full(self._fillers, self._tokens.offsets[-1])])
+        shift = np.concatenate([self._tokens.offsets[row.samples], np.full(fillers, self._tokens.offsets[-1])])
         parts = [row.sequence, ids, row.bounds, shift - begins, begins - self._first]
         if self._second is not None:
-            second = np.concatenate([self._second[row.samples], np.full(self._fillers, self._longest)])
+            second = np.concatenate([self._second[row.samples], np.full(fillers, self._longest)])
             parts.append(begins + second)
         sent = to_device(np.concatenate(parts), self._device).split([len(part) for part in parts])
         sequence, chosen, bounds, shift_on, origin = sent[:5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -52,15 +53,17 @@ class PaddedLayout(Layout):
         self._second = tokens.second if token_types else None
         self._resident = (resident_tokens(tokens, device), torch.tensor(labels, device=device)) if resident else None
         self.reads_ahead = not resident and device.type != "cpu"
+        # what is read ahead has its shape before the other ranks' is looked at
+        self.widens_by = sys.maxsize if resident else 0
         self._ones = Ones(device)
         self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
 
-    def collate(self, ids: Ids, draw: int | None = None) -> Batch:
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
         if not len(ids):
             return as_filler(self.collate(self._stand_in))
         weights = self._ones(len(ids))
         if self._resident is not None:
-            return Batch(*self._gathered(ids, *self._resident), weights)
+            return Batch(*self._gathered(ids, slots, *self._resident), weights)
         inputs = self._ahead.take(ids)
         labels = inputs.pop("labels")
         return Batch(inputs, labels, weights)
@@ -85,11 +88,12 @@ class PaddedLayout(Layout):
         rounded = -(-int(self._lengths[ids].max()) // self._bucket) * self._bucket
         return min(rounded, self._longest)
 
-    def _gathered(self, ids: Ids, flat: Tensor, labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def _gathered(self, ids: Ids, slots: int | None, flat: Tensor, labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         starts, lengths = self._tokens.offsets[ids], self._lengths[ids]
         second = lengths if self._second is None else self._second[ids]
         rows = to_device(np.stack([ids, starts, lengths, second]), self._device)
-        positions = torch.arange(self._width(ids), device=self._device)
+        width = self._width(ids) if slots is None else slots // len(ids)
+        positions = torch.arange(width, device=self._device)
         mask = positions < rows[2, :, None]
         # every index lies inside: behind the last sample there are as many pad tokens as any sample is long
         read = flat[rows[1, :, None] + positions]

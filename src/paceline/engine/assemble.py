@@ -25,7 +25,7 @@ from paceline.engine.schedule import lr_factor, rate_table
 from paceline.engine.sharded import build_sharded_updates
 from paceline.engine.statistics import kept_from_filler, running_statistics
 from paceline.engine.step import Objective, Step
-from paceline.engine.torch_engine import TorchEngine
+from paceline.engine.torch_engine import SEVERAL, TorchEngine
 from paceline.engine.updates import build_updates
 from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
 from paceline.errors import ModelError, RecipeError
@@ -44,7 +44,7 @@ from paceline.techniques import (
     precision,
     recompute,
 )
-from paceline.techniques.capture import Captured, Eager, Phase
+from paceline.techniques.capture import Captured, Eager, Phase, alone
 
 COMPARED_AMONG = 256
 """Samples from which those are picked that packed and padded are compared on."""
@@ -59,6 +59,8 @@ class Assembled:
     groups: Sequence[ParameterGroup]
     rates: NDArray[np.float64]
     """[steps, groups]: learning rate of each applied update."""
+    records_together: bool = False
+    """Whether ranks record passes in which they meet, so that micro-batches are to have the same shapes on all."""
 
 
 def assemble_build(
@@ -168,7 +170,11 @@ def assemble(
         updates, gradients = build_sharded_updates(build.model, groups, part, rates, build.device, world)
     else:
         updates, gradients = build_updates(groups, part, rates, build.device, others, reduction)
-    captures = recipe.techniques.capture is True
+    reason = None if recipe.techniques.capture is True else _not_captured(build)
+    if is_sharded and (recipe.loop.micro_batch_size or recipe.loop.batch_size) * world.size < recipe.loop.batch_size:
+        reason = SEVERAL
+    # ranks meet inside what is recorded: they keep a graph together, or none does
+    agree = world.any if is_sharded else alone
     engine = TorchEngine(
         build.model,
         Step(
@@ -179,12 +185,12 @@ def assemble(
             part.clip_norm,
         ),
         lambda batch: build.forward(build.model, batch),
-        Captured(build.device, capturing) if captures else Eager(_not_captured(recipe, build)),
+        Eager(reason) if reason else Captured(build.device, capturing, agree=agree),
         seed=recipe.seed,
         degrade=partial(_degraded, build, recipe),
         world=world,
     )
-    return Assembled(build, engine, groups, rates)
+    return Assembled(build, engine, groups, rates, records_together=is_sharded and reason is None)
 
 
 def warms_up(recipe: Recipe, device: torch.device) -> bool:
@@ -265,10 +271,8 @@ def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tup
     return pays, (Decision(setting=compile.SETTING, value=str(pays).lower(), reason=reason),)
 
 
-def _not_captured(recipe: Recipe, build: Build) -> str:
-    if build.device.type == "cpu":
-        return "there are no CUDA graphs on a CPU"
-    return "the weights are sharded" if fsdp.is_sharded(build.model) else "techniques.capture is off"
+def _not_captured(build: Build) -> str:
+    return "there are no CUDA graphs on a CPU" if build.device.type == "cpu" else "techniques.capture is off"
 
 
 def _degraded(build: Build, recipe: Recipe, error: Exception) -> Mapping[str, str]:

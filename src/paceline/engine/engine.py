@@ -38,17 +38,25 @@ class Engine(ABC):
     """Owns model, gradients and optimizer. Whoever splits work over ranks or devices hides it behind these verbs."""
 
     @abstractmethod
-    def warm_up(self, batch: Any, denominator: float) -> None:
-        """Forward and backward of a real micro-batch without any consequence: kernels are compiled and loaded."""
+    def warm_up(self, batch: Any, denominator: float, *, alike: bool = True) -> None:
+        """Forward and backward of a real micro-batch without any consequence: kernels are compiled and loaded.
+
+        Args:
+            alike: as in ``accumulate``.
+        """
 
     @abstractmethod
-    def accumulate(self, batches: Iterable[Any], denominator: float, *, step: int = 0) -> Accumulated:
+    def accumulate(
+        self, batches: Iterable[Any], denominator: float, *, step: int = 0, alike: bool = True
+    ) -> Accumulated:
         """Forward and backward of every micro-batch; gradients add up.
 
         Args:
             batches: micro-batches, built one at a time as they are needed.
             denominator: label count of the global batch.
             step: the run's updates so far; seeds dropout.
+            alike: whether the micro-batches of all ranks have the same shapes; where ranks meet within a pass, it is
+                recorded then only. The same on all ranks.
         """
 
     @abstractmethod

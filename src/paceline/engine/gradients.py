@@ -19,6 +19,10 @@ from paceline.errors import UserError
 class Gradients(ABC):
     """The gradients of one model; always sums, over micro-batches and ranks alike."""
 
+    ranks_meet = False
+    """Whether ranks meet within ``add`` and ``norm``, recorded passes included: they then record, and replay, the same
+    passes together."""
+
     @abstractmethod
     def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
         """Differentiate a micro-batch's loss and add its gradients to those of the step.

@@ -6,8 +6,10 @@ shards as it is; elementwise ones, such as Adam's, give each number what it woul
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter, is_
 from typing import Any, final
 
 import numpy as np
@@ -15,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paceline.engine.flat import FlatLayout
 from paceline.engine.gradients import Gradients
 from paceline.engine.optimizer import ParameterGroup, build_optimizer
 from paceline.engine.updates import DeviceGated, HostGated, Names, Updates
 from paceline.errors import UserError
 from paceline.recipe.parts import OptimizerPart
 from paceline.seams import World
-from paceline.techniques.fsdp import forget_gradients
+from paceline.techniques.fsdp import forget_gradients, join_streams
 
 Shards = Mapping[nn.Parameter, nn.Parameter]
 """A model's trained parameters, which are DTensors, each with this rank's shard of it: same memory, no DTensor."""
@@ -34,8 +37,7 @@ def shards_of(parameters: Sequence[nn.Parameter]) -> Shards:
     return {parameter: nn.Parameter(_local(parameter)) for parameter in parameters}
 
 
-@final
-class ShardedGradients(Gradients):
+class _Summed(Gradients):
     """The shards' gradients. torch's FSDP sums and scatters them in a step's last backward pass, block by block.
 
     Before that, the gradients of earlier micro-batches are kept whole, as no rank hears of another. A parameter without
@@ -49,10 +51,11 @@ class ShardedGradients(Gradients):
         device: that computes.
     """
 
+    ranks_meet = True
+
     def __init__(self, model: nn.Module, shards: Shards, world: World, *, copies: int, device: torch.device) -> None:
         self._model: Any = model
         self._shards, self._world, self._copies, self._device = shards, world, copies, device
-        self._found: tuple[Tensor, ...] = ()
         self._are_summed = True
 
     def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
@@ -62,44 +65,108 @@ class ShardedGradients(Gradients):
         self._are_summed = False
         torch.autograd.backward(loss)
         if last:
+            for parameter, shard in self._shards.items():
+                if _local(parameter).data_ptr() != shard.data_ptr():
+                    raise RuntimeError("a sharded weight has moved: the optimizer would change what nobody reads")
             self._take()
+            self._are_summed = True
+        join_streams(self._model, self._device)
 
-    def check(self) -> None:
-        now = tuple(shard.grad for shard in self._shards.values())
-        if len(now) != len(self._found) or any(a is not b for a, b in zip(now, self._found, strict=True)):
-            raise UserError(
-                "a shard's .grad is no longer the engine's",
-                "zero_grad() or an assignment took it away, so clipping and loss scaling would not see it",
-                "remove the call: update() forgets the gradients by itself",
-            )
-
-    def norm(self) -> Tensor:
-        norms = torch.stack([norm.double() for norm in torch._foreach_norm(self._found)])
-        # squares of small fp32 numbers may vanish
-        square = norms.square().sum().to(self._device)
-        return (self._world.sum_(square) / self._copies).sqrt().float()
-
-    def scale(self, factor: Tensor) -> None:
-        torch._foreach_mul_(self._found, factor.to(self._found[0].device))
+    @abstractmethod
+    def _take(self) -> None:
+        """Hand the gradients that the backward pass has left over to the shards."""
 
     def zero(self) -> None:
         if not self._are_summed:
             forget_gradients(self._model)
             self._are_summed = True
+
+    def _global_norm(self, squares: Tensor) -> Tensor:
+        """
+        Args:
+            squares: sum of this rank's, in fp64: squares of small fp32 numbers may vanish.
+        """
+        return (self._world.sum_(squares.to(self._device)) / self._copies).sqrt().float()
+
+
+@final
+class ShardedGradients(_Summed):
+    """Gradients of shards where they are computed with: in one flat buffer a number format, which stays where it is.
+
+    FSDP adds what it has summed to the ``.grad`` that a weight has, so that each is there from the start, as zeros, and
+    a recorded step finds it where it was.
+    """
+
+    def __init__(self, model: nn.Module, shards: Shards, world: World, *, copies: int, device: torch.device) -> None:
+        super().__init__(model, shards, world, copies=copies, device=device)
+        self._flat = FlatLayout([tuple(shards.values())]).allocate()
+        for (parameter, shard), view in zip(shards.items(), self._flat.views, strict=True):
+            shard.grad, parameter.grad = view, _sharded_like(parameter, view)
+        # of a weight FSDP writes to it, of its shard the optimizer reads it
+        self._users = (*shards, *shards.values())
+        self._placed = tuple(user.grad for user in self._users)
+
+    def _take(self) -> None:
+        pass  # they are there
+
+    def check(self) -> None:
+        # every step pays for this: no loop in Python
+        if not all(map(is_, map(attrgetter("grad"), self._users), self._placed)):
+            raise _taken_away("a parameter's .grad")
+
+    def norm(self) -> Tensor:
+        norms = [torch.linalg.vector_norm(buffer, dtype=torch.float64) for buffer in self._flat.buffers]
+        return self._global_norm(torch.stack(norms).square().sum())
+
+    def scale(self, factor: Tensor) -> None:
+        for buffer in self._flat.buffers:
+            buffer.mul_(factor)
+
+    def zero(self) -> None:
+        super().zero()
+        for buffer in self._flat.buffers:
+            buffer.zero_()
+
+
+@final
+class OffloadedGradients(_Summed):
+    """Gradients of shards in main memory: new ones each step, since FSDP waits for a sum to what is there already."""
+
+    def __init__(self, model: nn.Module, shards: Shards, world: World, *, copies: int, device: torch.device) -> None:
+        super().__init__(model, shards, world, copies=copies, device=device)
+        self._found: tuple[Tensor, ...] = ()
+
+    def check(self) -> None:
+        now = tuple(shard.grad for shard in self._shards.values())
+        if len(now) != len(self._found) or any(a is not b for a, b in zip(now, self._found, strict=True)):
+            raise _taken_away("a shard's .grad")
+
+    def norm(self) -> Tensor:
+        norms = torch.stack([norm.double() for norm in torch._foreach_norm(self._found)])
+        return self._global_norm(norms.square().sum())
+
+    def scale(self, factor: Tensor) -> None:
+        torch._foreach_mul_(self._found, factor.to(self._found[0].device))
+
+    def zero(self) -> None:
+        super().zero()
         for parameter, shard in self._shards.items():
             parameter.grad = shard.grad = None
         self._found = ()
 
     @torch.no_grad()
     def _take(self) -> None:
-        """Hand the gradients that the backward pass has left over to the shards."""
-        found = []
         for parameter, shard in self._shards.items():
-            if _local(parameter).data_ptr() != shard.data_ptr():
-                raise RuntimeError("a sharded weight has moved: the optimizer would change what nobody reads")
             shard.grad = torch.zeros_like(shard) if parameter.grad is None else _local(parameter.grad)
-            found.append(shard.grad)
-        self._found, self._are_summed = tuple(found), True
+        self._found = tuple(shard.grad for shard in self._shards.values() if shard.grad is not None)
+
+
+def _taken_away(what: str) -> UserError:
+    return UserError(
+        f"{what} is no longer the engine's",
+        "zero_grad() or an assignment took it away, so clipping and loss scaling would not see it",
+        "remove the call: update() forgets the gradients by itself",
+    )
 
 
 @final
@@ -174,7 +241,8 @@ def build_sharded_updates(
     updates = HostGated(optimizer, rates) if on_host else DeviceGated(optimizer, rates, device)
     mesh = first.device_mesh
     copies = 1 if mesh.ndim == 1 else mesh.size(0)
-    return ShardedUpdates(shards, updates), ShardedGradients(model, shards, world, copies=copies, device=device)
+    kind = ShardedGradients if first.device.type == device.type else OffloadedGradients
+    return ShardedUpdates(shards, updates), kind(model, shards, world, copies=copies, device=device)
 
 
 @torch.no_grad()

@@ -23,6 +23,9 @@ from paceline.errors import UserError
 from paceline.seams import Alone, World
 from paceline.techniques.capture import Eager, Runner
 
+SEVERAL = "shards' gradients of a step of several micro-batches are kept whole between them"
+"""Why such steps are not recorded: what one pass leaves, another reads, wherever it has been put."""
+
 
 @final
 class TorchEngine(Engine):
@@ -64,7 +67,7 @@ class TorchEngine(Engine):
         self._owes_sums = False
         """Whether the others may wait for this rank's share of the step's sums."""
 
-    def warm_up(self, batch: Any, denominator: float) -> None:
+    def warm_up(self, batch: Any, denominator: float, *, alike: bool = True) -> None:
         self._mode(training=True)
         put_back = self._buffers_kept()
         share = self._runner.scalar(denominator)
@@ -83,22 +86,28 @@ class TorchEngine(Engine):
             self._runner.launch(micro)
         self._runner.probe(micro)
         put_back()
-        self._runner.prepare(self._step.micro, (batch, share), True, True)
+        self._step.gradients.zero()  # shards' gradients are whole until they are summed
+        if alike or not self._step.gradients.ranks_meet:
+            self._runner.prepare(self._step.micro, (batch, share), True, True)
 
-    def accumulate(self, batches: Iterable[Any], denominator: float, *, step: int = 0) -> Accumulated:
+    def accumulate(
+        self, batches: Iterable[Any], denominator: float, *, step: int = 0, alike: bool = True
+    ) -> Accumulated:
         if self._world.size > 1 and not self._first:
             why = "the ranks have summed those gradients already, and what is added now would not be summed with them"
             raise UserError("engine.accumulate(...) twice", why, "give all micro-batches of an update in one call")
         self._mode(training=True)
         losses, extras = [], []
-        share = self._runner.scalar(denominator)
+        share, meet = self._runner.scalar(denominator), self._step.gradients.ranks_meet
         first, self._first = self._first, True  # what an exception leaves behind is overwritten
         self._owes_sums = self._world.size > 1
         for index, (batch, last) in enumerate(_with_last(batches)):
             if self._seed is not None:
                 for generator in self._generators:
                     generator.manual_seed(micro_batch_seed(self._seed, step, index, self._world.rank))
-            loss, extra = self._runner.run(self._step.micro, (batch, share), first, last)
+            if meet and not (first and last):
+                self._launch_from_now_on(SEVERAL)
+            loss, extra = self._runner.run(self._step.micro, (batch, share), first, last, record=alike or not meet)
             first = False
             losses.append(loss)
             extras.append(extra)
@@ -202,6 +211,11 @@ class TorchEngine(Engine):
     def close(self) -> None:
         self._runner.close()
         self._model.zero_grad(set_to_none=True)
+
+    def _launch_from_now_on(self, reason: str) -> None:
+        if not isinstance(self._runner, Eager):
+            self._runner.close()
+            self._runner = self._update_runner = Eager(reason)
 
     def _buffers_kept(self) -> Callable[[], None]:
         """What puts the model's buffers, such as running statistics, back to what they are now."""

@@ -39,7 +39,6 @@ activations, the workspace of kernels, and what the driver keeps: a margin, not 
 _COPIED = "DataParallel copies the model at every pass, and a copy would compute with the first card's weights"
 _WITH_STRATEGY: dict[str, dict[str, str]] = {
     "fsdp": {
-        "techniques.capture": "a gathered weight gets memory anew at every pass; a recorded step would read the old",
         "techniques.channels_last": "a shard is cut from a weight in its usual order in memory",
     },
     "dp": {
@@ -311,6 +310,9 @@ def _capture(recipe: Recipe, facts: Facts) -> Decision | None:
     setting = "techniques.capture"
     if recipe.model.train == "features":
         return Decision(setting=setting, value="false", reason="no step is made with train: features")
+    if recipe.parallel.offload:
+        reason = "the host waits for what travels between its memory and the card"
+        return Decision(setting=setting, value="false", reason=reason)
     if recipe.techniques.recompute:
         reason = "recompute saves and restores the random numbers' state on the host"
         return Decision(setting=setting, value="false", reason=reason)

@@ -130,7 +130,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "capture",
         "bit-exact",
         needs=("device=cuda",),
-        excludes=("model.train=features", "recompute"),
+        excludes=("model.train=features", "recompute", "parallel.offload=true"),
     ),
 )
 """Every technique with a field of its own, in the order of application."""
@@ -152,7 +152,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         "shard",
         "up to rounding",
         off="auto",
-        excludes=("model.train=features", "optimizer.type=adamw8bit", "capture", "channels_last"),
+        excludes=("model.train=features", "optimizer.type=adamw8bit", "channels_last"),
         choice="parallel.strategy",
     ),
     TechniqueEntry(

@@ -33,13 +33,25 @@ MOST_FAILURES = 2
 Phase = Callable[[], contextlib.AbstractContextManager[None]]
 """Counts the seconds inside."""
 
+Agree = Callable[[bool], bool]
+"""Whether the flag is set on any rank; called by all of them at the same places."""
+
+
+def alone(flag: bool) -> bool:
+    """For functions in which ranks do not meet: each records when it likes."""
+    return flag
+
 
 class Runner(ABC):
     """Runs functions of pytrees of tensors."""
 
     @abstractmethod
-    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> Any:
-        """``function(*inputs, *options)``; ``inputs`` are pytrees of tensors, ``options`` part of what is recorded."""
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, record: bool = True) -> Any:
+        """``function(*inputs, *options)``; ``inputs`` are pytrees of tensors, ``options`` part of what is recorded.
+
+        Args:
+            record: False: it is launched, whatever has been recorded.
+        """
 
     @abstractmethod
     def scalar(self, value: float) -> Tensor | float:
@@ -87,7 +99,7 @@ class Eager(Runner):
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> Any:
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, record: bool = True) -> Any:
         return function(*inputs, *options)
 
     def scalar(self, value: float) -> Tensor | float:
@@ -172,10 +184,18 @@ class Captured(Runner):
         device: the card.
         phase: counts the seconds of recording.
         most: shapes beyond this many are not recorded: each graph keeps memory of its own.
+        agree: where ranks meet inside what is recorded. They then call ``run`` with the same shapes, and a graph is
+            kept, or dropped, by all of them or none: NCCL wants all ranks to replay what they have recorded together.
     """
 
-    def __init__(self, device: torch.device, phase: Phase = contextlib.nullcontext, most: int = 200) -> None:
-        self._device, self._phase, self._most = device, phase, most
+    def __init__(
+        self,
+        device: torch.device,
+        phase: Phase = contextlib.nullcontext,
+        most: int = 200,
+        agree: Agree = alone,
+    ) -> None:
+        self._device, self._phase, self._most, self._agree = device, phase, most, agree
         self._cuda: Any = torch.get_device_module(device)
         self._pool, self._stream = self._cuda.MemPool(), self._cuda.Stream(device)
         self._seen: set[Hashable] = set()
@@ -186,9 +206,11 @@ class Captured(Runner):
         self._value, self._scalar = math.nan, torch.empty(0)
         """What ``scalar`` made last: most steps divide by the same."""
 
-    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> Any:
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, record: bool = True) -> Any:
         leaves, structure = _pytree.tree_flatten(list(inputs))
         key = _key(function, options, structure, leaves)
+        if not record:
+            return self._launch(lambda: function(*inputs, *options))
         recording = None if self._launching else self._recordings.get(key)
         if recording is None and key in self._seen and self._may_record(key):
             recording = self._record(key, function, leaves, structure, options)
@@ -217,20 +239,27 @@ class Captured(Runner):
             with _waits_are_errors(self._cuda):
                 function()
 
+        waits = False
         try:
             self.launch(watched)
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
+            waits = True
+        if self._agree(waits):
             self._problem = "the model waits for the device in its forward or backward pass"
 
     @contextlib.contextmanager
     def launching(self) -> Iterator[None]:
         before, self._launching = self._launching, True
+        # looked at once for all launches: it takes the host milliseconds, and who watches would see them in each step
+        blocks = self._live() if self._recordings else set()
         try:
             yield
         finally:
             self._launching = before
+        # not after an exception: the other ranks are not asked then
+        self._forget_if_grown(blocks)
 
     @property
     def replays(self) -> bool:
@@ -256,7 +285,8 @@ class Captured(Runner):
 
     def _launch(self, function: Callable[[], Any]) -> Any:
         """What it returns is copied out of the pool."""
-        before = self._live() if self._recordings else set()
+        looks = bool(self._recordings) and not self._launching
+        before = self._live() if looks else set()
         caller = self._cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
         # a backward pass in a thread of its own would not know of the pool
@@ -268,11 +298,20 @@ class Captured(Runner):
             outputs = function()
         caller.wait_stream(self._stream)
         outputs = _pytree.tree_map_only(Tensor, torch.clone, outputs)
-        if self._recordings and not self._live() <= before:
-            gc.collect()  # what a circle of references holds is no state
-            if not self._live() <= before:
-                self._recordings.clear()
+        if looks:
+            self._forget_if_grown(before)
         return outputs
+
+    def _forget_if_grown(self, before: set[int]) -> None:
+        """Drop the recordings where launches have left something in the pool, on any rank."""
+        if not self._recordings:
+            return
+        grown = not self._live() <= before
+        if grown:
+            gc.collect()  # what a circle of references holds is no state
+            grown = not self._live() <= before
+        if self._agree(grown):
+            self._recordings.clear()
 
     def _live(self) -> set[int]:
         """Addresses of the pool's blocks that are in use."""
@@ -294,7 +333,7 @@ class Captured(Runner):
     ) -> _Recording | None:
         ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         before = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in ours]
-        graph = self._cuda.CUDAGraph()
+        graph, outputs, problem = self._cuda.CUDAGraph(), None, ""
         with self._phase():
             # memory that is only cached would be missing to the graphs' own pool
             self._cuda.synchronize(self._device)
@@ -303,7 +342,9 @@ class Captured(Runner):
                     outputs = function(*_pytree.tree_unflatten(ours, structure), *options)
             except RuntimeError as error:
                 log.debug("recording failed", exc_info=True)
-                self._break_off(key, f"recording failed: {str(error).splitlines()[0]}")
+                problem = f"recording failed: {str(error).splitlines()[0]}"
+            if self._agree(bool(problem)):
+                self._break_off(key, problem or "recording failed on another rank")
                 return None
         places = [
             _Input(leaf, changes=leaf._version != version) if isinstance(leaf, Tensor) else None

@@ -184,23 +184,31 @@ class WindowRecorder:
                 self._say(f"trace.steps = {whole.asked}: {why} after step {step:,}, before the window's end", warn=True)
             else:
                 self._ahead.insert(0, whole)
-        self.close()
+        self._take_back()
         for window in self._ahead:
             self._say(f"trace.steps = {window.asked}: never opened, {why} after step {step:,}", warn=True)
         self._ahead = []
 
     def close(self) -> None:
         """Stop listening, and forget a window that is open or about to be: the run has failed."""
+        if self._prepared is not None:
+            # the engine learns that this is no ordinary end: the other ranks may not be here
+            with contextlib.suppress(_Failed), self._prepared.launching:
+                raise _Failed
+            # the run's own error is the one to tell: a device that is out of order fails again here
+            with contextlib.suppress(RuntimeError):
+                self._take_back()
+
+    def _take_back(self) -> None:
+        """Stop listening, or being about to, without a trace."""
         prepared, self._prepared = self._prepared, None
+        is_open, self._open = self._open is not None, None
         if prepared is None:
             return
+        if not is_open:
+            self._listener.start()  # what is prepared can only be taken back so
+        self._listener.stop()
         prepared.launching.close()
-        is_open, self._open = self._open is not None, None
-        # the run's own error is the one to tell: a device that is out of order fails again here
-        with contextlib.suppress(RuntimeError):
-            if not is_open:
-                self._listener.start()  # what is prepared can only be taken back so
-            self._listener.stop()
 
     def _prepare(self, step: int) -> _Prepared:
         """A step ahead where there is one: the first that is launched, or watched, is slower than others."""
@@ -275,6 +283,10 @@ class WindowRecorder:
 
     def _say(self, message: str, *, warn: bool = False) -> None:
         self._tell(Notice(message=message, level="warning" if warn else "info"))
+
+
+class _Failed(Exception):
+    """Stands for the run's own error."""
 
 
 def _left(window: StepWindow, first_step: int) -> StepWindow:

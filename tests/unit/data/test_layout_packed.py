@@ -241,3 +241,32 @@ def test_a_micro_batch_above_every_bucket_is_a_row_of_its_own_size() -> None:
     assert batch.packed is not None
     assert batch.inputs["input_ids"].shape[1] == -(-32 * 500 // bucket) * bucket
     assert int(batch.inputs["input_ids"].sum()) == 32 * 500
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(("bucket", "wider"), [(16, 0), (16, 3), (128, 1), (64, 32)])
+def test_a_row_made_wider_holds_the_same_and_has_its_shape_by_width_alone(pairs: bool, bucket: int, wider: int) -> None:
+    tokens = tokens_of(lengths_of(60), pairs=pairs)
+    layout = layout_of(tokens, bucket=bucket, resident=True, token_types=pairs, first_position=2)
+    assert layout.widens_by >= wider * bucket
+    one, other = some_ids(11, 60), some_ids(11, 60, seed=1)
+    slots = max(layout.size(ids).slots for ids in (one, other)) + wider * bucket
+    rows = [layout.collate(ids, slots=slots) for ids in (one, other)]
+    shapes = [{name: tensor.shape for name, tensor in leaves(row).items()} for row in rows]
+    assert shapes[0] == shapes[1]
+    assert rows[0].inputs["input_ids"].shape == (1, slots)
+    for ids, row in zip((one, other), rows, strict=True):
+        plain = layout.collate(ids)
+        assert row.packed is not None
+        assert plain.packed is not None
+        bounds, real = row.packed.cu_seqlens.tolist(), int(tokens.lengths[ids].sum())
+        assert bounds[: len(ids) + 1] == plain.packed.cu_seqlens.tolist()[: len(ids) + 1]
+        assert bounds[-1] == slots, "attention would leave positions unwritten"
+        assert max(np.diff(bounds)) <= tokens.lengths.max()
+        for name in row.inputs:
+            assert torch.equal(row.inputs[name][0, :real], plain.inputs[name][0, :real]), name
+        assert (row.inputs["input_ids"][0, real:] == PAD).all()
+
+
+def test_what_is_read_ahead_is_not_made_wider() -> None:
+    assert layout_of(tokens_of(lengths_of(30)), resident=False).widens_by == 0
