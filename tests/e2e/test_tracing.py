@@ -15,14 +15,14 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 import yaml
 
 # this and the model above are loaded so that the server from which ranks are forked loads them, once
-import paceline.run  # noqa: F401
+import paceline.run
 from paceline.errors import Preempted, RecipeError, UserError
 from paceline.recipe import Recipe
 from paceline.records import RunRecord
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import resume, train
 from tests.e2e.commands import Paceline, in_process
-from tests.e2e.ranks import Trouble, on_ranks
+from tests.e2e.ranks import on_ranks
 from tests.e2e.whole_runs import STEPS, Disturb, assert_same, outcome, recipe
 from tests.unit.observe.nvtx_tool import built_tool, heard, nested
 

@@ -33,7 +33,11 @@ class Engine:
     @contextlib.contextmanager
     def launching(self) -> Iterator[None]:
         self.diary.append("launching")
-        yield
+        try:
+            yield
+        except BaseException:
+            self.diary.append("failed")
+            raise
         self.diary.append("replaying")
 
 
@@ -173,7 +177,8 @@ def test_a_failure_in_a_window_stops_listening_and_leaves_nothing(tmp_path: Path
     run.until(6)
     run.recorder.close()
     run.recorder.close()
-    assert run.diary[-2:] == ["replaying", "stop"]
+    # the engine asks the other ranks nothing: they may not be here
+    assert run.diary[-2:] == ["failed", "stop"]
     assert run.diary.count("stop") == 1
     assert windows(tmp_path) == {}
 
@@ -182,7 +187,16 @@ def test_a_failure_just_before_a_window(tmp_path: Path) -> None:
     run = Run(tmp_path, "4:8")
     run.until(4)
     run.recorder.close()
-    assert run.diary[-4:] == ["4", "replaying", "start", "stop"], "torch's profiler would stay half begun"
+    assert run.diary[-4:] == ["4", "failed", "start", "stop"], "torch's profiler would stay half begun"
+
+
+def test_a_run_that_ends_just_before_a_window(tmp_path: Path) -> None:
+    run = Run(tmp_path, "4:8")
+    run.until(4)
+    run.recorder.finish(4, "the run was stopped")
+    assert run.diary[-4:] == ["4", "start", "stop", "replaying"]
+    assert run.messages == ["trace.steps = 4:8: never opened, the run was stopped after step 4"]
+    assert not (tmp_path / "trace").exists()
 
 
 def test_an_earlier_starts_files_are_replaced(tmp_path: Path) -> None:
