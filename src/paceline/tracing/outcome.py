@@ -29,20 +29,17 @@ def outcome(folder: Path) -> tuple[Window, Budgets, Verdict]:
 
 def trace_record(folder: Path) -> TraceRecord:
     """What a person is told of a window; also where its files cannot be read: no run fails of that."""
+    # as the recorder named it
+    first, last = map(int, folder.name.split("-")[1:])
     try:
-        facts = read_facts(folder / "rank0.window.json")
-    except UserError as error:
-        first, last = map(int, folder.name.split("-")[1:])
-        return TraceRecord(folder=str(folder), first_step=first, last_step=last, told=str(error))
-    try:
-        if facts.kind == "nsys":
-            text = f"steps {facts.first_step} to {facts.last_step} are in the report of nsys, if it listened"
+        if read_facts(folder / "rank0.window.json").kind == "nsys":
+            text = "in the report of nsys, where it listened"
         else:
             _, budgets, found = outcome(folder)
             text = told(found, budgets)
     except UserError as error:
         text = str(error)
-    return TraceRecord(folder=str(folder), first_step=facts.first_step, last_step=facts.last_step, told=text)
+    return TraceRecord(folder=str(folder), first_step=first, last_step=last, told=f"{folder.name}: {text}")
 
 
 def trace_records(run_folder: Path) -> Iterator[TraceRecord]:
