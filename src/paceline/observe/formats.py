@@ -43,7 +43,8 @@ def moment(seconds: float) -> str:
     if abs(seconds) >= 0.9995:
         return duration(seconds)
     thousandths = 1e3 * seconds
-    return f"{thousandths:.2f} ms" if abs(thousandths) < 0.995 else f"{thousandths:.3g} ms"
+    digits = 2 if abs(thousandths) < 9.995 else 1 if abs(thousandths) < 99.95 else 0
+    return f"{thousandths:.{digits}f} ms"
 
 
 def size(num_bytes: float) -> str:

@@ -14,6 +14,9 @@ from paceline.tracing.window import RankWindow, Window
 
 NUM_TOP = 12
 
+FEW = 3
+"""Steps from which on a window can do without its first."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -59,6 +62,15 @@ class Budgets:
     top: tuple[Top, ...]
     """The first rank's, those with the most seconds first."""
 
+    @property
+    def settled(self) -> tuple[int, ...]:
+        """The steps that means are of: all but the first, where there are ``FEW``.
+
+        The first pays for the window's opening: the device was waited for and has to be given work again, and what the
+        profiler does for the first time takes longer.
+        """
+        return self.steps[1:] if len(self.steps) >= FEW else self.steps
+
     def of_rank(self, rank: int) -> tuple[Budget, ...]:
         """Step by step."""
         return tuple(budget for budget in self.each if budget.rank == rank)
@@ -69,13 +81,13 @@ class Budgets:
 
     def mean(self, rank: int) -> dict[str, float]:
         """Seconds of each category in a mean step of a rank."""
-        own = self.of_rank(rank)
+        own = [budget for budget in self.of_rank(rank) if budget.step in self.settled]
         return {name: sum(budget.seconds[name] for budget in own) / len(own) for name in CATEGORIES}
 
     @property
     def step_seconds(self) -> float:
         """Of a mean step; of the ranks, the one with the longest counts."""
-        walls = [max(budget.wall for budget in self.of_step(step)) for step in self.steps]
+        walls = [max(budget.wall for budget in self.of_step(step)) for step in self.settled]
         return sum(walls) / len(walls)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-from paceline.tracing.budgets import Budget, Budgets
+from paceline.tracing.budgets import FEW, Budget, Budgets
 from paceline.tracing.cut import CATEGORIES, EXPOSED, GAP
 from paceline.tracing.places import OUTSIDE, STEP
 from paceline.tracing.window import Window, WindowFacts
@@ -17,7 +17,7 @@ WORTH = 0.10
 """Share of a step from which on something is called its bound. Less lies within what a window of ten steps differs by
 from the next one, and within what the profiler itself costs; and nobody would change a run for it."""
 
-LATE, OFTEN, FEW = 0.05, 0.8, 3
+LATE, OFTEN = 0.05, 0.8
 """A rank is a straggler from this share of a step on, if it is the last one in so many of the steps; ranks that take
 turns at being last are none, however far apart. With fewer steps than ``FEW`` it may be chance: ``WORTH`` counts."""
 
@@ -73,9 +73,7 @@ class Case:
         self.facts: WindowFacts = window.facts
         self.all_facts = tuple(rank.facts for rank in window.ranks)
         self._budgets = budgets
-        # the device was waited for when the window opened: filling it again is the first step's alone
-        skipped = self.facts.on_card and len(budgets.steps) >= FEW
-        self.steps = budgets.steps[1:] if skipped else budgets.steps
+        self.steps = budgets.settled
         self.late = self._find_late()
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.observe.formats import moment, printable
-from paceline.tracing.budgets import Budget, Budgets
+from paceline.tracing.budgets import Budgets
 from paceline.tracing.cut import CATEGORIES
 from paceline.tracing.judge import Verdict
 
@@ -46,11 +46,11 @@ def _table(verdict: Verdict, budgets: Budgets) -> Iterator[str]:
     """A line a category, a column a rank; the bar is of the rank that takes longest for its own work."""
     means = {rank: budgets.mean(rank) for rank in budgets.ranks}
     shown = list(budgets.ranks) if len(budgets.ranks) <= _MOST_RANKS else _slowest_and_fastest(budgets)
-    drawn = max(shown, key=lambda rank: _mean_own(budgets, rank))
-    first, last = budgets.steps[0], budgets.steps[-1]
+    drawn = max(shown, key=lambda rank: _own(budgets, rank))
+    first, last = budgets.settled[0], budgets.settled[-1]
     steps = f"step {first}" if first == last else f"steps {first} to {last}, a mean one"
     heading = "".join(f"{f'rank {rank}':>11}" for rank in shown) if len(budgets.ranks) > 1 else f"{'':>11}"
-    yield f"{steps:<28}"[:28] + heading
+    yield f"{steps:<28}{heading}".rstrip()
     walls = {rank: sum(means[rank].values()) for rank in shown}
     for name in CATEGORIES:
         if all(means[rank][name] < LEAST for rank in shown):
@@ -61,13 +61,12 @@ def _table(verdict: Verdict, budgets: Budgets) -> Iterator[str]:
     yield f"  {'a step':<26}" + "".join(f"{moment(walls[rank]):>11}" for rank in shown)
 
 
-def _mean_own(budgets: Budgets, rank: int) -> float:
-    own: tuple[Budget, ...] = budgets.of_rank(rank)
-    return sum(budget.own for budget in own) / len(own)
+def _own(budgets: Budgets, rank: int) -> float:
+    return sum(budget.own for budget in budgets.of_rank(rank) if budget.step in budgets.settled)
 
 
 def _slowest_and_fastest(budgets: Budgets) -> list[int]:
-    ordered = sorted(budgets.ranks, key=lambda rank: -_mean_own(budgets, rank))
+    ordered = sorted(budgets.ranks, key=lambda rank: -_own(budgets, rank))
     return sorted([*ordered[: _MOST_RANKS - 1], ordered[-1]])
 
 
@@ -115,4 +114,4 @@ def compared(before: Budgets, after: Budgets, verdict: Verdict) -> str:
 
 
 def _critical(budgets: Budgets) -> dict[str, float]:
-    return budgets.mean(max(budgets.ranks, key=lambda rank: _mean_own(budgets, rank)))
+    return budgets.mean(max(budgets.ranks, key=lambda rank: _own(budgets, rank)))

@@ -233,7 +233,7 @@ def test_what_a_switch_has_won_is_told_beside_its_prediction(tmp_path: Path) -> 
     _, after = judged(tmp_path / "after", PLANTED[5][2])
     assert measured_gain(before, after) == pytest.approx(found.gain, rel=0.05)
     text = compared(before, after, found)
-    assert text.startswith("with techniques.packing=true a step took 25.8 ms and takes 5.6")
+    assert text.startswith("with techniques.packing=true a step took 25.8 ms and takes 5.59 ms")
     assert "78% won back; predicted were 78%" in text
     assert "slower" in compared(after, before, found)
 
