@@ -5,7 +5,8 @@ All figures are estimates to choose by, rounded as such; what a run really spend
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,25 +110,34 @@ def flops_per_image(model: nn.Module, shape: tuple[int, int, int]) -> float:
     return float(TRAINING_PASSES * counter.get_total_flops() / 2)
 
 
-def flops_of_samples(build: Build, dataset: Dataset, ids: NDArray[Any]) -> float | None:
-    """Floating-point operations of these samples' training passes, as ``flops_per_text`` and ``flops_per_image`` count.
+def flops_counter(build: Build, dataset: Dataset) -> Callable[[NDArray[Any]], float | None]:
+    """Ids of samples -> floating-point operations of their training passes, as the two functions above count them.
 
     Blocks without a trained weight count their forward pass alone. None where nothing is known to count by: a model of
-    text without blocks, or one that cannot be passed through without data.
+    texts without blocks, or one of images that cannot be passed through without data.
     """
-    if isinstance(dataset.inputs, Tokens):
-        trained = [block for block in build.blocks if any(p.requires_grad for p in block.parameters())]
-        frozen = [block for block in build.blocks if block not in trained]
-        lengths = dataset.inputs.lengths[ids]
-        each = flops_per_text(trained, lengths) + flops_per_text(frozen, lengths) / TRAINING_PASSES
-    else:
-        height, width, channels = dataset.inputs.pixels.shape[1:]
-        try:
-            with torch.compiler.set_stance("force_eager"):
-                each = flops_per_image(build.model, (channels, height, width))
-        except (RuntimeError, NotImplementedError, TypeError):  # somebody's model that needs data to be passed through
-            return None
-    return each * len(ids) or None
+    inputs = dataset.inputs
+    if not isinstance(inputs, Tokens):
+        each = functools.cache(lambda: _flops_of_image(build.model, inputs.pixels.shape[1:]))
+        return lambda ids: (each() or 0.0) * len(ids) or None
+    trained = [block for block in build.blocks if any(p.requires_grad for p in block.parameters())]
+    frozen = [block for block in build.blocks if block not in trained]
+
+    def of_texts(ids: NDArray[Any]) -> float | None:
+        lengths = inputs.lengths[ids]
+        mean = flops_per_text(trained, lengths) + flops_per_text(frozen, lengths) / TRAINING_PASSES
+        return mean * len(ids) or None
+
+    return of_texts
+
+
+def _flops_of_image(model: nn.Module, shape: Sequence[int]) -> float | None:
+    height, width, channels = shape
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            return flops_per_image(model, (channels, height, width))
+    except (RuntimeError, NotImplementedError, TypeError):  # somebody's model that needs data to be passed through
+        return None
 
 
 def peak_flops(card_name: str | None, precision: str) -> float | None:

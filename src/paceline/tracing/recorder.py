@@ -33,6 +33,9 @@ from paceline.tracing.recompiles import Recompiles
 FORMAT: Final = 1
 """Of window.json."""
 
+LARGE: Final = 200
+"""Steps of torch's profiler from which a trace takes gigabytes of memory: it keeps some thousand events of each."""
+
 MOST_BEFORE: Final = 20
 """Steps before a window that it is compared with, where it is longer."""
 
@@ -138,6 +141,12 @@ class WindowRecorder:
             self._say(f"trace.steps = {window.asked}: began before this start; what is left of it is traced")
         for window in self._ahead:
             self._say(f"{window.told} will be traced ({window.asked}, {self._listener.kind})")
+            if len(window) > LARGE and self._listener.kind == "kineto":
+                few = f"{window.last - 10}:{window.last}"
+                self._say(
+                    f"trace.steps = {window.asked}: {len(window):,} steps make a large trace; {few} shows as much",
+                    warn=True,
+                )
         if self._ahead and self._listener.remark:
             self._say(f"trace.kind = {self._listener.kind}: {self._listener.remark}")
 

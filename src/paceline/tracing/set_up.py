@@ -14,7 +14,7 @@ from paceline.cards import peak_rates
 from paceline.data.dataset import Dataset
 from paceline.device import card_name
 from paceline.engine.engine import Engine
-from paceline.engine.worth import flops_of_samples, peak_flops
+from paceline.engine.worth import flops_counter, peak_flops
 from paceline.errors import RecipeError
 from paceline.recipe import Recipe
 from paceline.recipe.recipe import flatten
@@ -80,7 +80,7 @@ def recorder_for(
         device=build.device,
         engine=engine,
         keeps_graphs=part.graph == "keep",
-        measure=partial(_measured, build, dataset),
+        measure=partial(_measured, build, flops_counter(build, dataset)),
         about=partial(_about, recipe, build, engine),
         tell=tell,
         watch=watch,
@@ -92,7 +92,9 @@ def _iteration(steps_per_epoch: int, step: int) -> tuple[int, int]:
     return epoch + 1, at + 1
 
 
-def _measured(build: Build, dataset: Dataset, step: int, epoch: int, microbatches: Sequence[Ids]) -> StepMeta:
+def _measured(
+    build: Build, flops: Callable[[Ids], float | None], step: int, epoch: int, microbatches: Sequence[Ids]
+) -> StepMeta:
     sizes = [build.layout.size(ids) for ids in microbatches]
     ids = np.concatenate(microbatches)
     return StepMeta(
@@ -101,7 +103,7 @@ def _measured(build: Build, dataset: Dataset, step: int, epoch: int, microbatche
         samples=len(ids),
         tokens=sum(size.tokens for size in sizes),
         slots=sum(size.slots for size in sizes),
-        flops=flops_of_samples(build, dataset, ids),
+        flops=flops(ids),
     )
 
 

@@ -221,3 +221,10 @@ def test_where_nothing_may_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "write_bytes", refused)
     with pytest.raises(RunFolderError, match="cannot be written"):
         Run(tmp_path, "4:6")
+
+
+def test_a_long_window_is_warned_of(tmp_path: Path) -> None:
+    run = Run(tmp_path, "0:1000", total=1000)
+    run.recorder.announce()
+    (warning,) = [notice.message for notice in run.told if notice.level == "warning"]
+    assert warning == "trace.steps = 0:1000: 1,000 steps make a large trace; 990:1000 shows as much"
