@@ -84,6 +84,16 @@ class Budgets:
         own = [budget for budget in self.of_rank(rank) if budget.step in self.settled]
         return {name: sum(budget.seconds[name] for budget in own) / len(own) for name in CATEGORIES}
 
+    def own_seconds(self, rank: int) -> float:
+        """Seconds of a mean step of a rank that do not depend on other ranks."""
+        own = [budget.own for budget in self.of_rank(rank) if budget.step in self.settled]
+        return sum(own) / len(own)
+
+    @property
+    def slowest(self) -> int:
+        """The rank that takes longest for its own work: the others wait for it."""
+        return max(self.ranks, key=self.own_seconds)
+
     @property
     def step_seconds(self) -> float:
         """Of a mean step; of the ranks, the one with the longest counts."""

@@ -21,7 +21,7 @@ _MOST_RANKS, _LONGEST_NAME, _NUM_TOP = 4, 64, 3
 
 def told(verdict: Verdict, budgets: Budgets) -> str:
     """The verdict and what it rests on, in at most 25 lines of 100 characters."""
-    return "\n".join([*sentences(verdict), "", *_table(verdict, budgets), *_figures(verdict, budgets)])
+    return "\n".join([*sentences(verdict), "", *_table(budgets), *figures(verdict, budgets)])
 
 
 def sentences(verdict: Verdict) -> list[str]:
@@ -42,11 +42,10 @@ def sentences(verdict: Verdict) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _table(verdict: Verdict, budgets: Budgets) -> Iterator[str]:
+def _table(budgets: Budgets) -> Iterator[str]:
     """A line a category, a column a rank; the bar is of the rank that takes longest for its own work."""
     means = {rank: budgets.mean(rank) for rank in budgets.ranks}
-    shown = list(budgets.ranks) if len(budgets.ranks) <= _MOST_RANKS else _slowest_and_fastest(budgets)
-    drawn = max(shown, key=lambda rank: _own(budgets, rank))
+    shown, drawn = shown_ranks(budgets, _MOST_RANKS), budgets.slowest
     first, last = budgets.settled[0], budgets.settled[-1]
     steps = f"step {first}" if first == last else f"steps {first} to {last}, a mean one"
     heading = "".join(f"{f'rank {rank}':>11}" for rank in shown) if len(budgets.ranks) > 1 else f"{'':>11}"
@@ -61,13 +60,12 @@ def _table(verdict: Verdict, budgets: Budgets) -> Iterator[str]:
     yield f"  {'a step':<26}" + "".join(f"{moment(walls[rank]):>11}" for rank in shown)
 
 
-def _own(budgets: Budgets, rank: int) -> float:
-    return sum(budget.own for budget in budgets.of_rank(rank) if budget.step in budgets.settled)
-
-
-def _slowest_and_fastest(budgets: Budgets) -> list[int]:
-    ordered = sorted(budgets.ranks, key=lambda rank: -_own(budgets, rank))
-    return sorted([*ordered[: _MOST_RANKS - 1], ordered[-1]])
+def shown_ranks(budgets: Budgets, most: int) -> list[int]:
+    """All of them, or the slowest and the fastest one: who takes longest for its own work, and who waits longest."""
+    if len(budgets.ranks) <= most:
+        return list(budgets.ranks)
+    ordered = sorted(budgets.ranks, key=lambda rank: -budgets.own_seconds(rank))
+    return sorted([*ordered[: most - 1], ordered[-1]])
 
 
 def _bar(share: float) -> str:
@@ -75,7 +73,8 @@ def _bar(share: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _figures(verdict: Verdict, budgets: Budgets) -> Iterator[str]:
+def figures(verdict: Verdict, budgets: Budgets) -> Iterator[str]:
+    """Shares of the peak, kinds of kernels and the longest of them, a line each."""
     if verdict.added_seconds > 0:
         added = moment(verdict.added_seconds)
         yield f"{added} of the host gap are the window's own: the run replays graphs (trace.graph: keep traces those)"
@@ -107,11 +106,7 @@ def compared(before: Budgets, after: Budgets, verdict: Verdict) -> str:
     walls = f"a step took {moment(before.step_seconds)} and takes {moment(after.step_seconds)}"
     won = f"{gain:.0%} won back" if gain >= 0 else f"{-gain:.0%} slower"
     lines = [f"with {switch} {walls}: {won}; predicted were {verdict.gain:.0%}"]
-    first, now = (_critical(budgets) for budgets in (before, after))
+    first, now = (budgets.mean(budgets.slowest) for budgets in (before, after))
     changes = sorted(CATEGORIES, key=lambda name: -abs(now[name] - first[name]))[:_NUM_TOP]
     lines += [f"  {name:<26}{moment(first[name]):>11} -> {moment(now[name])}" for name in changes]
     return "\n".join(lines)
-
-
-def _critical(budgets: Budgets) -> dict[str, float]:
-    return budgets.mean(max(budgets.ranks, key=lambda rank: _own(budgets, rank)))
