@@ -508,11 +508,13 @@ class Loop:
             return self.job.world.any(self.job.stop.requested_by is not None)
 
     def _preempt(self) -> None:
-        world = self.job.world
-        if self.job.recorder is not None:
-            self.job.recorder.finish(self.progress.step, "the run was stopped")
+        world, recorder = self.job.world, self.job.recorder
+        if recorder is not None:
+            recorder.stop()
         self.save()
         self._see_saved()
+        if recorder is not None:  # a trace may take longer to write than whoever asked to stop waits
+            recorder.finish(self.progress.step, "the run was stopped")
         with self.job.watch.phase("checkpoint"):
             # also holds everybody until the checkpoint is on the disk: no rank ends while another writes
             asked = world.gather(self.job.stop.requested_by)

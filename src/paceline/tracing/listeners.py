@@ -47,6 +47,10 @@ class Listener(ABC):
         """Until now; the device is idle."""
 
     @abstractmethod
+    def discard(self) -> None:
+        """Forget what was recorded; after ``stop``."""
+
+    @abstractmethod
     def save(self, stem: Path) -> None:
         """Write what was recorded to files whose names begin with ``stem``.
 
@@ -110,7 +114,11 @@ class KinetoListener(Listener):
             if self._snapshots:
                 with _in_place_of(stem.with_name(f"{stem.name}.memory.pickle")) as unfinished:
                     torch.cuda.memory._dump_snapshot(str(unfinished))
-                torch.cuda.memory._record_memory_history(enabled=None)
+        self.discard()
+
+    def discard(self) -> None:
+        if self._snapshots:
+            torch.cuda.memory._record_memory_history(enabled=None)
         self._profile = None
 
     @property
@@ -159,6 +167,9 @@ class NsysListener(Listener):
         if self._device.type == "cuda":
             cudart: Any = torch.cuda.cudart()
             cudart.cudaProfilerStop()
+
+    def discard(self) -> None:
+        pass
 
     def save(self, stem: Path) -> None:
         pass

@@ -19,7 +19,7 @@ import torch
 from paceline import __version__
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.engine.engine import Engine
-from paceline.errors import RunFolderError
+from paceline.errors import RunFolderError, UserError
 from paceline.files import disk_errors, write_atomically
 from paceline.observe.thread_names import name_threads
 from paceline.recipe.windows import StepWindow
@@ -78,6 +78,8 @@ class _Open:
     recompiles: Recompiles = field(default_factory=Recompiles)
     compiled: list[dict[str, Any]] = field(default_factory=list)
     steps: list[tuple[int, OrderState, ShuffledOrder]] = field(default_factory=list)
+    seconds: float | None = None
+    """A step, once nobody listens any more."""
 
 
 @final
@@ -179,8 +181,13 @@ class WindowRecorder:
         self._end()
         return True
 
+    def stop(self) -> None:
+        """Stop listening: no step follows, and what is done first, such as a checkpoint, is no part of a window."""
+        if self._open is not None and self._open.seconds is None and self._open.steps:
+            self._stop(self._open)
+
     def finish(self, step: int, why: str) -> None:
-        """After the run's last step, or where it stops: a window that is open closes, and what never opened is told.
+        """After the run's last step, or where it stops: an open window's trace is written, what never opened is told.
 
         Args:
             why: for the message, such as "the run stopped early".
@@ -217,6 +224,7 @@ class WindowRecorder:
         if not is_open:
             self._listener.start()  # what is prepared can only be taken back so
         self._listener.stop()
+        self._listener.discard()
         prepared.launching.close()
 
     def _prepare(self, step: int) -> _Prepared:
@@ -242,26 +250,40 @@ class WindowRecorder:
         self._open = _Open(window=window, prepared=prepared, trained=self._trained())
         self._listener.start()
 
+    def _stop(self, opened: _Open) -> None:
+        # the device's last kernels belong to the window
+        opened.seconds = (self._trained() - opened.trained) / len(opened.steps)
+        self._listener.stop()
+        opened.prepared.launching.close()
+        self._prepared = None
+
     def _end(self) -> None:
         opened = self._open
         assert opened is not None
-        # the device's last kernels belong to the window
-        seconds = (self._trained() - opened.trained) / len(opened.steps)
-        self._listener.stop()
-        opened.prepared.launching.close()
-        self._open = self._prepared = None
-        folder = self._folder / opened.window.name
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._listener.save(folder / f"rank{self._world.rank}")
-        text = json.dumps(self._meta(opened, seconds), indent=1)
-        write_atomically(folder / f"rank{self._world.rank}.window.json", f"{text}\n".encode())
-        self.written.append(folder)
-        self._say(_cost(opened.window, folder, seconds, opened.prepared))
+        if opened.seconds is None:
+            self._stop(opened)
+        self._open = None
         # what follows is timed from here
         self._earliest = opened.window.last
+        try:
+            folder = self._write(opened)
+        except UserError as error:  # a full disk: the run goes on, and its checkpoints say whether it can
+            self._listener.discard()
+            self._say(f"the trace of {opened.window.told} is lost: {error}", warn=True)
+        else:
+            self.written.append(folder)
+            self._say(_cost(opened, folder))
 
-    def _meta(self, opened: _Open, seconds: float) -> dict[str, Any]:
+    def _write(self, opened: _Open) -> Path:
+        folder, rank = self._folder / opened.window.name, self._world.rank
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._listener.save(folder / f"rank{rank}")
+        text = json.dumps(self._meta(opened), indent=1)
+        write_atomically(folder / f"rank{rank}.window.json", f"{text}\n".encode())
+        return folder
+
+    def _meta(self, opened: _Open) -> dict[str, Any]:
         """What the trace does not say."""
         rank, size = self._world.rank, self._world.size
         mine = ((step, at.epoch, order.plan(at, rank, size).microbatches) for step, at, order in opened.steps)
@@ -276,7 +298,7 @@ class WindowRecorder:
             "last_step": opened.window.last,
             "asked": opened.window.asked,
             "graphs": opened.prepared.graphs,
-            "step_seconds": seconds,
+            "step_seconds": opened.seconds,
             "step_seconds_before": opened.prepared.seconds_before,
             "steps": [asdict(self._measure(*one)) for one in mine],
             "recompiles": opened.compiled,
@@ -303,14 +325,15 @@ def _left(window: StepWindow, first_step: int) -> StepWindow:
     return StepWindow(max(window.first, first_step + 1), window.last, window.asked)
 
 
-def _cost(window: StepWindow, folder: Path, seconds: float, prepared: _Prepared) -> str:
-    told = f"traced {window.told} into {folder.parent.name}/{folder.name}: {1000 * seconds:.1f} ms a step"
-    if prepared.seconds_before is None:
+def _cost(opened: _Open, folder: Path) -> str:
+    assert opened.seconds is not None
+    before = opened.prepared.seconds_before
+    told = f"traced {opened.window.told} into {folder.parent.name}/{folder.name}: {1000 * opened.seconds:.1f} ms a step"
+    if before is None:
         return told
-    launched = (
-        "launched kernel by kernel, where they are replayed otherwise, and " if prepared.graphs == "launched" else ""
-    )
-    return f"{told}, {1000 * prepared.seconds_before:.1f} ms before it; steps of a window are {launched}watched"
+    by_hand = "launched kernel by kernel, where they are replayed otherwise, and "
+    launched = by_hand if opened.prepared.graphs == "launched" else ""
+    return f"{told}, {1000 * before:.1f} ms before it; steps of a window are {launched}watched"
 
 
 def _check_writable(folder: Path, name: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.errors import RunFolderError
+from paceline.errors import DiskFullError, RunFolderError
 from paceline.recipe.windows import step_windows
 from paceline.records import Notice
 from paceline.seams import Alone
@@ -47,7 +47,7 @@ class Noting(Listener):
     remark = ""
 
     def __init__(self, diary: list[str]) -> None:
-        self.diary = diary
+        self.diary, self.full = diary, False
 
     def prepare(self) -> None:
         self.diary.append("prepare")
@@ -58,7 +58,12 @@ class Noting(Listener):
     def stop(self) -> None:
         self.diary.append("stop")
 
+    def discard(self) -> None:
+        self.diary.append("discard")
+
     def save(self, stem: Path) -> None:
+        if self.full:
+            raise DiskFullError("no room for a trace", "5 bytes free")
         self.diary.append(f"save {stem.parent.name}")
 
 
@@ -70,11 +75,12 @@ class Run:
         self.told: list[Notice] = []
         self.at = first
         self.order = ShuffledOrder(np.arange(40), micro_batch_size=4, shuffle=False, drop_last=False, lengths=None)
+        self.listener = Noting(self.diary)
         self.recorder = WindowRecorder(
             step_windows(asked, total, PER_EPOCH),
             first_step=first,
             folder=folder,
-            listener=Noting(self.diary),
+            listener=self.listener,
             world=Alone(),
             device=torch.device("cpu"),
             engine=Engine(self.diary, replays=options.get("replays", False)),  # type: ignore[arg-type]
@@ -178,7 +184,7 @@ def test_a_failure_in_a_window_stops_listening_and_leaves_nothing(tmp_path: Path
     run.recorder.close()
     run.recorder.close()
     # the engine asks the other ranks nothing: they may not be here
-    assert run.diary[-2:] == ["failed", "stop"]
+    assert run.diary[-3:] == ["failed", "stop", "discard"]
     assert run.diary.count("stop") == 1
     assert windows(tmp_path) == {}
 
@@ -187,14 +193,14 @@ def test_a_failure_just_before_a_window(tmp_path: Path) -> None:
     run = Run(tmp_path, "4:8")
     run.until(4)
     run.recorder.close()
-    assert run.diary[-4:] == ["4", "failed", "start", "stop"], "torch's profiler would stay half begun"
+    assert run.diary[-5:] == ["4", "failed", "start", "stop", "discard"], "torch's profiler would stay half begun"
 
 
 def test_a_run_that_ends_just_before_a_window(tmp_path: Path) -> None:
     run = Run(tmp_path, "4:8")
     run.until(4)
     run.recorder.finish(4, "the run was stopped")
-    assert run.diary[-4:] == ["4", "start", "stop", "replaying"]
+    assert run.diary[-5:] == ["4", "start", "stop", "discard", "replaying"]
     assert run.messages == ["trace.steps = 4:8: never opened, the run was stopped after step 4"]
     assert not (tmp_path / "trace").exists()
 
@@ -228,3 +234,26 @@ def test_a_long_window_is_warned_of(tmp_path: Path) -> None:
     run.recorder.announce()
     (warning,) = [notice.message for notice in run.told if notice.level == "warning"]
     assert warning == "trace.steps = 0:1000: 1,000 steps make a large trace; 990:1000 shows as much"
+
+
+def test_nobody_listens_to_the_checkpoint_of_a_run_that_stops(tmp_path: Path) -> None:
+    run = Run(tmp_path, "4:8")
+    run.until(6)
+    run.recorder.stop()
+    run.diary.append("checkpoint")
+    run.recorder.finish(6, "the run was stopped")
+    assert run.diary[-4:] == ["stop", "replaying", "checkpoint", "save steps-5-6"]
+    assert run.diary.count("stop") == 1
+
+
+def test_a_full_disk_costs_the_trace_and_not_the_run(tmp_path: Path) -> None:
+    run = Run(tmp_path, "4:6", "8:9")
+    run.listener.full = True
+    run.until(7)
+    assert "discard" in run.diary
+    warning = run.told[-1]
+    assert warning.level == "warning"
+    assert warning.message.startswith("the trace of steps 5 to 6 is lost: no room for a trace")
+    run.listener.full = False
+    run.until(9)
+    assert list(windows(tmp_path)) == ["steps-9-9"]
