@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from paceline.engine.evaluate import Infer, evaluate, inference
 from paceline.engine.numerics import numerics
 from paceline.errors import DataError, RecipeError, RunFolderError, UserError, nearest
 from paceline.facts import this_machine
+from paceline.memory.exhausted import Situation, explained
 from paceline.models.saved import LoadedModel, load_saved
 from paceline.models.structure import blocks
 from paceline.predictions import PredictionFile
@@ -62,9 +64,10 @@ def evaluate_saved(
             ids = dataset.splits["all"]
             for notice in dataset.notices:
                 tell(notice)
-        build = _build(recipe, loaded, dataset)
-        with contextlib.closing(build.layout):
-            return evaluate(inference(build), build, split, ids, _batch_size(recipe), step=0, epoch=0)
+        with explained(partial(_situation, recipe)):
+            build = _build(recipe, loaded, dataset)
+            with contextlib.closing(build.layout):
+                return evaluate(inference(build), build, split, ids, _batch_size(recipe), step=0, epoch=0)
 
 
 def predict_rows(
@@ -83,9 +86,10 @@ def predict_rows(
     build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
-            build = over(build, dataset) if build else _build(recipe, loaded, dataset)
-            originals = table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))]
-            file.add(originals, probabilities(inference(build), build, dataset.splits["all"], size, advance))
+            with explained(partial(_situation, recipe)):
+                build = over(build, dataset) if build else _build(recipe, loaded, dataset)
+                found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
+            file.add(table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))], found)
         return file.finish(loaded.saved.kind, loaded.saved.label_names)
 
 
@@ -131,6 +135,12 @@ def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
         if own_data and key.startswith("data."):
             fix = "--data FILE reads other data, with this setting"
             raise RecipeError(f"--set {setting}: cannot work", "the run's own splits are read as they were", fix)
+
+
+def _situation(recipe: Recipe) -> Situation:
+    """What is told when the memory is full."""
+    size = _batch_size(recipe)
+    return Situation(recipe=recipe, resume="the same command again", largest=size, evaluated=size)
 
 
 def _batch_size(recipe: Recipe) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import paceline as library
 from paceline import inference
@@ -157,6 +158,31 @@ def test_evaluate_refuses_data_of_another_kind(trained: Path, paceline: Paceline
         done = paceline(*command, "builtin:random")
         assert done.code == 2, done
         assert "bare tokens" in done.err
+
+
+@pytest.mark.parametrize(("verb", "during"), [("evaluate", "an evaluation"), ("predict", "a prediction")])
+def test_a_batch_that_does_not_fit_names_its_setting(
+    trained: Path, paceline: Paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, during: str
+) -> None:
+    def full(build: Any) -> Any:
+        def infer(batch: Any) -> Any:
+            if len(batch.labels) > 8:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return plain(build)(batch)
+
+        return infer
+
+    plain = inference.inference
+    monkeypatch.setattr(inference, "inference", full)
+    rows = write_csv(tmp_path / "rows.csv", reviews(12))
+    given = [rows, "--out", tmp_path / "found.csv"] if verb == "predict" else ["--data", rows]
+    done = paceline(verb, trained, *given)
+    assert done.code == 2
+    assert f"out of memory in {during}: loop.evaluation_batch_size = 16" in done.err
+    assert "--set loop.evaluation_batch_size=8; then the same command again" in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "found.csv").exists()
+    assert paceline(verb, trained, *given, "--set", "loop.evaluation_batch_size=8").code == 0
 
 
 def test_a_folder_without_a_model_is_refused(trained: Path, paceline: Paceline, tmp_path: Path) -> None:

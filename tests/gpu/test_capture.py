@@ -195,3 +195,17 @@ def test_a_gradient_that_a_user_took_away_is_named() -> None:
     run.build.model.zero_grad(set_to_none=True)
     with pytest.raises(UserError, match="no longer the engine's"):
         step(run, 5)
+
+
+def test_recordings_that_are_all_dropped_can_be_made_again() -> None:
+    runner = Captured(CUDA)
+    given = torch.ones(4, device=CUDA)
+
+    def work(values: torch.Tensor) -> torch.Tensor:
+        return (values * 2).sum()
+
+    for _ in range(3):
+        assert [runner.run(work, (given,)).item() for _ in range(3)] == [8.0] * 3
+        assert runner.path == "captured: 1 graph"
+        torch.zeros(8, pin_memory=True)  # the host's allocator looks at its pools
+        runner.close()

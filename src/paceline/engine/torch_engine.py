@@ -85,8 +85,11 @@ class TorchEngine(Engine):
             self._degraded = self._degrade(error)
             self._runner.launch(micro)
         self._runner.probe(micro)
+        if self._step.gradients.ranks_meet:
+            # what ranks do together for the first time cannot be recorded: it connects them
+            self._runner.launch(lambda: self._step.micro(batch, share, first=True, last=True))
+            self._step.gradients.zero()
         put_back()
-        self._step.gradients.zero()  # shards' gradients are whole until they are summed
         if alike or not self._step.gradients.ranks_meet:
             self._runner.prepare(self._step.micro, (batch, share), True, True)
 

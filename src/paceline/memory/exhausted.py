@@ -42,6 +42,7 @@ COMPARISON: Final = "comparing the model's fast path with its plain one"
 
 STAGES: Final = {
     "evaluate": "an evaluation",
+    "probabilities": "a prediction",
     "warm_up": "the warm-up",
     "accumulate": "a step",
     "update": "a step",
@@ -52,7 +53,7 @@ STAGES: Final = {
 }
 """Function of ours that was under way -> what it does, for people; the first that fits."""
 
-WITHOUT_STEPS: Final = (STAGES["evaluate"], STAGES["collect"])
+WITHOUT_STEPS: Final = (STAGES["evaluate"], STAGES["probabilities"], STAGES["collect"])
 """What is done in batches of ``loop.evaluation_batch_size``."""
 
 ALIKE: Final = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory: you")
@@ -272,7 +273,9 @@ def _plain_advice(recipe: Recipe, names: set[str], setting: str, now: int) -> li
     if "apply_update" in names:  # activations are gone by then
         return [("optimizer.type=adamw8bit",)] if recipe.optimizer.type == "adamw" else []
     if _stage(names) == COMPARISON:  # of a few texts, whatever the micro-batch
-        return [("techniques.packing=false", "techniques.early_pooling=false")]
+        switches = [f"techniques.{name}" for name in ("packing", "early_pooling")]
+        on = [name for name in switches if getattr(recipe.techniques, name.partition(".")[2]) is not False]
+        return [tuple(f"{name}=false" for name in on)] if on else []
     found: list[tuple[str, ...]] = [(f"{setting}={-(-now // 2)}",)] if now > 1 else []
     if setting == "loop.micro_batch_size" and not recipe.techniques.recompute:
         found.append(("techniques.recompute=true",))

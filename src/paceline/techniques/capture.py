@@ -200,9 +200,12 @@ class Captured(Runner):
         self._pool, self._stream = self._cuda.MemPool(), self._cuda.Stream(device)
         self._seen: set[Hashable] = set()
         self._recordings: dict[Hashable, _Recording] = {}
-        self._failed: set[Hashable] = set()
+        self._failed: dict[Hashable, str] = {}
+        """Why, of each that could not be recorded."""
         self._problem: str | None = None
         self._launching = False
+        self._anchor: Any = None
+        """A graph that is never replayed; see ``_hold_pool``."""
         self._value, self._scalar = math.nan, torch.empty(0)
         """What ``scalar`` made last: most steps divide by the same."""
 
@@ -331,6 +334,7 @@ class Captured(Runner):
         structure: Any,
         options: Sequence[Hashable],
     ) -> _Recording | None:
+        self._hold_pool()
         ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         before = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in ours]
         graph, outputs, problem = self._cuda.CUDAGraph(), None, ""
@@ -355,15 +359,29 @@ class Captured(Runner):
         mark("shape recorded")
         return recording
 
+    def _hold_pool(self) -> None:
+        """Keep the pool open when all recordings are dropped.
+
+        torch (2.11 to 2.13) lets the host's part of a pool go with its last graph, and then fails to record into it
+        (``use_count > 0`` in CachingHostAllocator.h).
+        """
+        if self._anchor is not None:
+            return
+        graph, tick = self._cuda.CUDAGraph(), torch.zeros(1, device=self._device)
+        self._cuda.synchronize(self._device)
+        with self._cuda.graph(graph, self._pool.id, self._stream, capture_error_mode="thread_local"):
+            tick.zero_()  # an empty graph is warned of
+        self._anchor = graph, tick
+
     def _break_off(self, key: Hashable, problem: str) -> None:
         """This key is launched from now on, the others are recorded anew; after some failures nothing is any more."""
         self._cuda.synchronize(self._device)
         # where the end of a recording fails, torch 2.11 leaves the pool taken: nothing else could have memory of it
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self._cuda.current_device(), self._pool.id)
-        self._failed.add(key)
+        self._failed[key] = problem
         if len(self._failed) >= MOST_FAILURES:
-            self._problem = problem
+            self._problem = next(iter(self._failed.values()))  # those behind it may be consequences
         self._recordings.clear()
         # a recording that breaks off leaves torch's generator in the belief that it is still being recorded; a state
         # with the same numbers, which no graph knows, takes its place

@@ -34,6 +34,7 @@ def evaluate(
 
     Raises:
         RunFolderError: no run is there. DataError: the data cannot be used, or have a label unknown to the model.
+        MemoryFullError: a batch does not fit; it names the setting.
     """
     from paceline.inference import evaluate_saved
 

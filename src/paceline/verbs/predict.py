@@ -35,7 +35,7 @@ def predict(
 
     Raises:
         DataError: the rows cannot be used. RunFolderError: no run is there. ModelError: it has no trained model yet.
-        UserError: ``out`` cannot be written, or is of an unknown kind.
+        UserError: ``out`` cannot be written, or is of an unknown kind. MemoryFullError: a batch does not fit.
     """
     if (data is None) == (rows is None):
         raise UserError("predict: give data or rows", "they are two sources of the same", "predict(folder, data, out)")
