@@ -34,11 +34,12 @@ from paceline.memory.split import Result, check_split, halved, largest_share, le
 from paceline.recipe import Recipe
 from paceline.records import Decision, EvaluationRecord, Notice, Record, StepRecord
 from paceline.seams import Batch, Ids, Size, World
-from paceline.spans import span
+from paceline.spans import mark, span
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
 from paceline.techniques.compile import note_kept
 from paceline.techniques.fsdp import collected, is_sharded
+from paceline.tracing.recorder import WindowRecorder
 
 MOST_SKIPPED = 50
 """fp16 loss scaling may skip this many steps in a row: enough for any scale to shrink from 65,536 to nothing."""
@@ -130,6 +131,8 @@ class Job:
     best_metric: str
     world: World
     """All ranks walk the same steps: what they decide by is the same on all of them, or asked of all."""
+    recorder: WindowRecorder | None = None
+    """Of the steps that are traced, where any are."""
 
 
 @dataclass(frozen=True)
@@ -218,13 +221,29 @@ class Loop:
                     within = self.progress.order.epoch
                     epoch.close()
                     epoch.enter_context(span("epoch", step=self.progress.step + 1))
-                with job.watch.phase("train"), span("step", step=self.progress.step + 1):
-                    self._step()
+                if job.recorder is None:
+                    with job.watch.phase("train"), span("step", step=self.progress.step + 1):
+                        self._step()
+                else:
+                    self._recorded_step(job.recorder)
                 self._tell_committed()
         with job.watch.phase("train"):
             self._account(wait=True)
+        if job.recorder is not None:
+            job.recorder.finish(self.progress.step, "the run stopped early" if self.stopped_early else "the run ended")
         self._see_saved()
         return self.progress
+
+    def _recorded_step(self, recorder: WindowRecorder) -> None:
+        """A step of a run some of whose steps are traced."""
+        at, step = self.progress.order, self.progress.step + 1
+        if recorder.before_step(step):
+            self._last_end = time.perf_counter()
+        with self.job.watch.phase("train"), span("step", step=step):
+            self._step()
+        # on_oom: split may have changed the order's micro-batches by now
+        if recorder.after_step(step, at, self.job.order):
+            self._last_end = time.perf_counter()
 
     def save(self, *, is_best: bool = False) -> None:
         """Have a checkpoint of this step saved beside the steps, unless there is one."""
@@ -249,6 +268,7 @@ class Loop:
 
     def _tell_committed(self) -> None:
         for record in self.job.store.committed():
+            mark("checkpoint committed", step=record.step)
             self.job.emit(record)
 
     def _see_saved(self) -> None:
@@ -488,9 +508,13 @@ class Loop:
             return self.job.world.any(self.job.stop.requested_by is not None)
 
     def _preempt(self) -> None:
-        world = self.job.world
+        world, recorder = self.job.world, self.job.recorder
+        if recorder is not None:
+            recorder.stop()
         self.save()
         self._see_saved()
+        if recorder is not None:  # a trace may take longer to write than whoever asked to stop waits
+            recorder.finish(self.progress.step, "the run was stopped")
         with self.job.watch.phase("checkpoint"):
             # also holds everybody until the checkpoint is on the disk: no rank ends while another writes
             asked = world.gather(self.job.stop.requested_by)

@@ -113,6 +113,18 @@ class Notice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TraceRecord:
+    """What was read from the trace of a window of steps, at the end of the run."""
+
+    folder: str
+    """Of the window: traces and what they do not say themselves, see ``paceline.tracing``."""
+    first_step: int
+    last_step: int
+    told: str
+    """Time budget and verdict, as lines for people; or why there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
     """The memory that one rank takes on a card, predicted without it. All sizes in bytes."""
 
@@ -270,7 +282,7 @@ class RunRecord:
     """None on a CPU."""
 
 
-Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | RunRecord
+Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | TraceRecord | RunRecord
 
 
 class Observer(ABC):

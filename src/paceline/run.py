@@ -60,6 +60,7 @@ from paceline.stopwatch import Stopwatch
 from paceline.tasks import best_metric
 from paceline.techniques.compile import fused, kept_cache
 from paceline.techniques.fsdp import collected
+from paceline.tracing.set_up import recorder_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,8 @@ def _carried_out(request: Request) -> RunRecord:
             job, progress = _job(request, prepared, emit, stop)
         stack.callback(job.assembled.engine.close)
         stack.callback(job.store.close)
+        if job.recorder is not None:
+            stack.callback(job.recorder.close)
         loop = Loop(job, progress, saved_step=None if learned or not request.checkpoint else progress.step)
         _refuse_finished(request, loop)
         has_steps = prepared.recipe.model.train != "features"
@@ -145,6 +148,8 @@ def _carried_out(request: Request) -> RunRecord:
                 emit(_started(request, prepared, job, progress))
                 for notice in _first_notices(request, prepared):
                     emit(notice)
+                if job.recorder is not None:
+                    job.recorder.announce()
             stop.then = _then(request, saved=has_steps)
             if learned:
                 loop.save()  # what was agreed to now is agreed to for the next resume
@@ -170,6 +175,9 @@ def _carried_out(request: Request) -> RunRecord:
                     emit(found)
             # the plan is of the micro-batches that the run began with
             memory = measured(prepared.build.device, world, None if loop.decisions else beside)
+            if job.recorder is not None:
+                with watch.phase("save"):
+                    world.barrier("the traces")  # which the report reads
             record = _summary(request, prepared, loop, progress, final, notices, memory)
             if world.is_first:
                 folder.write_summary(record)
@@ -179,7 +187,19 @@ def _carried_out(request: Request) -> RunRecord:
             emit(record)
             with watch.phase("save"):
                 world.barrier("the saved model")
+            _tell_traces(loop, emit)
     return record
+
+
+def _tell_traces(loop: Loop, emit: Callable[[Record], None]) -> None:
+    """What the windows of this start show; the run is whole and on the disk by now."""
+    recorder = loop.job.recorder
+    if recorder is None or not loop.job.world.is_first:
+        return
+    from paceline.tracing.outcome import trace_record
+
+    for folder in recorder.written:
+        emit(trace_record(folder))
 
 
 def shared_facts(recipe: Recipe, facts: Facts, world: World) -> Facts:
@@ -349,6 +369,19 @@ def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], s
         checkpoint_state={"fingerprint": dataset.fingerprint, "recipe": recipe.resolved()},
         best_metric=best_metric(prepared.build.task, loop.best_metric),
         world=world,
+        recorder=recorder_for(
+            recipe,
+            prepared.build,
+            dataset,
+            assembled.engine,
+            total_steps=total_steps,
+            steps_per_epoch=steps_per_epoch,
+            first_step=progress.step,
+            folder=request.folder.path,
+            world=world,
+            tell=emit,
+            watch=request.watch,
+        ),
     )
     return job, progress
 

@@ -20,7 +20,7 @@ FLOORS = {
     "engine": ("engine",),
     "run": (
         *("preparation", "loop", "stop", "stopwatch", "checkpoint", "observe", "report", "run"),
-        *("inference", "predictions", "memory"),
+        *("inference", "predictions", "memory", "tracing"),
     ),
     "testing": ("testing",),
     "verbs": ("verbs",),

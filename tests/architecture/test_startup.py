@@ -31,6 +31,7 @@ TORCH_FREE = (
     "memory.allocator",
     "memory.measure",
     "memory.predict",
+    "tracing",
     "verbs.schema",
 )
 """Modules above the contract floor that a login node runs too."""

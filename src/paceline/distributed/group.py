@@ -30,6 +30,7 @@ from paceline.distributed.stores import open_store
 from paceline.errors import RecipeError, UserError, nearest
 from paceline.facts import version_of
 from paceline.seams import Alone, World
+from paceline.spans import span
 
 BROADCAST_BYTES = 64 * 2**20
 """Tensors are joined up to this size for one broadcast: few calls, and no second copy of a model."""
@@ -110,7 +111,7 @@ class ProcessGroupWorld(World):
         self._exchange, self._leader = exchange, leader
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        with self._explained(SUM):
+        with span("communicate"), self._explained(SUM):
             dist.all_reduce(tensor)
         return tensor
 
@@ -139,20 +140,23 @@ class ProcessGroupWorld(World):
                     tensor.copy_(content.clone().view(tensor.dtype).view(tensor.shape))
 
     def gather(self, value: Any) -> list[Any]:
-        return self._exchange.all("values of all ranks", value)
+        with span("communicate"):
+            return self._exchange.all("values of all ranks", value)
 
     def share(self, value: Any) -> Any:
-        return self._exchange.all("a value of rank 0", value if self.is_first else None)[0]
+        with span("communicate"):
+            return self._exchange.all("a value of rank 0", value if self.is_first else None)[0]
 
     def any(self, flag: bool) -> bool:
         # once a step, perhaps: on the CPU no kernel queue is waited for, and no key of the store is spent
         found = torch.tensor([int(flag)], dtype=torch.int32)
-        with self._explained("a question to all ranks"):
+        with span("communicate"), self._explained("a question to all ranks"):
             dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found)
 
     def barrier(self, what: str) -> None:
-        self._exchange.all(what)
+        with span("communicate"):
+            self._exchange.all(what)
 
     def alone_first(self, what: str) -> AbstractContextManager[None]:
         return self._exchange.first(self._leader, what)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +120,15 @@ class Engine(ABC):
     @abstractmethod
     def settle(self) -> None:
         """Give all ranks the mean of their running statistics; all call it, before evaluations and checkpoints."""
+
+    @abstractmethod
+    def launching(self) -> AbstractContextManager[None]:
+        """Inside, steps are launched kernel by kernel also where they are recorded, for who watches the host."""
+
+    @property
+    @abstractmethod
+    def replays(self) -> bool:
+        """Whether steps are replayed from recordings by now."""
 
     @property
     @abstractmethod

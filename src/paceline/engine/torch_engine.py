@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
@@ -198,6 +199,13 @@ class TorchEngine(Engine):
 
     def export(self) -> dict[str, Tensor]:
         return without_wrappers(self._model.state_dict())
+
+    def launching(self) -> AbstractContextManager[None]:
+        return self._runner.launching()
+
+    @property
+    def replays(self) -> bool:
+        return self._runner.replays
 
     @property
     def path(self) -> Mapping[str, str]:

@@ -5,7 +5,8 @@ All figures are estimates to choose by, rounded as such; what a run really spend
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.cards import PeakRates, peak_rates
+from paceline.data.dataset import Dataset, Tokens
+from paceline.seams import Build
 
 UNCOMPILED_MFU = 0.30
 """Share of the data sheet's bf16 rate that packed and captured, uncompiled steps reach. Measured on one H200 with torch
@@ -105,6 +108,43 @@ def flops_per_image(model: nn.Module, shape: tuple[int, int, int]) -> float:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         functional_call(model, {**parameters, **buffers}, (images,))
     return float(TRAINING_PASSES * counter.get_total_flops() / 2)
+
+
+def flops_counter(build: Build, dataset: Dataset) -> Callable[[NDArray[Any]], float | None]:
+    """Ids of samples -> floating-point operations of their training passes, as the two functions above count them.
+
+    Blocks without a trained weight count their forward pass alone. None where nothing is known to count by: a model of
+    texts without blocks, or one of images that cannot be passed through without data.
+    """
+    inputs = dataset.inputs
+    if not isinstance(inputs, Tokens):
+        each = functools.cache(lambda: _flops_of_image(build.model, inputs.pixels.shape[1:]))
+        return lambda ids: (each() or 0.0) * len(ids) or None
+    trained = [block for block in build.blocks if any(p.requires_grad for p in block.parameters())]
+    frozen = [block for block in build.blocks if block not in trained]
+
+    def of_texts(ids: NDArray[Any]) -> float | None:
+        lengths = inputs.lengths[ids]
+        mean = flops_per_text(trained, lengths) + flops_per_text(frozen, lengths) / TRAINING_PASSES
+        return mean * len(ids) or None
+
+    return of_texts
+
+
+def _flops_of_image(model: nn.Module, shape: Sequence[int]) -> float | None:
+    height, width, channels = shape
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            return flops_per_image(model, (channels, height, width))
+    except (RuntimeError, NotImplementedError, TypeError):  # somebody's model that needs data to be passed through
+        return None
+
+
+def peak_flops(card_name: str | None, precision: str) -> float | None:
+    """The data sheet's operations a second of a card in a number format; None where it does not say, and on a CPU."""
+    rates = peak_rates(card_name) if card_name else None
+    known = {"bf16": rates.bf16_flops, "fp16": rates.fp16_flops, "fp32": rates.fp32_flops} if rates else {}
+    return known.get(precision)
 
 
 def _rate(rates: PeakRates | None) -> float | None:

@@ -29,7 +29,16 @@ from paceline.observe.formats import (
     sizes,
 )
 from paceline.observe.pace import Pace
-from paceline.records import EvaluationRecord, Notice, Observer, Record, RunRecord, RunStarted, StepRecord
+from paceline.records import (
+    EvaluationRecord,
+    Notice,
+    Observer,
+    Record,
+    RunRecord,
+    RunStarted,
+    StepRecord,
+    TraceRecord,
+)
 
 REDRAW_SECONDS = 0.1
 """The bar is not drawn more often than this."""
@@ -92,6 +101,9 @@ class Plain(Observer):
             case Notice():
                 for line in _notice(record):
                     self._say(line)
+            case TraceRecord():
+                for line in _trace(record):
+                    self._say(line)
             case RunRecord():
                 self._rows(f"{printable(record.name)}: {record.status}", _summary(self._run, record))
 
@@ -145,6 +157,8 @@ class Bar(Observer):
             case Notice():
                 style = "yellow" if record.level == "warning" else "dim"
                 self._console.print(Text("\n".join(_notice(record)), style))
+            case TraceRecord():
+                self._console.print(Text("\n".join(_trace(record))))
             case RunRecord():
                 self._live.stop()
                 title = Text(f"{printable(record.name)}: {record.status}", "bold")
@@ -280,6 +294,11 @@ def _notice(record: Notice) -> list[str]:
     # later lines are indented, so that no text from the data can pass for a line of ours
     first, *rest = record.message.splitlines() or [""]
     return [f"{printable(record.level)}: {printable(first)}", *(f"    {printable(line)}" for line in rest)]
+
+
+def _trace(record: TraceRecord) -> list[str]:
+    # names of kernels may come from the user's code: one line of ours stays one line
+    return [printable(line) for line in record.told.splitlines()]
 
 
 def _summary(run: _Run, record: RunRecord) -> Facts:

@@ -36,6 +36,17 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24:02d} h"
 
 
+def moment(seconds: float) -> str:
+    """Seconds of a step's parts, for people: ``0.84 ms``, ``12.3 ms``, ``208 ms``, ``2.31 s``."""
+    if not math.isfinite(seconds):
+        return "?"
+    if abs(seconds) >= 0.9995:
+        return duration(seconds)
+    thousandths = 1e3 * seconds
+    digits = 2 if abs(thousandths) < 9.995 else 1 if abs(thousandths) < 99.95 else 0
+    return f"{thousandths:.{digits}f} ms"
+
+
 def size(num_bytes: float) -> str:
     """Bytes in the largest binary unit that leaves at least one of it: ``3.21 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -24,6 +24,7 @@ from paceline.records import (
     RunRecord,
     RunStarted,
     StepRecord,
+    TraceRecord,
 )
 
 KINDS: dict[str, type[Record]] = {
@@ -32,6 +33,7 @@ KINDS: dict[str, type[Record]] = {
     "evaluation": EvaluationRecord,
     "checkpoint": CheckpointRecord,
     "notice": Notice,
+    "trace": TraceRecord,
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
 _ADAPTERS: dict[type[Record], TypeAdapter[Record]] = {kind: TypeAdapter(kind) for kind in (*KINDS.values(), RunRecord)}
@@ -39,7 +41,8 @@ _ADAPTERS: dict[type[Record], TypeAdapter[Record]] = {kind: TypeAdapter(kind) fo
 
 @final
 class MetricsFile(Observer):
-    """Appends each record as a line with a ``kind``: ``start``, ``step``, ``evaluation``, ``checkpoint``, ``notice``.
+    """Appends each record as a line with a ``kind``: ``start``, ``step``, ``evaluation``, ``checkpoint``, ``notice``,
+    ``trace``.
 
     The lines are always valid JSON: numbers that are not finite are the strings ``"NaN"``, ``"Infinity"`` and
     ``"-Infinity"``. A resumed run appends to the same file: its ``start`` line says after which step, and what was

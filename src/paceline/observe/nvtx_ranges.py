@@ -10,6 +10,7 @@ a domain that does nothing.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, final
 
 from paceline.errors import UserError
@@ -17,21 +18,33 @@ from paceline.spans import Sink
 
 DOMAIN = "paceline"
 
+Title = Callable[[str, int | None], str]
+"""Name and step of a span -> what stands on its range."""
+
+
+def plain_title(name: str, step: int | None) -> str:
+    """The span's own name: its step is in the payload."""
+    return name
+
 
 @final
 class NvtxRanges(Sink):
     """Pushes and pops NVTX ranges.
 
+    Args:
+        title: what stands on a range; its category is the span's name in any case.
+
     Raises:
         UserError: the package ``nvtx`` is not installed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, title: Title = plain_title) -> None:
         try:
             import nvtx
         except ImportError:
             fix = "pip install 'paceline[nvtx]'"
             raise UserError("NVTX ranges", "the package nvtx is not installed", fix) from None
+        self._title = title
         self._domain: Any = nvtx.get_domain(DOMAIN)
         self._known: Any = threading.local()
 
@@ -45,12 +58,53 @@ class NvtxRanges(Sink):
         self._domain.mark(self._attributes(name, step))
 
     def _attributes(self, name: str, step: int | None) -> Any:
-        """The event's description: one a name and thread, since the payload is written into it."""
-        known = vars(self._known)
+        """The event's description: one a name and thread, since title and payload are written into it."""
+        known, title = vars(self._known), self._title(name, step)
         # a payload cannot be taken out again
         key = name, step is None
         if key not in known:
-            known[key] = self._domain.get_event_attributes(message=name, category=name, payload=step)
-        elif step is not None:
-            known[key].payload = step
-        return known[key]
+            known[key] = self._domain.get_event_attributes(message=title, category=name, payload=step)
+            return known[key]
+        found = known[key]
+        if found is None:  # nobody listens
+            return None
+        if step is not None:
+            found.payload = step
+        if self._title is not plain_title:
+            found.message = self._domain.get_registered_string(title)
+        return found
+
+
+@final
+class TorchNvtxRanges(Sink):
+    """The same through torch's own binding, in its domain: titles alone, without category and payload."""
+
+    def __init__(self, title: Title = plain_title) -> None:
+        from torch.cuda import nvtx
+
+        self._title, self._nvtx = title, nvtx
+
+    def begin(self, name: str, step: int | None) -> None:
+        self._nvtx.range_push(self._title(name, step))
+
+    def end(self, name: str) -> None:
+        self._nvtx.range_pop()
+
+    def mark(self, name: str, step: int | None) -> None:
+        self._nvtx.mark(self._title(name, step))
+
+
+def nvtx_ranges(title: Title = plain_title) -> Sink:
+    """``NvtxRanges``, or ``TorchNvtxRanges`` where the package is missing and torch was built for cards.
+
+    Raises:
+        UserError: neither is there.
+    """
+    try:
+        return NvtxRanges(title)
+    except UserError:
+        import torch
+
+        if torch.version.cuda is None:
+            raise
+        return TorchNvtxRanges(title)

@@ -25,6 +25,7 @@ from paceline.recipe.parts import (
     SchedulePart,
     TaskPart,
     TechniquesPart,
+    TracePart,
 )
 
 
@@ -55,6 +56,7 @@ class Recipe(Part):
     parallel: ParallelPart = ParallelPart()
     loop: LoopPart = LoopPart()
     observe: ObservePart = ObservePart()
+    trace: TracePart = TracePart()
     seed: int = Field(0, ge=0, lt=2**32, description="Of new weights, order and dropout.")
     deterministic: bool = Field(False, description="Two runs on one machine give the same bits; may be slower.")
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -189,7 +191,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 3e-5, off and no as YAML 1.2 does, and refuses a key given twice."""
+    """SafeLoader that reads 3e-5, 10:20, off and no as YAML 1.2 does, and refuses a key given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -203,13 +205,17 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1 also reads on, off, yes and no as booleans: `console: off` and `label: no` would not be what they say
-_BOOLEAN = "tag:yaml.org,2002:bool"
+# YAML 1.1 also reads on, off, yes and no as booleans: `console: off` and `label: no` would not be what they say;
+# and 10:20 as ten minutes and twenty seconds
+_BOOLEAN, _INTEGER = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:int"
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOLEAN, _INTEGER)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_BOOLEAN, re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    _INTEGER, re.compile(r"^[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]+|0|[1-9][\d_]*)$"), list("-+0123456789")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"),

@@ -17,6 +17,7 @@ from paceline.records import Decision, EvaluationRecord
 from paceline.report.curves import curves
 from paceline.report.memory import memory
 from paceline.report.page import page_of
+from paceline.report.time_budget import time_budgets
 
 PHASES = (
     *("start", "import", "data", "model", "compile", "capture"),
@@ -63,6 +64,7 @@ def _content(run: Collected) -> dict[str, Any]:
         "phases": _phases(run),
         "overlapped": sorted(run.summary.overlapped_seconds.items()) if run.summary else [],
         "path": list(run.summary.path.items()) if run.summary else [],
+        "time_budgets": time_budgets(run.folder),
         "memory": memory(summary.memory) if summary and summary.memory else None,
         "final": _final(run),
         "matrix": _matrix(run),

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.observe.formats import duration, figure, printable, share, size
+from paceline.observe.formats import duration, figure, moment, printable, share, size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -33,5 +33,5 @@ def _environment() -> Environment:
         # control characters and direction overrides from data are shown, not obeyed
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    environment.filters |= {"duration": duration, "size": size, "figure": figure, "share": share}
+    environment.filters |= {"duration": duration, "moment": moment, "size": size, "figure": figure, "share": share}
     return environment

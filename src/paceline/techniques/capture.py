@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from paceline.device import PLANNED
+from paceline.spans import mark
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,15 @@ class Runner(ABC):
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         """Be ready to ``run`` with these shapes, without running. The largest first: smaller ones reuse its memory."""
 
+    @abstractmethod
+    def launching(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, everything is launched, for who watches the host; what is recorded stays for later."""
+
+    @property
+    @abstractmethod
+    def replays(self) -> bool:
+        """Whether anything is recorded, so that steps are replayed."""
+
     @property
     @abstractmethod
     def path(self) -> str:
@@ -103,6 +113,13 @@ class Eager(Runner):
 
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         pass
+
+    def launching(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    @property
+    def replays(self) -> bool:
+        return False
 
     @property
     def path(self) -> str:
@@ -186,6 +203,7 @@ class Captured(Runner):
         self._failed: dict[Hashable, str] = {}
         """Why, of each that could not be recorded."""
         self._problem: str | None = None
+        self._launching = False
         self._anchor: Any = None
         """A graph that is never replayed; see ``_hold_pool``."""
         self._value, self._scalar = math.nan, torch.empty(0)
@@ -196,7 +214,7 @@ class Captured(Runner):
         key = _key(function, options, structure, leaves)
         if not record:
             return self._launch(lambda: function(*inputs, *options))
-        recording = self._recordings.get(key)
+        recording = None if self._launching else self._recordings.get(key)
         if recording is None and key in self._seen and self._may_record(key):
             recording = self._record(key, function, leaves, structure, options)
         if recording is not None:
@@ -234,6 +252,22 @@ class Captured(Runner):
         if self._agree(waits):
             self._problem = "the model waits for the device in its forward or backward pass"
 
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        before, self._launching = self._launching, True
+        # looked at once for all launches: it takes the host milliseconds, and who watches would see them in each step
+        blocks = self._live() if self._recordings else set()
+        try:
+            yield
+        finally:
+            self._launching = before
+        # not after an exception: the other ranks are not asked then
+        self._forget_if_grown(blocks)
+
+    @property
+    def replays(self) -> bool:
+        return bool(self._recordings)
+
     @property
     def path(self) -> str:
         if self._problem:
@@ -254,7 +288,8 @@ class Captured(Runner):
 
     def _launch(self, function: Callable[[], Any]) -> Any:
         """What it returns is copied out of the pool."""
-        before = self._live() if self._recordings else set()
+        looks = bool(self._recordings) and not self._launching
+        before = self._live() if looks else set()
         caller = self._cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
         # a backward pass in a thread of its own would not know of the pool
@@ -266,14 +301,20 @@ class Captured(Runner):
             outputs = function()
         caller.wait_stream(self._stream)
         outputs = _pytree.tree_map_only(Tensor, torch.clone, outputs)
-        if self._recordings:
-            grown = not self._live() <= before
-            if grown:
-                gc.collect()  # what a circle of references holds is no state
-                grown = not self._live() <= before
-            if self._agree(grown):
-                self._recordings.clear()
+        if looks:
+            self._forget_if_grown(before)
         return outputs
+
+    def _forget_if_grown(self, before: set[int]) -> None:
+        """Drop the recordings where launches have left something in the pool, on any rank."""
+        if not self._recordings:
+            return
+        grown = not self._live() <= before
+        if grown:
+            gc.collect()  # what a circle of references holds is no state
+            grown = not self._live() <= before
+        if self._agree(grown):
+            self._recordings.clear()
 
     def _live(self) -> set[int]:
         """Addresses of the pool's blocks that are in use."""
@@ -281,7 +322,9 @@ class Captured(Runner):
         return {address for address, state in blocks if state == "active_allocated"}
 
     def _may_record(self, key: Hashable) -> bool:
-        return not self._problem and key not in self._failed and len(self._recordings) < self._most
+        if self._launching or self._problem or key in self._failed:
+            return False
+        return len(self._recordings) < self._most
 
     def _record(
         self,
@@ -313,6 +356,7 @@ class Captured(Runner):
         ]
         recording = _Recording(graph, places, outputs)
         self._recordings[key] = recording
+        mark("shape recorded")
         return recording
 
     def _hold_pool(self) -> None:

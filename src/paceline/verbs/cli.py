@@ -157,6 +157,81 @@ def train(
 
 
 @app.command()
+def trace(
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="TARGET", help="Recipe (YAML); or a run folder, to read.", show_default=False),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hub name or folder of a pretrained model.")] = None,
+    data: Annotated[str | None, typer.Option(help="File or folder, hub:NAME or builtin:NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/<name>-<time>].")] = None,
+    steps: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WINDOW", help="Such as 90:100 or last-epoch:-10; repeatable [default: the recipe's]."),
+    ] = None,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="kineto or nsys.")] = None,
+    graph: Annotated[
+        str | None, typer.Option(metavar="WAY", help="launch or keep: recorded steps inside the window.")
+    ] = None,
+    memory_too: Annotated[bool, typer.Option("--memory", help="Allocations too.")] = False,
+    try_it: Annotated[
+        bool, typer.Option("--try", help="Then the window once more with the verdict's switch on.")
+    ] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="With --kind nsys: only print the command.")] = False,
+    settings: Settings = None,
+    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
+    devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="As of train.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
+    init: Annotated[str | None, typer.Option(metavar="URL", help="As of train.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, metavar="R", help="As of train.")] = None,
+    world_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
+    timeout: Annotated[int | None, typer.Option(min=1, metavar="SECONDS", help="As of train.")] = None,
+) -> None:
+    """Train with some steps traced, and say what they wait for.
+
+    \b
+    paceline trace recipes/imdb_distilbert.yaml --steps 90:100 --try
+    paceline trace recipes/imdb_bert_ddp_nvtx.yaml --kind nsys --gpus 4
+    paceline trace runs/x
+    """
+    from paceline.cluster import failures_told
+    from paceline.verbs import trace as tracing
+
+    if target is not None and target.is_dir():
+        given = {"--model": model, "--data": data, "--out": out, "--steps": steps, "--kind": kind, "--set": settings}
+        _read_only(target, [name for name, value in given.items() if value])
+        typer.echo(tracing.shown(target))
+        if try_it:
+            typer.echo(tracing.tried(target, typer.echo))
+        return
+    with failures_told(rank):
+        recipe = build_recipe(target, model, data, settings or (), verb="trace")
+        changes = tracing.trace_settings(recipe, steps or (), kind, graph, memory=memory_too)
+        recipe = recipe.with_settings(changes)
+        joining = {"--init": init, "--rank": rank, "--world-size": world_size}
+        ranks = {"--gpus": gpus, "--devices": devices, "--processes": processes}
+        if try_it or (recipe.trace.kind == "nsys" and "NSYS_PROFILING_SESSION_ID" not in os.environ):
+            folder = out or tracing.new_folder(recipe.name)
+            options = {"--model": model, "--data": data, "--out": folder, **ranks, **joining, "--timeout": timeout}
+            words = ["train", *([str(target)] if target else [])]
+            words += [part for name, value in options.items() if value is not None for part in (name, str(value))]
+            words += [part for change in (*(settings or ()), *changes) for part in ("--set", change)]
+            if not try_it:
+                raise SystemExit(tracing.under_nsys(words, folder, recipe, typer.echo, only_print=only_print))
+            _refuse_try(recipe, joining)
+            if code := tracing.train_first(words):
+                raise SystemExit(code)
+            typer.echo(tracing.tried(folder, typer.echo))
+            return
+        if any(value is not None for value in ranks.values()):
+            raise SystemExit(_launch(recipe, changes, joining, gpus=gpus, processes=processes, devices=devices))
+        from paceline.stopwatch import process_start
+        from paceline.verbs.train import train as train_run
+
+        train_run(recipe, out=out, started=process_start(), **_others(joining, timeout))
+
+
+@app.command()
 def plan(
     target: Annotated[
         Path | None, typer.Argument(metavar="RECIPE", help="Recipe (YAML), also a run's own.", show_default=False)
@@ -381,6 +456,24 @@ def _launch(asked: Recipe | Path, changes: Sequence[str], joining: dict[str, Any
     ranks = choose_ranks(command, facts, os.environ, device=recipe.device, **options)
     check_recipe(recipe, ranks, facts(), shlex.join(["paceline", *sys.argv[1:]]))
     return launch(rank_command(), ranks)
+
+
+def _read_only(folder: Path, given: Sequence[str]) -> None:
+    if given:
+        why = "what was traced in a run folder is only read"
+        fix = f"leave it out, or name a recipe: paceline trace {folder / 'recipe.yaml'} {given[0]} ..."
+        raise UserError(f"{folder} with {', '.join(given)}", why, fix)
+
+
+def _refuse_try(recipe: Recipe, joining: dict[str, Any]) -> None:
+    """What cannot be run twice."""
+    from paceline.cluster import find_place
+
+    if recipe.trace.kind == "nsys":
+        raise RecipeError("--try with trace.kind = nsys", "nsys' report has no verdict", "--kind kineto")
+    if any(value is not None for value in joining.values()) or find_place(os.environ).world_size > 1:
+        why = "it makes two runs, and these ranks were started for one"
+        raise UserError("--try among ranks", why, "paceline trace RECIPE --try --gpus N starts the ranks of both")
 
 
 def _others(joining: dict[str, Any], timeout: int | None) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
+from paceline.data.dataset import Images, Tokens
+from paceline.engine.worth import compile_pays, flops_counter, flops_per_image, flops_per_text, peak_flops
 from paceline.testing.tiny import tiny_resnet_config
 from tests.parity.reference import tiny_model
 
@@ -81,3 +85,60 @@ def test_a_resnet_of_transformers_is_counted_too() -> None:
     settings = tiny_resnet_config()
     model = AutoModelForImageClassification.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
     assert flops_per_image(model, (3, 32, 32)) > 1e6
+
+
+def test_the_work_of_given_samples_is_counted_by_their_lengths() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(8, 8, bias=False)
+
+    blocks = [Block(), Block()]
+    texts = Tokens(flat=np.zeros(12, np.uint16), offsets=np.array([0, 2, 6, 12]), pad_id=0)
+    count = flops_counter(made(blocks), of(texts))
+    # six a weight and token, twelve times the width a pair of tokens
+    whole = 2 * (6 * 64 * (2 + 6) + 12 * 8 * (4 + 36))
+    assert count(np.array([0, 2])) == whole
+    blocks[0].requires_grad_(False)
+    # forward alone
+    assert flops_counter(made(blocks), of(texts))(np.array([0, 2])) == pytest.approx(whole / 2 + whole / 6)
+    assert flops_counter(made([]), of(texts))(np.array([0])) is None
+
+
+def test_the_work_of_images_is_counted_once() -> None:
+    calls = []
+
+    class Pixels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(12, 3)
+
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            calls.append(pixels.device.type)
+            return self.layer(pixels.flatten(1))
+
+    images = Images(np.zeros((5, 2, 2, 3), np.uint8))
+    count = flops_counter(made([], Pixels()), of(images))
+    assert (count(np.array([0, 1])), count(np.array([4]))) == (3 * 2 * 12 * 3 * 2, 3 * 2 * 12 * 3)
+    assert calls == ["meta"]
+
+    class Looks(Pixels):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return pixels.flatten(1)[:, :3] * pixels.sum().item()
+
+    assert flops_counter(made([], Looks()), of(images))(np.array([0])) is None
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("bf16", 989.5e12), ("fp16", 989.5e12), ("tf32", None)])
+def test_peaks_are_those_of_the_number_format(precision: str, expected: float | None) -> None:
+    assert peak_flops("NVIDIA H200", precision) == expected
+    assert peak_flops(None, precision) is None
+
+
+def made(blocks: list[nn.Module], model: nn.Module | None = None) -> Any:
+    """As much of a build as is looked at."""
+    return SimpleNamespace(blocks=blocks, model=model)
+
+
+def of(inputs: Any) -> Any:
+    return SimpleNamespace(inputs=inputs)

@@ -58,6 +58,18 @@ static int pop(nvtxDomainHandle_t domain) {
     return 0;
 }
 
+/* torch's own binding has no domain */
+
+static int push_plain(const char *text) {
+    fprintf(events, "{\"kind\": \"push\", \"domain\": \"\", \"name\": \"%s\"}\n", text);
+    return 0;
+}
+
+static int pop_plain(void) {
+    fprintf(events, "{\"kind\": \"pop\", \"domain\": \"\"}\n");
+    return 0;
+}
+
 static void mark(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *event) { write_event("mark", domain, event); }
 
 static void close_events(void) { fclose(events); }
@@ -67,8 +79,15 @@ __attribute__((visibility("default"))) int InitializeInjectionNvtx2(NvtxGetExpor
     NvtxFunctionTable table = NULL;
     unsigned int size = 0;
     const char *path = getenv("NVTX_RECORD");
-    if (!callbacks || !path || !(events = fopen(path, "w"))) return 0;
-    atexit(close_events);
+    /* each library with NVTX in it asks anew */
+    if (!callbacks || !path) return 0;
+    if (!events) {
+        if (!(events = fopen(path, "w"))) return 0;
+        atexit(close_events);
+    }
+    if (!callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE, &table, &size)) return 0;
+    *table[NVTX_CBID_CORE_RangePushA] = (NvtxFunctionPointer)push_plain;
+    *table[NVTX_CBID_CORE_RangePop] = (NvtxFunctionPointer)pop_plain;
     if (!callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE2, &table, &size)) return 0;
     *table[NVTX_CBID_CORE2_DomainCreateA] = (NvtxFunctionPointer)create_domain;
     *table[NVTX_CBID_CORE2_DomainRegisterStringA] = (NvtxFunctionPointer)register_string;

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import UserError
-from paceline.observe.nvtx_ranges import NvtxRanges
+from paceline.observe.nvtx_ranges import NvtxRanges, nvtx_ranges
+from paceline.spans import listening, mark, span
+from tests.unit.observe.nvtx_tool import built_tool, heard, nested
 
-RECORDER = Path(__file__).with_name("nvtx_recorder.c")
 SPANS = """
 from paceline.observe.nvtx_ranges import NvtxRanges
 from paceline.spans import listening, mark, span
@@ -35,35 +32,15 @@ with listening(NvtxRanges()):
 """
 
 
-def headers() -> Path | None:
-    """Where NVTX's headers are: a CUDA toolkit's, or those that come with a package."""
-    places = [
-        *Path("/usr/local").glob("cuda*/include"),
-        *Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/include"),
-    ]
-    return next((place for place in places if (place / "nvtx3" / "nvToolsExt.h").is_file()), None)
-
-
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("nvtx", reason="the package nvtx is not installed")
-    include, compiler = headers(), shutil.which("cc") or shutil.which("gcc")
-    if include is None or compiler is None:
-        pytest.skip("needs a C compiler and NVTX's headers to build a tool that listens")
-    library = tmp_path_factory.mktemp("nvtx") / "recorder.so"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", f"-I{include}", "-o", str(library), str(RECORDER)], check=True, timeout=60
-    )
-    return library
+    return built_tool(tmp_path_factory.mktemp("nvtx"))
 
 
 @pytest.fixture
 def events(recorder: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    told = tmp_path / "events.jsonl"
-    environment = {**os.environ, "NVTX_INJECTION64_PATH": str(recorder), "NVTX_RECORD": str(told)}
-    subprocess.run([sys.executable, "-c", SPANS], check=True, env=environment, timeout=60)
-    lines = [json.loads(line) for line in told.read_text().splitlines()]
-    return [line for line in lines if line["domain"] == "paceline"]
+    return heard([sys.executable, "-c", SPANS], recorder, tmp_path)
 
 
 def test_a_tool_hears_of_every_span_nested_and_in_order(events: list[dict[str, Any]]) -> None:
@@ -91,3 +68,45 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with pytest.raises(UserError, match=r"paceline\[nvtx\]"):
         NvtxRanges()
+
+
+TITLED = """
+from paceline.observe.nvtx_ranges import NvtxRanges
+from paceline.spans import listening, mark, pop, push, span
+
+def title(name, step):
+    return name if step is None else f"{name} number {step}"
+
+with listening(NvtxRanges(title)):
+    for step in (7, 8):
+        push("step", step=step)
+        try:
+            with span("forward"), span("inner", step=step):
+                raise KeyError
+        except KeyError:
+            pass
+        pop()
+    mark("checkpoint committed", step=8)
+"""
+
+
+def test_titles_are_free_and_categories_stay(recorder: Path, tmp_path: Path) -> None:
+    events = heard([sys.executable, "-c", TITLED], recorder, tmp_path)
+    # also where exceptions ended ranges, each ends before what it is in
+    tree = nested(events)
+    once = [("step number 7",), ("step number 7", "forward"), ("step number 7", "forward", "inner number 7")]
+    again = [tuple(name.replace("7", "8") for name in names) for names in once]
+    assert tree == [*once, *again, ("checkpoint committed number 8",)]
+    named = {event["category"]: event["name"] for event in events if event["kind"] == "category"}
+    pushed = [event for event in events if event["kind"] in ("push", "mark")]
+    assert [named[event["category"]] for event in pushed] == [*["step", "forward", "inner"] * 2, "checkpoint committed"]
+    assert [event["payload"] for event in pushed if "number" in event["name"]] == [7, 7, 8, 8, 8]
+
+
+def test_where_nobody_listens_spans_go_by() -> None:
+    pytest.importorskip("nvtx", reason="the package nvtx is not installed")
+    for sink in (NvtxRanges(), NvtxRanges(lambda name, step: f"{name} {step}"), nvtx_ranges()):
+        with listening(sink):
+            for step in (1, 2):
+                with span("step", step=step), span("forward"):
+                    mark("recorded", step=step)
