@@ -23,6 +23,10 @@ POOR_MFU = 0.2
 TF32_SHARE = 0.5
 """TF32's rate beside that of bf16, on every card that has both (NVIDIA's data sheets of A100, H100 and later)."""
 
+ATTENTION_POWER = 1.5
+"""Attention without padding takes the share of tokens to this power: its work goes by the squares of lengths, which are
+the square of the share where all texts are as long, and the share itself where a text is as long as the rows or none."""
+
 BYTES_SHARE = 0.5
 """Bytes of a number in bf16 beside fp32: what memory and links are done with in half the time."""
 
@@ -199,7 +203,9 @@ def padding(case: Case) -> Found | None:
         return None
     share = max(1 - tokens / slots, 0.0)
     passes = case.category(FORWARD) + case.category(BACKWARD)
-    lost, switch = share * passes, case.switch("techniques.packing", True)
+    attention = min(case.kind(ATTENTION), passes)
+    lost = passes - (1 - share) * (passes - attention) - (1 - share) ** ATTENTION_POWER * attention
+    switch = case.switch("techniques.packing", True)
     return Found(
         bound="padding",
         lost=lost,
