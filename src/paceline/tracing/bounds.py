@@ -25,7 +25,7 @@ TF32_SHARE = 0.5
 
 ATTENTION_POWER = 1.5
 """Attention without padding takes the share of tokens to this power: its work goes by the squares of lengths, which are
-the square of the share where all texts are as long, and the share itself where a text is as long as the rows or none."""
+the square of the share where all texts are as long, and the share itself where rows are full or empty."""
 
 BYTES_SHARE = 0.5
 """Bytes of a number in bf16 beside fp32: what memory and links are done with in half the time."""

@@ -78,7 +78,7 @@ class Case:
 
     @cached_property
     def seconds(self) -> float:
-        """Of a step as it is in the run: without what launching recorded kernels one by one has added in the window."""
+        """Of a step as it is in the run."""
         return self.traced_seconds - self.added
 
     @cached_property
@@ -88,10 +88,8 @@ class Case:
 
     @cached_property
     def added(self) -> float:
-        """Host gaps of passes and updates that the run replays, and only the window launches."""
-        if self.facts.graphs != "launched":
-            return 0.0
-        return self.mean(lambda budget: sum(budget.gaps.values()) - _beside_parts(budget.gaps) - budget.compiling)
+        """Of a step in the window, what the run does not have."""
+        return self.mean(lambda budget: budget.added)
 
     def wall(self, step: int) -> float:
         """Seconds of one step; of the ranks, the one with the longest counts."""
@@ -160,7 +158,10 @@ class Case:
     def _find_late(self) -> Late | None:
         if len(self._budgets.ranks) < 2:
             return None
-        own = {step: {one.rank: one.own - one.compiling for one in self._budgets.of_step(step)} for step in self.steps}
+        own = {
+            step: {one.rank: one.own - one.compiling - one.added for one in self._budgets.of_step(step)}
+            for step in self.steps
+        }
         rank, times = Counter(max(ranks, key=ranks.__getitem__) for ranks in own.values()).most_common(1)[0]
         more = self._mean_of(lambda step: own[step][rank] - max(own[step][each] for each in own[step] if each != rank))
         least = (LATE if len(self.steps) >= FEW else WORTH) * self.traced_seconds

@@ -246,3 +246,12 @@ def test_a_switch_is_a_setting_that_there_is(name: str) -> None:
         part = part.model_fields[one].annotation
         assert issubclass(part, BaseModel)
     assert field in part.model_fields
+
+
+def test_a_capture_that_was_tried_is_measured_without_the_launches_of_its_window(tmp_path: Path) -> None:
+    found, before = judged(tmp_path / "before", TINY)
+    # the second run replays, and its window launches
+    _, after = judged(
+        tmp_path / "after", replace(TINY, facts={"graphs": "launched", **settings(techniques__capture=True)})
+    )
+    assert found.gain == pytest.approx(measured_gain(before, after), rel=0.1)
