@@ -190,7 +190,9 @@ def communication(case: Case) -> Found | None:
         won=max(exposed - after, 0.0) if switch else 0.0,
         switch=switch,
         told=f"sums between ranks take {moment(exposed)} of a step that nothing hides",
-        evidence=(f"sums are under way for {moment(under_way)}, {moment(hidden)} of them beside other kernels",),
+        evidence=(
+            f"sums are under way for {moment(under_way)}, {moment(max(hidden, 0.0))} of them beside other kernels",
+        ),
         advice="look at the links (nvidia-smi topo -m); a larger loop.batch_size sums less often",
     )
 
@@ -205,14 +207,16 @@ def padding(case: Case) -> Found | None:
     passes = case.category(FORWARD) + case.category(BACKWARD)
     attention = min(case.kind(ATTENTION), passes)
     lost = passes - (1 - share) * (passes - attention) - (1 - share) ** ATTENTION_POWER * attention
-    switch = case.switch("techniques.packing", True)
+    _, _, refused = str(case.facts.path.get("layout", "")).partition(": ")
+    switch = None if refused else case.switch("techniques.packing", True)
+    evidence = f"{tokens:,} tokens in {slots:,} positions; forward and backward take {moment(passes)} of a step"
     return Found(
         bound="padding",
         lost=lost,
         won=lost if switch else 0.0,
         switch=switch,
         told=f"{share:.0%} of the positions that are computed are padding",
-        evidence=(f"{tokens:,} tokens in {slots:,} positions; forward and backward take {moment(passes)} of a step",),
+        evidence=(evidence, f"rows are padded, as {refused}") if refused else (evidence,),
         advice="batches of texts of like lengths; a smaller data.max_length",
     )
 
