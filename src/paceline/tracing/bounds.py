@@ -23,6 +23,10 @@ POOR_MFU = 0.2
 TF32_SHARE = 0.5
 """TF32's rate beside that of bf16, on every card that has both (NVIDIA's data sheets of A100, H100 and later)."""
 
+ATTENTION_POWER = 1.5
+"""Attention without padding takes the share of tokens to this power: its work goes by the squares of lengths, which are
+the square of the share where all texts are as long, and the share itself where rows are full or empty."""
+
 BYTES_SHARE = 0.5
 """Bytes of a number in bf16 beside fp32: what memory and links are done with in half the time."""
 
@@ -186,7 +190,9 @@ def communication(case: Case) -> Found | None:
         won=max(exposed - after, 0.0) if switch else 0.0,
         switch=switch,
         told=f"sums between ranks take {moment(exposed)} of a step that nothing hides",
-        evidence=(f"sums are under way for {moment(under_way)}, {moment(hidden)} of them beside other kernels",),
+        evidence=(
+            f"sums are under way for {moment(under_way)}, {moment(max(hidden, 0.0))} of them beside other kernels",
+        ),
         advice="look at the links (nvidia-smi topo -m); a larger loop.batch_size sums less often",
     )
 
@@ -199,14 +205,18 @@ def padding(case: Case) -> Found | None:
         return None
     share = max(1 - tokens / slots, 0.0)
     passes = case.category(FORWARD) + case.category(BACKWARD)
-    lost, switch = share * passes, case.switch("techniques.packing", True)
+    attention = min(case.kind(ATTENTION), passes)
+    lost = passes - (1 - share) * (passes - attention) - (1 - share) ** ATTENTION_POWER * attention
+    _, _, refused = str(case.facts.path.get("layout", "")).partition(": ")
+    switch = None if refused else case.switch("techniques.packing", True)
+    evidence = f"{tokens:,} tokens in {slots:,} positions; forward and backward take {moment(passes)} of a step"
     return Found(
         bound="padding",
         lost=lost,
         won=lost if switch else 0.0,
         switch=switch,
         told=f"{share:.0%} of the positions that are computed are padding",
-        evidence=(f"{tokens:,} tokens in {slots:,} positions; forward and backward take {moment(passes)} of a step",),
+        evidence=(evidence, f"rows are padded, as {refused}") if refused else (evidence,),
         advice="batches of texts of like lengths; a smaller data.max_length",
     )
 

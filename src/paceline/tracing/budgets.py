@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.tracing.cut import CATEGORIES, EXPOSED, Cut, self_seconds
 from paceline.tracing.kinds import kind_of
-from paceline.tracing.places import PLACES
+from paceline.tracing.places import OUTSIDE, PLACES, STEP
 from paceline.tracing.window import RankWindow, Window
 
 NUM_TOP = 12
@@ -35,6 +35,8 @@ class Budget:
     compiling: float
     fusible: float
     kinds: Mapping[str, float]
+    added: float
+    """Host gaps of passes and updates that the run replays, and only the window launches kernel by kernel."""
 
     @property
     def own(self) -> float:
@@ -96,8 +98,8 @@ class Budgets:
 
     @property
     def step_seconds(self) -> float:
-        """Of a mean step; of the ranks, the one with the longest counts."""
-        walls = [max(budget.wall for budget in self.of_step(step)) for step in self.settled]
+        """Of a mean step as it is in the run, without what the window adds; of the ranks, the longest counts."""
+        walls = [max(budget.wall - budget.added for budget in self.of_step(step)) for step in self.settled]
         return sum(walls) / len(walls)
 
 
@@ -115,6 +117,8 @@ def budget(window: Window) -> Budgets:
 def _of_rank(rank: RankWindow) -> Iterator[Budget]:
     steps = range(rank.facts.first_step, rank.facts.last_step + 1)
     cut = Cut(rank.trace, steps, on_card=rank.facts.on_card)
+    parts = [index for index, place in enumerate(PLACES) if place not in (STEP, OUTSIDE)]
+    added = np.maximum(cut.gaps[:, parts].sum(axis=1) - cut.compiling, 0.0) * (rank.facts.graphs == "launched")
     for index, step in enumerate(steps):
         yield Budget(
             rank=rank.facts.rank,
@@ -129,6 +133,7 @@ def _of_rank(rank: RankWindow) -> Iterator[Budget]:
             compiling=float(cut.compiling[index]),
             fusible=float(cut.fusible[index]),
             kinds={kind: float(spent[index]) for kind, spent in cut.kinds.items()},
+            added=float(added[index]),
         )
 
 

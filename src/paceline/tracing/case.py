@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
+from paceline.recipe.techniques import CATALOGUE, STRATEGIES
 from paceline.tracing.budgets import FEW, Budget, Budgets
 from paceline.tracing.cut import CATEGORIES, EXPOSED, GAP
 from paceline.tracing.places import OUTSIDE, STEP
@@ -78,7 +79,7 @@ class Case:
 
     @cached_property
     def seconds(self) -> float:
-        """Of a step as it is in the run: without what launching recorded kernels one by one has added in the window."""
+        """Of a step as it is in the run."""
         return self.traced_seconds - self.added
 
     @cached_property
@@ -88,10 +89,8 @@ class Case:
 
     @cached_property
     def added(self) -> float:
-        """Host gaps of passes and updates that the run replays, and only the window launches."""
-        if self.facts.graphs != "launched":
-            return 0.0
-        return self.mean(lambda budget: sum(budget.gaps.values()) - _beside_parts(budget.gaps) - budget.compiling)
+        """Of a step in the window, what the run does not have."""
+        return self.mean(lambda budget: budget.added)
 
     def wall(self, step: int) -> float:
         """Seconds of one step; of the ranks, the one with the longest counts."""
@@ -141,9 +140,11 @@ class Case:
         return sum(flops or 0.0 for flops in known) / len(known)
 
     def switch(self, setting: str, value: bool | int | str) -> Switch | None:
-        """To this value, if the run has another one."""
+        """To this value, if the run has another one and its recipe would take it."""
         settings: Mapping[str, Any] = self.facts.settings
-        return Switch(setting=setting, value=value) if settings.get(setting, value) != value else None
+        if settings.get(setting, value) == value or _refused(settings, setting, value):
+            return None
+        return Switch(setting=setting, value=value)
 
     @cached_property
     def _critical(self) -> dict[int, Budget]:
@@ -160,7 +161,10 @@ class Case:
     def _find_late(self) -> Late | None:
         if len(self._budgets.ranks) < 2:
             return None
-        own = {step: {one.rank: one.own - one.compiling for one in self._budgets.of_step(step)} for step in self.steps}
+        own = {
+            step: {one.rank: one.own - one.compiling - one.added for one in self._budgets.of_step(step)}
+            for step in self.steps
+        }
         rank, times = Counter(max(ranks, key=ranks.__getitem__) for ranks in own.values()).most_common(1)[0]
         more = self._mean_of(lambda step: own[step][rank] - max(own[step][each] for each in own[step] if each != rank))
         least = (LATE if len(self.steps) >= FEW else WORTH) * self.traced_seconds
@@ -192,6 +196,32 @@ class Case:
                 for piece, seconds in (own | {(place, True): gap for place, gap in budget.gaps.items()}).items():
                     pieces[piece] = pieces.get(piece, 0.0) + seconds / len(self.steps)
         return pieces
+
+
+def _refused(settings: Mapping[str, Any], setting: str, value: bool | int | str) -> bool:
+    """Whether the catalogue of techniques has a rule against it, as far as the settings are known."""
+    entry = next((one for one in CATALOGUE if one.setting == setting), None)
+    if entry is None or value == entry.off:
+        return False
+    needed = (condition.partition("=") for condition in entry.needs)
+    if any(path in settings and _written(settings[path]) not in values.split("|") for path, _, values in needed):
+        return True
+    split = [one for one in STRATEGIES if one.name == settings.get("parallel.strategy")]
+    return any(_holds(settings, condition) for condition in entry.excludes) or any(
+        entry.name in one.excludes for one in split
+    )
+
+
+def _holds(settings: Mapping[str, Any], condition: str) -> bool:
+    path, equals, values = condition.partition("=")
+    if equals:
+        return _written(settings.get(path)) in values.split("|")
+    return _written(settings.get(f"techniques.{path}")) == "true"
+
+
+def _written(value: object) -> str:
+    """As a rule of the catalogue has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _beside_parts(gaps: Mapping[str, float]) -> float:

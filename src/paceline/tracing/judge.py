@@ -14,6 +14,9 @@ from paceline.tracing.kinds import COPY, KINDS, OPTIMIZER, POINTWISE
 from paceline.tracing.places import UPDATE
 from paceline.tracing.window import Window
 
+NOTICED = 0.03
+"""Share of a step that a switch must be predicted to win back: less is not told from chance by two windows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -62,14 +65,15 @@ def verdict(window: Window, budgets: Budgets) -> Verdict:
 def _verdict(case: Case, worth: Sequence[Found]) -> Verdict:
     flops, peak, seconds = case.flops(), case.facts.peak_flops, case.seconds
     found = worth[0] if worth else None
+    switch = found.switch if found and found.won >= NOTICED * seconds else None
     moved = case.kind(POINTWISE, OPTIMIZER, COPY)
     kinds = {kind: case.kind(kind) for kind in KINDS}
     return Verdict(
         bound=found.bound if found else None,
         told=found.told if found else _fine(case),
         lost=found.lost / seconds if found else 0.0,
-        switch=found.switch if found else None,
-        gain=found.won / seconds if found and found.switch else 0.0,
+        switch=switch,
+        gain=found.won / seconds if found and switch else 0.0,
         evidence=found.evidence if found else (),
         advice=found.advice if found else "",
         rank=found.rank if found else None,

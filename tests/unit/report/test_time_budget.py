@@ -32,8 +32,8 @@ def test_a_traced_run_shows_its_verdict_and_a_bar_a_rank(records: Any, tmp_path:
     text = re.sub(r"\s+", " ", Page(found[0]).text)
     for fact in (
         "time goes: steps 91 to 100",
-        "bound by padding: 80% of the positions that are computed are padding (77%)",
-        "--set techniques.packing=true is predicted to win back 20.2 ms of a step, 77%",
+        "bound by padding: 80% of the positions that are computed are padding (80%)",
+        "--set techniques.packing=true is predicted to win back 20.8 ms of a step, 80%",
         "forward 8.40 ms backward 16.8 ms exposed communication 0.30 ms clip + update 0.55 ms",
         "by kind: matmul 67%",
     ):

@@ -65,7 +65,7 @@ class Workload:
     seed: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of window.json, for all ranks."""
-    padding: float = 0.1
+    padding: float = 0.05
     slots: int = 16384
 
 
