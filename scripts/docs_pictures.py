@@ -1,12 +1,16 @@
-"""Draws the pictures of docs/memory.md from plans and from measured records: ``python scripts/docs_pictures.py``.
+"""Draws the pictures of docs/memory.md and docs/tracing.md: ``python scripts/docs_pictures.py``.
 
-Traces a dozen steps, about a minute on two cores; needs neither a card nor the network.
+From plans, from measured records, and from a run that is traced here: two minutes on two cores, without a card or
+the network.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +19,15 @@ from typing import Any, Final
 from paceline.cards import card_for, facts_with
 from paceline.facts import this_machine
 from paceline.memory.predict import Predictor
-from paceline.observe.formats import size
+from paceline.observe.formats import moment, size
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.records import MemoryPlan
 from paceline.report.bars import Bar, Piece, bar_chart
 from paceline.report.charts import WIDTH
 from paceline.report.memory import PARTS
+from paceline.report.time_budget import COLOURS
+from paceline.tracing import CATEGORIES, budget, read_window, windows_in
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, RECORDS = ROOT / "docs" / "pictures", ROOT / "benchmarks" / "memory_h200_2026-11-22.jsonl"
@@ -45,6 +51,18 @@ CHANGES: Final = (
     ("recompute", ("techniques.recompute=true",)),
 )
 
+SMALL: Final = """
+name: small
+model:
+  config: {model_type: distilbert, dim: 128, n_layers: 2, n_heads: 4, hidden_dim: 512, max_position_embeddings: 256}
+data:
+  source: "builtin:random"
+  random: {samples: 512, length: [8, 200], vocabulary: 1000}
+  max_length: 200
+techniques: {packing: false}
+loop: {epochs: 1, batch_size: 16}
+"""
+
 CONTEXT: Final = "context", 10
 UNUSED: Final = "reserved, unused", 0
 SEEN: Final = 0.003
@@ -62,7 +80,7 @@ text { fill: var(--soft); font: 11.5px system-ui, sans-serif; } .title { fill: v
 .x { text-anchor: middle; } .y { text-anchor: end; } .grid { stroke: var(--line); } .page { fill: var(--page); }
 .p0 { fill: #8a7f78; } .p1 { fill: var(--c4); } .p2 { fill: var(--c2); } .p3 { fill: var(--c3); } .p4 { fill: #d4a72c; }
 .p5 { fill: #7d5a3c; } .p6 { fill: var(--c0); } .p7 { fill: var(--c1); } .p8 { fill: var(--c5); } .p9 { fill: #9a8f3c; }
-.p10 { fill: var(--soft); }
+.p10 { fill: var(--soft); } .p11 { fill: var(--ink); }
 .limit { stroke: var(--c5); stroke-dasharray: 4 3; } circle { fill: var(--c0); opacity: .6; }
 """
 
@@ -83,6 +101,7 @@ def main() -> None:
         limit=card_for("v100-32gb").memory_bytes,
     )
     _write("memory_changes", figure)
+    _write("trace_try", tried())
     _write("memory_errors", errors([json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]))
 
 
@@ -100,6 +119,25 @@ def plans(
             yield name, predictor.plan(choose(recipe.with_settings(before), here, 1)[0], card, world_size=1)
 
 
+def tried() -> str:
+    """A mean step of a small model on this machine's CPU, padded and packed: what ``paceline trace --try`` compares."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe, run = Path(folder) / "small.yaml", Path(folder) / "run"
+        recipe.write_text(SMALL, encoding="utf-8")
+        words = ["trace", str(recipe), "--steps", "10:20", "--try", "--out", str(run)]
+        subprocess.run([sys.executable, "-m", "paceline.verbs.cli", *words], check=True, stdout=subprocess.DEVNULL)
+        rows = {}
+        for name, made in (("techniques.packing=false", run), ("techniques.packing=true", Path(f"{run}-tried"))):
+            budgets = budget(read_window(windows_in(made)[0]))
+            rows[name] = budgets.mean(0)
+    drawn = [
+        Bar(name=name, pieces=[Piece(name=part, value=mean[part], colour=COLOURS[part]) for part in CATEGORIES])
+        for name, mean in rows.items()
+    ]
+    title = "A mean step of a small model on a CPU, before and after the switch"
+    return stacked(title, drawn, unit=1e-3, unit_name="ms", write=moment)
+
+
 def bars(title: str, found: Iterator[tuple[str, MemoryPlan]], limit: int | None = None) -> str:
     """A bar a plan: what is alive at the peak, what the allocator keeps beside it, and the driver's context."""
     drawn = []
@@ -109,7 +147,20 @@ def bars(title: str, found: Iterator[tuple[str, MemoryPlan]], limit: int | None 
         context = Piece(name=CONTEXT[0], value=plan.context, colour=CONTEXT[1])
         drawn.append(Bar(name=name, pieces=[*parts, unused, context]))
         print(f"{name}: {size(plan.allocated)} allocated, {size(plan.total)} on the card")
-    chart = str(bar_chart(title, drawn, height=22, unit=2**30, unit_name="GiB", write=size))
+    return stacked(title, drawn, unit=2**30, unit_name="GiB", write=size, limit=limit)
+
+
+def stacked(
+    title: str,
+    drawn: Sequence[Bar],
+    *,
+    unit: float,
+    unit_name: str,
+    write: Callable[[float], str],
+    limit: int | None = None,
+) -> str:
+    """The report's chart of bars as a picture that stands alone, with a legend, and with a line where ``limit`` is."""
+    chart = str(bar_chart(title, drawn, height=22, unit=unit, unit_name=unit_name, write=write))
     inner = chart[chart.index("<svg") : chart.index("</figure>")]
     width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', inner)[0])
     if limit:

@@ -6,6 +6,7 @@ import itertools
 import os
 import pkgutil
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,8 @@ class Trouble:
     """A recipe with which it begins a run where the others resume one."""
     disk_full_at: str = ""
     """What there is no room for."""
+    late_batches: float = 0.0
+    """Seconds that it takes longer to make a batch."""
     report: Path | None = None
     """A folder where every rank leaves a file with what it failed of: for where one of them is killed."""
 
@@ -108,6 +111,7 @@ def one_rank(
         asked = trouble.begins or asked
         _fill_disk(trouble.disk_full_at)
         _stop_in(trouble.stop_in, trouble.call)
+        _slow_down(trouble.late_batches)
     place = Place(
         rank=rank,
         world_size=size,
@@ -164,6 +168,18 @@ def _watched(samples: list[Any], shares: list[Any]) -> list[int]:
 
     Loop._step, prepare.encode_texts = noted_step, noted_encode  # type: ignore[method-assign]
     return encodings
+
+
+def _slow_down(seconds: float) -> None:
+    from paceline.data.packed_layout import PackedLayout
+
+    collate = PackedLayout.collate
+
+    def late(layout: PackedLayout, *arguments: Any, **named: Any) -> Any:
+        time.sleep(seconds)
+        return collate(layout, *arguments, **named)
+
+    PackedLayout.collate = late  # type: ignore[method-assign]
 
 
 def _fill_disk(at: str) -> None:

@@ -20,9 +20,10 @@ from paceline.errors import Preempted, RecipeError, UserError
 from paceline.recipe import Recipe
 from paceline.records import RunRecord
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
+from paceline.tracing import budget, read_window, told, verdict
 from paceline.verbs.train import resume, train
 from tests.e2e.commands import Paceline, in_process
-from tests.e2e.ranks import on_ranks
+from tests.e2e.ranks import Trouble, on_ranks
 from tests.e2e.whole_runs import STEPS, Disturb, assert_same, outcome, recipe
 from tests.unit.observe.nvtx_tool import built_tool, heard, nested
 
@@ -112,6 +113,20 @@ def test_a_traced_run_is_the_run_to_the_bit(pretrained: Path, reviews: Path, tmp
     assert meta["path"]["layout"] == "packed"
     assert (meta["graphs"], meta["recompiles"]) == ("none", [])
     assert [meta[name] for name in ("peak_flops", "peak_bytes_per_second")] == [None, None]
+
+
+def test_the_rank_with_the_slow_loader_is_named(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
+    chosen = traced(pretrained, reviews, "4:12")
+    ended = on_ranks(
+        2, f"file://{tmp_path}/meeting", chosen, tmp_path / "run", trouble=Trouble(rank=1, late_batches=0.15)
+    )
+    assert [rank.error for rank in ended] == [None, None]
+    window = read_window(tmp_path / "run" / "trace" / "steps-5-12")
+    budgets = budget(window)
+    found = verdict(window, budgets)
+    assert (found.bound, found.rank) == ("straggler", 1), told(found, budgets)
+    assert "data wait" in " ".join(found.evidence), told(found, budgets)
+    assert budgets.slowest == 1, "the rank that waits is taken for the slow one"
 
 
 def records(folder: Path) -> list[Any]:

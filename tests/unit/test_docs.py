@@ -200,7 +200,7 @@ def test_pictures_are_current_and_shown() -> None:
     drawn = (pictures.PICTURES / "memory_errors.svg").read_text(encoding="utf-8")
     assert drawn == pictures.errors(records), "run: python scripts/docs_pictures.py"
     # the others rest on plans, which take a minute: their figures stand in the text as well
-    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+    page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     for path in pictures.PICTURES.glob("*.svg"):
         assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
         assert f"](pictures/{path.name})" in page, f"{path.name} is shown nowhere"
