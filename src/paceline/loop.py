@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from paceline.checkpoint.background import Store
-from paceline.data.dataset import Dataset
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
 from paceline.engine.alike import Widths, widths
-from paceline.engine.assemble import Assembled, warms_up
+from paceline.engine.assemble import warms_up
 from paceline.engine.engine import Accumulated, Update
 from paceline.engine.evaluate import evaluate
 from paceline.engine.late import Late
@@ -30,13 +27,13 @@ from paceline.engine.statistics import check_smallest
 from paceline.engine.torch_engine import total
 from paceline.errors import Preempted, RecipeError
 from paceline.files import compiled_folder
+from paceline.job import Job
 from paceline.memory.split import Result, check_split, halved, largest_share, let_go, retried
+from paceline.progress import Progress, TrainSums
 from paceline.recipe import Recipe
-from paceline.records import Decision, EvaluationRecord, Notice, Record, StepRecord
-from paceline.seams import Batch, Ids, Size, World
+from paceline.records import Decision, EvaluationRecord, Notice, StepRecord
+from paceline.seams import Batch, Ids, Size
 from paceline.spans import mark, span
-from paceline.stop import Stop
-from paceline.stopwatch import Stopwatch
 from paceline.techniques.compile import note_kept
 from paceline.techniques.fsdp import collected, is_sharded
 from paceline.tracing.recorder import WindowRecorder
@@ -54,85 +51,6 @@ PEAK_EVERY = 50
 
 LOOKED_AHEAD = 2000
 """Steps among which the largest is looked for: on 8 ranks a fifth of a second at 32 texts a rank, 0.6 s at 128."""
-
-
-@dataclass(frozen=True)
-class TrainSums:
-    """Training loss and accuracy since the last evaluation, from the training forward passes themselves."""
-
-    loss: float = 0.0
-    counted: int = 0
-    correct: float = 0.0
-
-    def plus(self, record: StepRecord) -> TrainSums:
-        """The sums with one step more; a skipped step's loss may be infinite and is left out."""
-        if record.skipped:
-            return self
-        return TrainSums(
-            self.loss + record.loss * record.counted,
-            self.counted + record.counted,
-            self.correct + (record.correct or 0.0),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where a run is; plain data, saved with every checkpoint."""
-
-    order: OrderState
-    step: int = 0
-    applied: int = 0
-    skipped_in_a_row: int = 0
-    best: float | None = None
-    best_step: int | None = None
-    evaluations_without_gain: int = 0
-    sums: TrainSums = TrainSums()
-    samples: int = 0
-    tokens: int = 0
-    slots: int = 0
-    evaluations: tuple[EvaluationRecord, ...] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
-
-    @classmethod
-    def parse(cls, plain: Mapping[str, Any]) -> Progress:
-        """The inverse of ``plain``."""
-        evaluations = tuple(
-            EvaluationRecord(**{**e, "confusion": e["confusion"] and tuple(map(tuple, e["confusion"]))})
-            for e in plain["evaluations"]
-        )
-        nested = {"order": OrderState(**plain["order"]), "sums": TrainSums(**plain["sums"]), "evaluations": evaluations}
-        return cls(**{**plain, **nested})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a run is made of; nothing in it changes while it runs, but the engine's weights, and ``on_oom``'s."""
-
-    recipe: Recipe
-    dataset: Dataset
-    assembled: Assembled
-    order: ShuffledOrder
-    order_of: Callable[[Recipe], ShuffledOrder]
-    """The order under a recipe with other micro-batches."""
-    keep: Callable[[Recipe], None]
-    """Has the run folder keep a recipe that is carried out in another way from now on."""
-    steps_per_epoch: int
-    total_steps: int
-    evaluation_batch_size: int
-    store: Store
-    emit: Callable[[Record], None]
-    stop: Stop
-    watch: Stopwatch
-    checkpoint_state: Mapping[str, Any]
-    """Saved beside the progress: fingerprint and recipe, to compare on resume."""
-    best_metric: str
-    world: World
-    """All ranks walk the same steps: what they decide by is the same on all of them, or asked of all."""
-    recorder: WindowRecorder | None = None
-    """Of the steps that are traced, where any are."""
 
 
 @dataclass(frozen=True)

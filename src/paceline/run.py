@@ -8,37 +8,30 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from paceline.checkpoint.background import BackgroundStore, ElsewhereStore
 from paceline.checkpoint.compare import differences, refuse_changes
-from paceline.checkpoint.store import Checkpoint, CheckpointStore
-from paceline.data.dataset import Tokens
-from paceline.data.order import OrderState, ShuffledOrder, check_world
 from paceline.distributed.agree import agree
-from paceline.engine.assemble import Assembled, assemble
 from paceline.engine.evaluate import evaluate
 from paceline.engine.numerics import numerics
-from paceline.engine.statistics import fewest_together
-from paceline.errors import CheckpointError, Preempted, RecipeError
+from paceline.errors import CheckpointError, Preempted
 from paceline.facts import Facts
 from paceline.files import compiled_folder
-from paceline.loop import Job, Loop, Progress
+from paceline.fitting import fit_features
+from paceline.job import Job, Request, job_of
+from paceline.loop import Loop
 from paceline.memory.beside import PlanBeside, measured
 from paceline.memory.changes import TracedChange
 from paceline.memory.exhausted import Shortage, Situation, explained, traced_offers
 from paceline.memory.split import largest_share
-from paceline.models.features import collect, fit_final_linear, write_into
 from paceline.models.saved import save_model
-from paceline.models.structure import final_linear, parameter_counts
+from paceline.models.structure import parameter_counts
 from paceline.observe.console import console_observer
 from paceline.observe.metrics_file import MetricsFile
 from paceline.preparation import Prepared, prepare_run
+from paceline.progress import Progress
 from paceline.recipe import Recipe
 from paceline.recipe.choose import with_smallest_card
 from paceline.records import (
@@ -54,31 +47,10 @@ from paceline.records import (
 )
 from paceline.report.build import build_report
 from paceline.run_folder import RunFolder
-from paceline.seams import Alone, World
+from paceline.seams import World
 from paceline.stop import Stop
-from paceline.stopwatch import Stopwatch
-from paceline.tasks import best_metric
 from paceline.techniques.compile import fused, kept_cache
 from paceline.techniques.fsdp import collected
-from paceline.tracing.set_up import recorder_for
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be run, already checked against this machine."""
-
-    recipe: Recipe
-    decisions: tuple[Decision, ...]
-    facts: Facts
-    folder: RunFolder
-    rows: object | None
-    """In-memory data in place of ``data.source``."""
-    watch: Stopwatch
-    world: World = field(default_factory=Alone)
-    checkpoint: Checkpoint | None = None
-    """Where a resumed run goes on."""
-    named: frozenset[str] = frozenset()
-    """Dotted paths that the user changed on purpose when resuming."""
 
 
 def run(request: Request) -> RunRecord:
@@ -130,7 +102,7 @@ def _carried_out(request: Request) -> RunRecord:
         stack.callback(prepared.build.layout.close)
         learned, carried_out = _changes(request, prepared)
         with watch.phase("model"):
-            job, progress = _job(request, prepared, emit, stop)
+            job, progress = job_of(request, prepared, emit, stop)
         stack.callback(job.assembled.engine.close)
         stack.callback(job.store.close)
         if job.recorder is not None:
@@ -163,7 +135,7 @@ def _carried_out(request: Request) -> RunRecord:
         # steps whose end is on the disk can be measured another time; if it is not, they are seen through
         with stop.noted() if has_steps and loop.saved_step != progress.step else contextlib.nullcontext():
             if not has_steps:
-                progress = _fit_features(job, progress, prepared)
+                progress = fit_features(job, progress, prepared)
             final = _measure(job, progress, prepared)
         with stop.noted():
             with watch.phase("save"):
@@ -325,80 +297,6 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
     return found
 
 
-def _job(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:
-    """The job and where it begins: at the start, or where the checkpoint left off."""
-    recipe, dataset, loop, world = prepared.recipe, prepared.dataset, prepared.recipe.loop, request.world
-    check_world(len(dataset.splits["train"]), world.size)
-    order = _order(prepared, recipe)
-    steps_per_epoch = order.steps_per_epoch(loop.batch_size)
-    if steps_per_epoch == 0:
-        raise RecipeError(
-            f"loop.batch_size = {loop.batch_size}",
-            f"with drop_last, {len(dataset.splits['train'])} training samples make no whole batch",
-            f"--set loop.batch_size={len(dataset.splits['train'])} or loop.drop_last=false",
-        )
-    if loop.early_stopping and "validation" not in dataset.splits:
-        raise RecipeError("loop.early_stopping: has no effect", "there is no validation split", "leave it out")
-    total_steps = min(loop.max_steps or sys.maxsize, steps_per_epoch * loop.epochs)
-    if prepared.build.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(prepared.build.device)  # the peak is this run's, not the process's
-    capturing = partial(request.watch.phase, "capture")
-    narrow = torch.bfloat16 if recipe.parallel.reduce_dtype == "bf16" else None
-    assembled = assemble(recipe, prepared.build, total_steps, capturing=capturing, world=world, reduce_dtype=narrow)
-    progress = Progress(order=OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size))
-    if request.checkpoint is not None:
-        progress = _restore(request.checkpoint, assembled, progress, steps_per_epoch)
-        # the first rank may save, and drop this one, as soon as it goes on
-        world.barrier("the checkpoint read")
-    job = Job(
-        recipe=recipe,
-        dataset=dataset,
-        assembled=assembled,
-        order=order,
-        order_of=partial(_order, prepared),
-        keep=request.folder.write_recipe if world.is_first else lambda _: None,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps,
-        evaluation_batch_size=loop.evaluation_batch_size or loop.batch_size,
-        store=BackgroundStore(CheckpointStore(request.folder.checkpoints, loop.keep_last), request.watch)
-        if world.is_first
-        else ElsewhereStore(),
-        emit=emit,
-        stop=stop,
-        watch=request.watch,
-        checkpoint_state={"fingerprint": dataset.fingerprint, "recipe": recipe.resolved()},
-        best_metric=best_metric(prepared.build.task, loop.best_metric),
-        world=world,
-        recorder=recorder_for(
-            recipe,
-            prepared.build,
-            dataset,
-            assembled.engine,
-            total_steps=total_steps,
-            steps_per_epoch=steps_per_epoch,
-            first_step=progress.step,
-            folder=request.folder.path,
-            world=world,
-            tell=emit,
-            watch=request.watch,
-        ),
-    )
-    return job, progress
-
-
-def _order(prepared: Prepared, recipe: Recipe) -> ShuffledOrder:
-    dataset, loop = prepared.dataset, recipe.loop
-    return ShuffledOrder(
-        dataset.splits["train"],
-        micro_batch_size=loop.micro_batch_size or loop.batch_size,
-        shuffle=loop.shuffle,
-        drop_last=loop.drop_last,
-        lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
-        # alone, a sample may have no spread to be normalised by
-        fewest=fewest_together(prepared.build.model),
-    )
-
-
 def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | None = None) -> Situation:
     """What is told of the run when its memory is full; without a loop it was still being put together."""
     recipe, world = loop.job.recipe if loop else request.recipe, request.world
@@ -427,22 +325,6 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
     )
 
 
-def _restore(checkpoint: Checkpoint, assembled: Assembled, fresh: Progress, steps_per_epoch: int) -> Progress:
-    state = checkpoint.state
-    assembled.engine.load({stem: checkpoint.tensors(stem) for stem in ("model", "optimizer")}, state["engine"])
-    progress = Progress.parse(state["progress"])
-    order = progress.order
-    if order.batch_size != fresh.order.batch_size:
-        raise CheckpointError(
-            f"loop.batch_size = {fresh.order.batch_size}: the run was started with {order.batch_size}",
-            "steps, schedule and the place in the data are counted in batches of that size",
-            "start a new run, or change loop.micro_batch_size, which defines no result",
-        )
-    if order.step >= steps_per_epoch:  # fewer samples than before, named on purpose: that epoch is over
-        order = replace(order, epoch=order.epoch + 1, step=0)
-    return replace(progress, order=replace(order, seed=fresh.order.seed))
-
-
 def _started(request: Request, prepared: Prepared, job: Job, progress: Progress) -> RunStarted:
     whole, trained = parameter_counts(prepared.build.model)
     is_card = prepared.recipe.device == "cuda"
@@ -462,38 +344,6 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
         steps_per_epoch=job.steps_per_epoch,
         group_names=tuple(group.name for group in job.assembled.groups),
     )
-
-
-def _fit_features(job: Job, progress: Progress, prepared: Prepared) -> Progress:
-    """In place of steps: the final layer's input once for every training sample, and scikit-learn for the layer."""
-    recipe, build, dataset, world = prepared.recipe, prepared.build, prepared.dataset, job.world
-    linear = final_linear(build.model, build.task.num_outputs)
-    ids = build.layout.sorted(dataset.splits["train"])
-    size = job.evaluation_batch_size
-    with job.watch.phase("train"):
-        pieces = [ids[start : start + size] for start in range(0, len(ids), size)]
-        batches = (build.layout.collate(piece) for piece in pieces[world.rank :: world.size])
-        features = _of_all_ranks(collect(build.model, linear, build.forward, batches), len(ids), size, world)
-        with world.alone_first("fitting the last layer"):  # the others wait for as long as it takes
-            if world.is_first:
-                classifier, has_bias = recipe.model.classifier, linear.bias is not None
-                fitted = fit_final_linear(
-                    features, dataset.labels[ids], dataset.kind, classifier, build.task.num_outputs, bias=has_bias
-                )
-                write_into(linear, *fitted)
-        world.broadcast_(list(linear.parameters()))
-    sizes = [build.layout.size(piece) for piece in pieces]
-    return replace(progress, samples=len(ids), tokens=sum(s.tokens for s in sizes), slots=sum(s.slots for s in sizes))
-
-
-def _of_all_ranks(own: NDArray[np.float32], num_samples: int, size: int, world: World) -> NDArray[np.float32]:
-    """Features [n, d] in the order of the samples, which ranks took in turn, ``size`` at a time."""
-    if world.size == 1:
-        return own
-    found = torch.zeros(num_samples, own.shape[1])
-    mine = np.arange(num_samples) // size % world.size == world.rank
-    found[torch.from_numpy(mine)] = torch.from_numpy(own)
-    return world.sum_(found).numpy()  # with zeros, so that no bit changes
 
 
 def _measure(job: Job, progress: Progress, prepared: Prepared) -> dict[str, EvaluationRecord]:

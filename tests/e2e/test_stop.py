@@ -62,7 +62,7 @@ def test_asked_twice_is_asked_once(
     """A launcher may repeat its SIGTERM: in the middle of a step, and in the middle of the save that follows."""
     with (
         signals_in(monkeypatch, "paceline.engine.step.Step.micro", TERM, TERM, call=4),
-        signals_in(monkeypatch, "paceline.run.BackgroundStore.save", TERM, signal.SIGUSR1),
+        signals_in(monkeypatch, "paceline.job.BackgroundStore.save", TERM, signal.SIGUSR1),
         pytest.raises(Preempted, match="SIGTERM after step 2 of 12"),
     ):
         train(recipe(pretrained, reviews), out=tmp_path / "run")
@@ -114,7 +114,7 @@ def test_an_evaluation_is_broken_off_and_done_again(
         "paceline.preparation.read_config",
         "paceline.preparation.outline",
         "paceline.preparation.import_class",
-        "paceline.run.assemble",
+        "paceline.job.assemble",
     ],
 )
 @pytest.mark.parametrize("number", [TERM, INTERRUPT], ids=lambda number: number.name)
@@ -185,7 +185,7 @@ def test_a_run_without_steps_stops_at_once(
     pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = recipe(pretrained, reviews, model={"source": str(pretrained), "train": "features"}, optimizer={})
-    with signals_in(monkeypatch, "paceline.run.collect", TERM), pytest.raises(Preempted, match="no step was made"):
+    with signals_in(monkeypatch, "paceline.fitting.collect", TERM), pytest.raises(Preempted, match="no step was made"):
         train(chosen, out=tmp_path / "run")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         resume(tmp_path / "run")
@@ -248,7 +248,7 @@ def test_the_caller_finds_everything_as_it_was(
                     train(chosen, out=tmp_path / "run")
             case "interrupted":
                 with (
-                    signals_in(monkeypatch, "paceline.run.BackgroundStore.save", INTERRUPT, INTERRUPT),
+                    signals_in(monkeypatch, "paceline.job.BackgroundStore.save", INTERRUPT, INTERRUPT),
                     pytest.raises(KeyboardInterrupt),
                 ):
                     train(chosen, out=tmp_path / "run")

@@ -14,7 +14,7 @@ from paceline import __version__
 from paceline.errors import DataError, Preempted, RecipeError
 from paceline.recipe import Recipe
 from paceline.records import EvaluationRecord
-from paceline.verbs import cli
+from paceline.verbs import asked, cli
 
 RECIPE = """
 name: told
@@ -236,4 +236,4 @@ def test_techniques_and_schema_print_themselves(run: Run) -> None:
     ],
 )
 def test_run_names_come_from_the_data(source: str, name: str) -> None:
-    assert cli._run_name(source) == name
+    assert asked._run_name(source) == name

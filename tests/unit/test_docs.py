@@ -20,6 +20,7 @@ import paceline
 from paceline.errors import UserError
 from paceline.recipe import Recipe, parse_yaml
 from paceline.verbs import cli
+from paceline.verbs.asked import build_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
@@ -78,10 +79,10 @@ def parse_command(line: str) -> None:
     # older releases of typer make a Path of it only later
     target = Path(parameters["target"]) if parameters["target"] else None
     if target is not None and target.suffix == ".yaml" and (ROOT / target).is_file():
-        cli.build_recipe(ROOT / target, parameters["model"], parameters["data"], settings)
+        build_recipe(ROOT / target, parameters["model"], parameters["data"], settings)
     else:
         # a recipe or a run folder of the reader's own
-        cli.build_recipe(None, parameters["model"] or "MODEL", parameters["data"] or "data.csv", settings)
+        build_recipe(None, parameters["model"] or "MODEL", parameters["data"] or "data.csv", settings)
 
 
 def check_make(line: str) -> None:

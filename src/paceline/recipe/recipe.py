@@ -102,7 +102,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise RecipeError(f"{path}: no such recipe", fix="paceline train RECIPE.yaml, or --model and --data") from None
+        raise RecipeError(f"{path}: no such recipe", fix="a recipe file that is there, or --model and --data") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read", why=str(error)) from None
     return parse_yaml(text, str(path))

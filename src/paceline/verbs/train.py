@@ -72,7 +72,8 @@ def train(
     with contextlib.ExitStack() as stack:
         with Stop(_NOT_BEGUN):
             facts = _facts_beside_imports(watch)
-            from paceline.run import Request, run
+            from paceline.job import Request
+            from paceline.run import run
 
             with watch.phase("start"):
                 chosen, decisions = choose(recipe, facts, place.world_size)
@@ -123,7 +124,8 @@ def resume(
             facts = _facts_beside_imports(watch)
             from paceline.checkpoint.store import CheckpointStore
             from paceline.distributed.agree import agree
-            from paceline.run import Request, run
+            from paceline.job import Request
+            from paceline.run import run
 
             with watch.phase("start"):
                 recipe, decisions = choose(asked, facts, place.world_size)
