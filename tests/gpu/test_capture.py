@@ -209,3 +209,36 @@ def test_recordings_that_are_all_dropped_can_be_made_again() -> None:
         assert runner.path == "captured: 1 graph"
         torch.zeros(8, pin_memory=True)  # the host's allocator looks at its pools
         runner.close()
+
+
+def test_a_recorded_vision_transformer_attends_as_a_launched_one() -> None:
+    """Its attention takes the same kernel: the same bits, and no more memory."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    generator = np.random.default_rng(0)
+    images = Images(generator.integers(0, 256, (64, 64, 64, 3), dtype=np.uint8))
+    labels, peaks, losses = generator.integers(0, 3, 64), [], []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        config = ViTConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, image_size=64, patch_size=4)
+        config.num_labels = 3
+        model = ViTForImageClassification(config).to(CUDA)
+        chosen = recipe(techniques={"precision": "bf16", "capture": captured})
+        build = Build(
+            model=model,
+            forward=lambda m, b: m(b.inputs["pixel_values"]).logits,
+            layout=ImageLayout(images, labels, CUDA, mean=(0.5,) * 3, deviation=(0.5,) * 3),
+            task=task_for("classification", ("a", "b", "c"), chosen.task),
+            device=CUDA,
+        )
+        run = assemble(chosen, precision.apply(build, "bf16"), 50)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        losses.append([step(run, index)[0].item() for index in range(4)])
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        assert run.engine.path["steps"].startswith("captured" if captured else "eager")
+        run.engine.close()
+        del run, build, model
+    assert losses[0] == losses[1]
+    assert peaks[1] < 1.1 * peaks[0], f"recorded steps take {peaks[1] / peaks[0]:.2f} times the memory of launched ones"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -30,6 +30,7 @@ from paceline.engine.updates import build_updates
 from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
 from paceline.errors import ModelError, RecipeError
 from paceline.files import compiled_folder
+from paceline.models.masks import none_where_nothing_is_masked
 from paceline.recipe import Recipe
 from paceline.records import Decision
 from paceline.seams import Alone, Batch, Build, Forward, Layout, Task, World
@@ -185,7 +186,7 @@ def assemble(
             part.clip_norm,
         ),
         lambda batch: build.forward(build.model, batch),
-        Eager(reason) if reason else Captured(build.device, capturing, agree=agree),
+        Eager(reason) if reason else Captured(build.device, partial(_recording, capturing), agree=agree),
         seed=recipe.seed,
         degrade=partial(_degraded, build, recipe),
         world=world,
@@ -244,6 +245,13 @@ def forward_for(model: nn.Module) -> Forward:
         return getattr(output, "logits", output)  # type: ignore[no-any-return]
 
     return forward
+
+
+@contextlib.contextmanager
+def _recording(capturing: Phase) -> Iterator[None]:
+    """Around each recording of a graph."""
+    with capturing(), none_where_nothing_is_masked():
+        yield
 
 
 def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tuple[Decision, ...]]:
