@@ -197,7 +197,7 @@ def test_a_stop_after_the_last_step_is_marked_too(steady: Path, reviews: Path, t
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    "where", ["distributed.agree.agree", "preparation.outline", "preparation.import_class", "run.assemble"]
+    "where", ["distributed.agree.agree", "preparation.outline", "preparation.import_class", "job.assemble"]
 )
 def test_a_stop_before_the_first_step_ends_all_ranks(
     rank: int, where: str, steady: Path, reviews: Path, tmp_path: Path, meeting: Any
