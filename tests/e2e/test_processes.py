@@ -38,9 +38,13 @@ from paceline.verbs import cli
 
 folder, rng = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
 kills = early = unfinished_saves = 0
+scale, before = 1.0, None
 while not (folder / "summary.json").exists():
     assert kills < 400, "the run does not get on"
-    resumable = list((folder / "checkpoints").glob("step-*/COMMITTED"))
+    resumable = sorted((folder / "checkpoints").glob("step-*/COMMITTED"))
+    if kills and resumable == before:
+        scale *= 1.03  # on a slow machine a start may take longer than any kill waits
+    before = resumable
     if not resumable and (folder / "recipe.yaml").exists():
         early += 1  # killed before the first checkpoint: there is nothing to go on with
         os.rename(folder, folder.with_name(f"early-{early}"))
@@ -60,7 +64,7 @@ while not (folder / "summary.json").exists():
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    deadline = time.monotonic() + rng.uniform(0.2, 0.7)
+    deadline = time.monotonic() + rng.uniform(0.2, 0.7) * scale
     status = 0
     while time.monotonic() < deadline and not status:
         time.sleep(0.002)
