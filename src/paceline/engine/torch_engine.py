@@ -39,8 +39,9 @@ class TorchEngine(Engine):
         seed: of dropout; None leaves torch's generator to the caller.
         degrade: told why the first pass failed; makes the model run in a plainer way and says what became of the
             path, or raises.
-        world: the other ranks. They meet in ``accumulate``, once for each bucket of gradients, and in ``settle``;
-            nowhere else, so that each may compile, record and give up by itself.
+        world: the other ranks. They meet in ``accumulate``, once for each bucket of gradients, and in ``settle``; there
+            each may compile, record and give up by itself. Where weights are sharded they meet within every pass
+            (``Gradients.ranks_meet``), and record together.
     """
 
     def __init__(
