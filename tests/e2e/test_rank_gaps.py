@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ import yaml
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
 import paceline.run  # noqa: F401
 from paceline.checkpoint.store import CheckpointStore
+from paceline.testing.ports import free_port
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.ranks import Ended, Trouble, alike, on_ranks
 from tests.e2e.test_ranks_processes import PACELINE, started
@@ -41,11 +41,6 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def meeting(tmp_path: Path) -> Callable[[], str]:
     """Where ranks meet; a new file at each call."""
     return (f"file://{tmp_path}/meeting-{number}" for number in itertools.count()).__next__
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def finished(ended: list[Ended]) -> Outcome:

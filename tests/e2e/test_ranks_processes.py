@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 
 from paceline.checkpoint.store import CheckpointStore
 from paceline.testing.hub import LoopbackHub
+from paceline.testing.ports import free_port
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import train
 from tests.e2e.test_processes import SLOW_LOSS, steps, when
@@ -141,8 +141,7 @@ def test_torchrun_signalled_then_two_commands_by_hand(workplace: Path) -> None:
     assert agent.returncode == 1, errors
     assert "stopped by SIGUSR1 to rank 1 after step" in (folder / "preempted").read_text()
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    meeting = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as both:
         command = [*PACELINE, "torchrun", "--resume", "--timeout", "60", "--init", meeting, "--world-size", "2"]
         ranks = [both.enter_context(started(workplace, *command, "--rank", str(rank))) for rank in (0, 1)]
@@ -202,8 +201,7 @@ def test_torchruns_ranks_tell_once_what_all_find(workplace: Path, size: str) -> 
 
 
 def test_commands_by_hand_say_which_rank_they_are(workplace: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    meeting = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as both:
         command = [*PACELINE, "recipe.yaml", "--timeout", "60", "--init", meeting, "--world-size", "2"]
         ranks = [

@@ -108,12 +108,8 @@ class Exchange:
     def announce(self, error: BaseException) -> None:
         """Let every rank that waits, or will, fail with this error instead; the first announcement stands."""
         self._store.hurry()
-        if isinstance(error, LostRank):
-            return
-        # the store may be what was lost
-        with suppress(RuntimeError):
-            if self._store.add("failures", 1) == 1:
-                self._store.set("failure", json.dumps(_told(self._rank, error)))
+        if not isinstance(error, LostRank):
+            self._publish(_told(self._rank, error))
 
     def leave(self) -> None:
         """Say goodbye; rank 0, which may hold the store, goes last.
@@ -165,7 +161,10 @@ class Exchange:
                 if pulse and (now := self._store.add(pulse, 0)) != beats:
                     since, beats = time.monotonic(), now
             if time.monotonic() - since > self._timeout:
-                raise self._lost(missing(), at, f" within {seconds(self._timeout)}")
+                lost = self._lost(missing(), at, f" within {seconds(self._timeout)}")
+                # this rank leaves soon, perhaps with the store, and another may have begun to wait later
+                self._publish({"lost": lost.ranks, "what": lost.what, "why": lost.why, "fix": lost.fix})
+                raise lost
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -176,6 +175,13 @@ class Exchange:
 
     def _absent(self, keys: list[str]) -> list[int]:
         return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+
+    def _publish(self, failure: dict[str, Any]) -> None:
+        """The first failure stands."""
+        # the store may be what was lost
+        with suppress(RuntimeError):
+            if self._store.add("failures", 1) == 1:
+                self._store.set("failure", json.dumps(failure))
 
     def _raise_failure(self, at: str) -> None:
         if self._store.check(["failure"]):
@@ -264,6 +270,8 @@ def _told(rank: int, error: BaseException) -> dict[str, Any]:
 
 def _retold(failure: dict[str, Any], at: str) -> PacelineError:
     """The error of another rank, as this one raises it."""
+    if "lost" in failure:
+        return LostRank(failure["what"], failure["why"], failure["fix"], ranks=failure["lost"])
     rank = failure["rank"]
     if failure["stopped"]:
         return Preempted(f"rank {rank} was stopped: {failure['what']}")

@@ -41,6 +41,8 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 ABORT_SECONDS = 10.0
 """How long taking down a group after an error may take."""
 
+OPENING = "opening the process group"
+
 SUM = "a sum over the ranks"
 
 PACKAGES = ("paceline", "torch", "transformers")
@@ -84,6 +86,8 @@ def joined(
         check_reach(exchange, place.rank, [ranks[0] for ranks in present.machines], timeout_seconds)
         with _interfaces(present.is_one_machine):
             _open_group(group_backend, place, device, store, exchange, timeout_seconds)
+            # one that is done before another has opened its end would be taken by it for one that crashed
+            exchange.all(OPENING)
             yield world
             exchange.leave()
     except BaseException as error:
@@ -228,7 +232,7 @@ def _open_group(
                 device_id=device if device.type == "cuda" and backend != "gloo" else None,
             )
     except RuntimeError as error:
-        raise exchange.explained(error, "opening the process group") from error
+        raise exchange.explained(error, OPENING) from error
     if dist.get_rank() != place.rank:
         why = f"MPI counts this process as rank {dist.get_rank()}"
         raise UserError(f"RANK = {place.rank}", why, "mpirun sh -c 'RANK=$OMPI_COMM_WORLD_RANK paceline train ...'")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import socket
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from paceline.data import download
 from paceline.data.download import download_imdb, fetch, reviews
 from paceline.errors import DataError, DiskFullError
 from paceline.recipe.parts import SplitsPart
+from paceline.testing.ports import free_port
 
 SPLITS = SplitsPart(train=12, validation=4, test=4)
 
@@ -199,9 +199,7 @@ def test_refusals(server: Server, tmp_path: Path, status: int, attempts: int) ->
 
 
 def test_no_network(tmp_path: Path) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/archive.tar.gz"
+    url = f"http://127.0.0.1:{free_port()}/archive.tar.gz"
     with pytest.raises(DataError, match=r"cannot be downloaded\n  why: .*refused\n  fix: check the network"):
         download_imdb(tmp_path, url=url, pause_seconds=0)
 

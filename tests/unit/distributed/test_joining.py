@@ -26,6 +26,7 @@ from paceline.distributed.group import joined
 from paceline.errors import Preempted, RecipeError, UserError
 from paceline.seams import Alone
 from paceline.testing.distributed import RankError, run_processes
+from paceline.testing.ports import free_port
 
 CPU = torch.device("cpu")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net/tcp")
@@ -41,11 +42,6 @@ SIZES = pytest.mark.parametrize("size", [2, 4])
 def at(rank: int, size: int, init_method: str | None, **changes: Any) -> Place:
     found = {"local_rank": rank, "local_world_size": size, "started": "environment", **changes}
     return Place(rank=rank, world_size=size, init_method=init_method, **found)
-
-
-def free_port() -> int:
-    with listen() as listening:
-        return int(listening.getsockname()[1])
 
 
 def tcp() -> str:
@@ -227,6 +223,26 @@ def from_two_machines(rank: int, init_method: str) -> tuple[int, str | None]:
 def test_ranks_that_meet_in_a_file_may_be_on_two_machines(tmp_path: Path) -> None:
     """Each has the first card of its own, and none listens on loopback for the other."""
     assert run_processes(from_two_machines, 2, f"file://{tmp_path}/ranks") == [(0, None)] * 2
+
+
+def opens_late(rank: int, init_method: str) -> float:
+    """When this rank is inside, rank 0 having needed half a second more to open its end."""
+    opened = group._open_group
+
+    def late(*arguments: Any) -> None:
+        opened(*arguments)
+        if rank == 0:
+            time.sleep(0.5)
+
+    group._open_group = late
+    with joined(at(rank, 2, init_method), device=CPU, timeout_seconds=20):
+        return time.monotonic()
+
+
+def test_no_rank_is_inside_before_all_have_opened_the_group() -> None:
+    """Its leaving looked like a crash to one that was opening still: gloo saw a connection closed."""
+    first, other = run_processes(opens_late, 2, tcp())
+    assert abs(first - other) < 0.4
 
 
 @LINUX
@@ -479,6 +495,19 @@ def test_ranks_that_never_arrive_are_named_by_all(size: int) -> None:
         assert text.startswith(f"LostRank: {missing} not reached 'joining' within 3 s\n"), text
         assert "never seen" in text
         assert seconds < LONG_SECONDS
+
+
+def joins_later(rank: int, init_method: str) -> str:
+    if rank == 1:
+        time.sleep(2.5)
+    with joined(at(rank, 3, init_method, local_rank=0), device=CPU, timeout_seconds=3.0):
+        return "joined"
+
+
+def test_who_begins_to_wait_later_hears_who_never_arrived() -> None:
+    """Not that the store is gone, which the first to lose patience takes along."""
+    for text, _ in run_processes(outcome, 2, "joins_later", tcp()):
+        assert text.startswith("LostRank: rank 2 of 3 has not reached 'joining' within 3 s\n"), text
 
 
 @pytest.mark.parametrize("place", ["tcp", "file"])

@@ -21,6 +21,7 @@ from paceline.cluster import RENDEZVOUS
 from paceline.errors import UserError
 from paceline.facts import Card, Facts
 from paceline.seams import World
+from paceline.testing import ports
 from paceline.testing.distributed import run_distributed, run_processes
 from paceline.verbs.bench import app, comm, start
 from paceline.verbs.bench.comm import (
@@ -281,10 +282,7 @@ def test_a_folder_as_file_is_refused_before_anything_is_measured(tmp_path: Path,
 
 @pytest.fixture
 def free_port() -> int:
-    from paceline.cluster import listen
-
-    with listen() as listening:
-        return int(listening.getsockname()[1])
+    return ports.free_port()
 
 
 def test_the_help_names_every_option() -> None:
