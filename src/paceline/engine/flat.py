@@ -49,7 +49,7 @@ class FlatLayout:
 
     def __init__(self, groups: Sequence[Sequence[nn.Parameter]], others: Iterable[Tensor] = ()) -> None:
         self.parameters = tuple(parameter for members in groups for parameter in members)
-        self._places: dict[nn.Parameter, int] = {}
+        self._places: dict[nn.Parameter, tuple[tuple[int, ...], int]] = {}  # strides, and where it begins
         self._sizes: Counter[Format] = Counter()
         alone = _alone(self.parameters, others)
         self._stretches = [self._place_group([p for p in members if p in alone]) for members in groups]
@@ -84,13 +84,13 @@ class FlatLayout:
             start = self._sizes[kind]
             for parameter in members:
                 if _format(parameter) == kind:
-                    self._places[parameter] = self._sizes[kind]
+                    self._places[parameter] = _strides(parameter), self._sizes[kind]
                     self._sizes[kind] += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
             stretches.append(_Stretch(kind, start, self._sizes[kind] - start))
         return stretches
 
     def _view(self, parameter: nn.Parameter, buffers: Mapping[Format, Tensor]) -> Tensor:
-        return buffers[_format(parameter)].as_strided(parameter.shape, _strides(parameter), self._places[parameter])
+        return buffers[_format(parameter)].as_strided(parameter.shape, *self._places[parameter])
 
     def _flat(self, buffers: Mapping[Format, Tensor], views: Mapping[nn.Parameter, Tensor]) -> Flat:
         groups = tuple(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import json
 import os
@@ -36,7 +37,12 @@ from paceline.records import MemoryPlan
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Operators whose result has a size, or a value on the host, that depends on numbers."""
 
-IMPORTED = ("torch._dynamo", "torchmetrics", "transformers.models.auto.modeling_auto", "transformers.modeling_layers")
+IMPORTED = (
+    "torch._dynamo.repro.after_dynamo",  # of Dynamo, what it loads for its first frame
+    "torchmetrics",
+    "transformers.models.auto.modeling_auto",
+    "transformers.modeling_layers",
+)
 """What nearly every trace needs and takes seconds to import."""
 
 
@@ -88,6 +94,8 @@ def main() -> None:
         if asked.poll(0):
             break  # nobody waits for the answer
         _import_for(json.loads(line))
+        # a trace collects what it left in cycles, and need not look through all that was here before it
+        gc.freeze()
         child = os.fork() if sys.platform == "linux" else 0
         if child == 0:
             out.write(json.dumps(_answered(line)) + "\n")

@@ -144,7 +144,7 @@ def difference(build: Build, ids: Ids, *, compare: bool = True) -> str | None:
                 return "something comes after its last block, or the block is passed more than once"
             try:
                 apply_early_pooling(trial, block)
-                found = passed(compare=compare)
+                found = passed(compare=True) if compare else None
                 block.train()  # what training alone puts between products and attention is seen too
                 passed(compare=False)
             except torch.OutOfMemoryError:
