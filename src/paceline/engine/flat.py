@@ -90,7 +90,8 @@ class FlatLayout:
         return stretches
 
     def _view(self, parameter: nn.Parameter, buffers: Mapping[Format, Tensor]) -> Tensor:
-        return buffers[_format(parameter)].as_strided(parameter.shape, *self._places[parameter])
+        # .data: the same memory, which a compiler that looks at every .grad need not follow back to the buffer
+        return buffers[_format(parameter)].as_strided(parameter.shape, *self._places[parameter]).data
 
     def _flat(self, buffers: Mapping[Format, Tensor], views: Mapping[nn.Parameter, Tensor]) -> Flat:
         groups = tuple(

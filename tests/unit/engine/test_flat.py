@@ -41,6 +41,14 @@ def test_the_groups_are_the_whole_buffer_and_padding_is_zero() -> None:
     assert flat.buffers[0].sum() == 3 + 64 + 65 + 1
 
 
+def test_a_compiler_finds_no_buffer_behind_a_gradient() -> None:
+    """It looks at the .grad of every weight that a frame reads, and would trace what it is a view of."""
+    flat = FlatLayout([list(network().parameters())]).allocate()
+    assert not any(view._is_view() for view in flat.views)
+    flat.buffers[0].fill_(1)
+    assert all(view.all() for view in flat.views), "memory is the buffer's all the same"
+
+
 def test_each_number_format_has_a_buffer_of_its_own() -> None:
     halves, wholes = (
         [nn.Parameter(torch.ones(2, dtype=dtype)) for _ in range(2)] for dtype in (torch.float16, torch.float32)
