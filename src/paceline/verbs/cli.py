@@ -202,7 +202,7 @@ def trace(
     if target is not None and target.is_dir():
         given = {"--model": model, "--data": data, "--out": out, "--steps": steps, "--kind": kind, "--set": settings}
         _read_only(target, [name for name, value in given.items() if value])
-        typer.echo(tracing.shown(target))
+        tracing.show(target, typer.echo)
         if try_it:
             typer.echo(tracing.tried(target, typer.echo))
         return

@@ -35,16 +35,25 @@ def trace_settings(
     return [*found, "trace.memory=true"] if memory else found
 
 
-def shown(folder: Path) -> str:
-    """What the windows of a run tell, as lines.
+def show(folder: Path, say: Callable[[str], None]) -> None:
+    """Say what the windows of a run tell, one after the other; those that cannot be read stop none of the others.
 
     Raises:
-        UserError: the folder is no run's, or nothing was traced in it.
+        UserError: the folder is no run's, or nothing was traced in it; at the end, where a window could not be read.
     """
-    from paceline.tracing.outcome import trace_records
+    from paceline.tracing.outcome import window_told
 
-    found = [record.told for record in trace_records(_folder_of(folder))]
-    return "\n\n".join(found)
+    windows, unreadable = _windows(_folder_of(folder)), []
+    for number, window in enumerate(windows):
+        try:
+            text = window_told(window)
+        except UserError as error:
+            unreadable.append(window.name)
+            text = f"{window.name}: {error}"
+        say(f"\n{text}" if number else text)
+    if unreadable:
+        what = f"{folder}: {len(unreadable)} of {len(windows)} windows cannot be read"
+        raise UserError(what, f"what is wrong stands above, under {', '.join(unreadable)}")
 
 
 def nsys_command(words: Sequence[str], out: Path, recipe: Recipe) -> list[str]:
