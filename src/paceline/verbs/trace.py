@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.errors import PacelineError, UserError
 from paceline.recipe import Recipe
+from paceline.recipe.windows import problem_of
 from paceline.run_folder import RunFolder
 
 DEFAULT_STEPS = ("last-epoch:-10",)
@@ -28,7 +29,14 @@ class TryFailed(PacelineError):
 def trace_settings(
     recipe: Recipe, steps: Sequence[str], kind: str | None, graph: str | None, *, memory: bool
 ) -> list[str]:
-    """What a command's options change in a recipe, as ``--set`` takes it."""
+    """What a command's options change in a recipe, as ``--set`` takes it.
+
+    Raises:
+        UserError: one of ``steps`` is no window; among those of a list it would be taken for something else.
+    """
+    for text in steps:
+        if problem := problem_of(text):
+            raise UserError(f"--steps {shlex.quote(text)}: {problem}")
     windows = steps or recipe.trace.steps or DEFAULT_STEPS
     found = [f"trace.steps=[{', '.join(windows)}]"]
     found += [f"trace.{name}={value}" for name, value in (("kind", kind), ("graph", graph)) if value]

@@ -86,7 +86,11 @@ def test_where_nsys_is_it_is_run(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         (("--kind", "both"), "trace.kind = 'both'"),
         (("--kind", "kineto,nsys"), "trace.kind: one of kineto and nsys"),
-        (("--steps", "8:5"), "trace.steps: 8:5 holds no step"),
+        (("--steps", "8:5"), "--steps 8:5: 8:5 holds no step"),
+        (("--steps", "5:8", "--steps", ""), "--steps '': '' is no window"),
+        (("--steps", "-3:"), "--steps -3:: '-3:' is no window"),
+        (("--steps", "]"), "--steps ']': ']' is no window"),
+        (("--print",), "--print with trace.kind = kineto"),
         (("--try", "--kind", "nsys"), "--try with trace.kind = nsys"),
         (("--try", "--init", "tcp://a:1", "--rank", "0", "--world-size", "2"), "--try among ranks"),
     ],
@@ -111,6 +115,25 @@ def test_ranks_of_a_scheduler_are_not_run_twice(
         monkeypatch.setenv(name, value)
     assert command(monkeypatch, "trace", "recipe.yaml", "--try") == 2
     assert "--try among ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--memory", "--print", "--graph=keep", "--gpus=2", "--devices=0,1", "--timeout=60"])
+def test_a_folder_is_only_read(
+    option: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "trace" / "steps-91-100", Workload())
+    assert command(monkeypatch, "trace", here, option) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"paceline: {here} with {option.partition('=')[0]}\n")
+    assert not told.out
+
+
+def test_the_line_is_printed_under_nsys_too(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    assert command(monkeypatch, "trace", "recipe.yaml", "--kind", "nsys", "--print") == 0
+    assert capsys.readouterr().out.startswith("nsys profile ")
 
 
 def test_a_folder_that_is_no_runs(here: Path) -> None:
