@@ -22,6 +22,9 @@ from tests.unit.observe.nvtx_tool import built_tool, heard, nested
 MOST_SHARE = 0.003
 """Of a step's seconds, what its spans may take where nobody listens."""
 
+BEHIND = 50_000_000
+"""Cycles of a card's clock, some 30 ms, by which each step keeps it busy after the host is done."""
+
 
 def recipe(*settings: str) -> Recipe:
     plain = {
@@ -87,15 +90,6 @@ def test_every_step_of_a_window_has_its_kernels(graph: str, tmp_path: Path) -> N
     assert any("ms before it" in notice for notice in watched.notices)
 
 
-def test_the_window_ends_when_the_device_has_ended(tmp_path: Path) -> None:
-    train(recipe("trace.steps=[12:16]"), out=tmp_path / "run")
-    _, events = read(tmp_path / "run" / "trace" / "steps-13-16")
-    ends = [event["ts"] + event["dur"] for event in events if event.get("cat") == "kernel"]
-    waits = [e for e in events if e.get("cat") == "cuda_runtime" and "Synchronize" in e["name"]]
-    assert waits, "nobody waited for the device"
-    assert max(ends) <= max(event["ts"] + event["dur"] for event in waits) + 1e3
-
-
 def test_memory_leaves_a_curve_and_a_snapshot(tmp_path: Path) -> None:
     train(recipe("trace.steps=[12:14]", "trace.memory=true"), out=tmp_path / "run")
     window = tmp_path / "run" / "trace" / "steps-13-14"
@@ -105,16 +99,20 @@ def test_memory_leaves_a_curve_and_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_cudas_profiler_runs_in_the_window_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops when the device has ended what was launched in the window, however far that is behind the host."""
     diary: list[str] = []
     cudart: Any = torch.cuda.cudart()
 
     class Watched:
+        def __getattr__(self, name: str) -> Any:  # torch asks it for the card's free memory too
+            return getattr(cudart, name)
+
         def cudaProfilerStart(self) -> Any:
             diary.append("start")
             return cudart.cudaProfilerStart()
 
         def cudaProfilerStop(self) -> Any:
-            diary.append("stop")
+            diary.append("stop" if torch.cuda.current_stream().query() else "stop while it works")
             return cudart.cudaProfilerStop()
 
     @final
@@ -123,7 +121,9 @@ def test_cudas_profiler_runs_in_the_window_alone(tmp_path: Path, monkeypatch: py
             if name == "step":
                 diary.append(str(step))
 
-        def end(self, name: str) -> None: ...
+        def end(self, name: str) -> None:
+            if name == "step":
+                torch.cuda._sleep(BEHIND)
 
         def mark(self, name: str, step: int | None) -> None: ...
 
@@ -146,7 +146,8 @@ def test_a_tool_hears_the_ranges_of_launched_steps(tmp_path: Path) -> None:
     pytest.importorskip("nvtx", reason="the package nvtx is not installed")
     tool, file = built_tool(tmp_path), tmp_path / "recipe.yaml"
     file.write_text(recipe("trace.steps=[20:23]", "trace.kind=nsys").to_yaml())
-    events = heard([sys.executable, "-c", COMMAND, str(file), "--out", str(tmp_path / "run")], tool, tmp_path)
+    command = [sys.executable, "-c", COMMAND, str(file), "--out", str(tmp_path / "run")]
+    events = heard(command, tool, tmp_path, timeout=300)
     tree = nested(events)
     for iteration in (21, 22, 23):
         inside = [names[1] for names in tree if names[0] == f"Epoch 1, Iteration {iteration}" and len(names) == 2]
