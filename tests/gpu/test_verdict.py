@@ -44,15 +44,17 @@ def stepping(width: int, layers: int, loading: float = 0.0) -> Callable[[], None
     blocks = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.GELU())]
     model = nn.Sequential(*blocks).to("cuda", torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    inputs = torch.randn(width, width, dtype=torch.bfloat16).pin_memory()
+    rows = torch.randn(width, width, device="cuda", dtype=torch.bfloat16)
+    # little to copy: what a link carries differs by machine
+    shift = torch.randn(width, dtype=torch.bfloat16).pin_memory()
 
     def step() -> None:
         with span("data wait"):
             time.sleep(loading)
             with span("copy"):
-                batch = inputs.to("cuda", non_blocking=True)
+                moved = shift.to("cuda", non_blocking=True)
         with span("forward"):
-            loss = model(batch).float().square().mean()
+            loss = model(rows + moved).float().square().mean()
         with span("backward"):
             optimizer.zero_grad()
             loss.backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import UserError
@@ -10,7 +9,7 @@ from paceline.records import TraceRecord
 from paceline.tracing.budgets import Budgets, budget
 from paceline.tracing.judge import Verdict, verdict
 from paceline.tracing.telling import told
-from paceline.tracing.window import Window, read_facts, read_window, windows_in
+from paceline.tracing.window import Window, read_facts, read_window
 
 
 def outcome(folder: Path) -> tuple[Window, Budgets, Verdict]:
@@ -27,21 +26,24 @@ def outcome(folder: Path) -> tuple[Window, Budgets, Verdict]:
     return window, budgets, verdict(window, budgets)
 
 
+def window_told(folder: Path) -> str:
+    """What a person is told of a window.
+
+    Raises:
+        UserError: its files are missing or damaged.
+    """
+    if read_facts(folder / "rank0.window.json").kind == "nsys":
+        return f"{folder.name}: in the report of nsys, where it listened"
+    _, budgets, found = outcome(folder)
+    return f"{folder.name}: {told(found, budgets)}"
+
+
 def trace_record(folder: Path) -> TraceRecord:
-    """What a person is told of a window; also where its files cannot be read: no run fails of that."""
+    """The same of a window that a run has just recorded; also where it cannot be read: no run fails of that."""
     # as the recorder named it
     first, last = map(int, folder.name.split("-")[1:])
     try:
-        if read_facts(folder / "rank0.window.json").kind == "nsys":
-            text = "in the report of nsys, where it listened"
-        else:
-            _, budgets, found = outcome(folder)
-            text = told(found, budgets)
+        text = window_told(folder)
     except UserError as error:
-        text = str(error)
-    return TraceRecord(folder=str(folder), first_step=first, last_step=last, told=f"{folder.name}: {text}")
-
-
-def trace_records(run_folder: Path) -> Iterator[TraceRecord]:
-    """Of all windows of a run, in the order of its steps."""
-    return map(trace_record, windows_in(run_folder))
+        text = f"{folder.name}: {error}"
+    return TraceRecord(folder=str(folder), first_step=first, last_step=last, told=text)

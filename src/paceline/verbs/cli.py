@@ -200,9 +200,11 @@ def trace(
     from paceline.verbs.asked import build_recipe
 
     if target is not None and target.is_dir():
-        given = {"--model": model, "--data": data, "--out": out, "--steps": steps, "--kind": kind, "--set": settings}
-        _read_only(target, [name for name, value in given.items() if value])
-        typer.echo(tracing.shown(target))
+        given: dict[str, object] = {"--model": model, "--data": data, "--out": out, "--steps": steps, "--kind": kind}
+        given |= {"--graph": graph, "--memory": memory_too, "--print": only_print, "--set": settings, "--gpus": gpus}
+        given |= {"--devices": devices, "--processes": processes, "--init": init, "--world-size": world_size}
+        _read_only(target, [name for name, value in (given | {"--timeout": timeout}).items() if value])
+        tracing.show(target, typer.echo)
         if try_it:
             typer.echo(tracing.tried(target, typer.echo))
         return
@@ -210,9 +212,13 @@ def trace(
         recipe = build_recipe(target, model, data, settings or (), verb="trace")
         changes = tracing.trace_settings(recipe, steps or (), kind, graph, memory=memory_too)
         recipe = recipe.with_settings(changes)
+        if only_print and recipe.trace.kind != "nsys":
+            why = "only for nsys is there a command to print"
+            raise RecipeError(f"--print with trace.kind = {recipe.trace.kind}", why, "leave it out, or --kind nsys")
         joining = {"--init": init, "--rank": rank, "--world-size": world_size}
         ranks = {"--gpus": gpus, "--devices": devices, "--processes": processes}
-        if try_it or (recipe.trace.kind == "nsys" and "NSYS_PROFILING_SESSION_ID" not in os.environ):
+        around = recipe.trace.kind == "nsys" and (only_print or "NSYS_PROFILING_SESSION_ID" not in os.environ)
+        if try_it or around:
             folder = out or tracing.new_folder(recipe.name)
             options = {"--model": model, "--data": data, "--out": folder, **ranks, **joining, "--timeout": timeout}
             words = ["train", *([str(target)] if target else [])]

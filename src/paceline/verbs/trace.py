@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.errors import PacelineError, UserError
 from paceline.recipe import Recipe
+from paceline.recipe.windows import problem_of
 from paceline.run_folder import RunFolder
 
 DEFAULT_STEPS = ("last-epoch:-10",)
@@ -28,23 +29,39 @@ class TryFailed(PacelineError):
 def trace_settings(
     recipe: Recipe, steps: Sequence[str], kind: str | None, graph: str | None, *, memory: bool
 ) -> list[str]:
-    """What a command's options change in a recipe, as ``--set`` takes it."""
+    """What a command's options change in a recipe, as ``--set`` takes it.
+
+    Raises:
+        UserError: one of ``steps`` is no window; among those of a list it would be taken for something else.
+    """
+    for text in steps:
+        if problem := problem_of(text):
+            raise UserError(f"--steps {shlex.quote(text)}: {problem}")
     windows = steps or recipe.trace.steps or DEFAULT_STEPS
     found = [f"trace.steps=[{', '.join(windows)}]"]
     found += [f"trace.{name}={value}" for name, value in (("kind", kind), ("graph", graph)) if value]
     return [*found, "trace.memory=true"] if memory else found
 
 
-def shown(folder: Path) -> str:
-    """What the windows of a run tell, as lines.
+def show(folder: Path, say: Callable[[str], None]) -> None:
+    """Say what the windows of a run tell, one after the other; those that cannot be read stop none of the others.
 
     Raises:
-        UserError: the folder is no run's, or nothing was traced in it.
+        UserError: the folder is no run's, or nothing was traced in it; at the end, where a window could not be read.
     """
-    from paceline.tracing.outcome import trace_records
+    from paceline.tracing.outcome import window_told
 
-    found = [record.told for record in trace_records(_folder_of(folder))]
-    return "\n\n".join(found)
+    windows, unreadable = _windows(_folder_of(folder)), []
+    for number, window in enumerate(windows):
+        try:
+            text = window_told(window)
+        except UserError as error:
+            unreadable.append(window.name)
+            text = f"{window.name}: {error}"
+        say(f"\n{text}" if number else text)
+    if unreadable:
+        what = f"{folder}: {len(unreadable)} of {len(windows)} windows cannot be read"
+        raise UserError(what, f"what is wrong stands above, under {', '.join(unreadable)}")
 
 
 def nsys_command(words: Sequence[str], out: Path, recipe: Recipe) -> list[str]:

@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.recipe import Recipe
 from paceline.verbs import cli
 from paceline.verbs import trace as verb
+from tests.unit.tracing.simulated import Workload, write
 
 RECIPE = "model: {source: some}\ndata: {source: rows.csv}\nname: mine\n"
 
@@ -85,7 +86,11 @@ def test_where_nsys_is_it_is_run(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         (("--kind", "both"), "trace.kind = 'both'"),
         (("--kind", "kineto,nsys"), "trace.kind: one of kineto and nsys"),
-        (("--steps", "8:5"), "trace.steps: 8:5 holds no step"),
+        (("--steps", "8:5"), "--steps 8:5: 8:5 holds no step"),
+        (("--steps", "5:8", "--steps", ""), "--steps '': '' is no window"),
+        (("--steps", "-3:"), "--steps -3:: '-3:' is no window"),
+        (("--steps", "]"), "--steps ']': ']' is no window"),
+        (("--print",), "--print with trace.kind = kineto"),
         (("--try", "--kind", "nsys"), "--try with trace.kind = nsys"),
         (("--try", "--init", "tcp://a:1", "--rank", "0", "--world-size", "2"), "--try among ranks"),
     ],
@@ -112,6 +117,46 @@ def test_ranks_of_a_scheduler_are_not_run_twice(
     assert "--try among ranks" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--memory", "--print", "--graph=keep", "--gpus=2", "--devices=0,1", "--timeout=60"])
+def test_a_folder_is_only_read(
+    option: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "trace" / "steps-91-100", Workload())
+    assert command(monkeypatch, "trace", here, option) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"paceline: {here} with {option.partition('=')[0]}\n")
+    assert not told.out
+
+
+def test_the_line_is_printed_under_nsys_too(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    assert command(monkeypatch, "trace", "recipe.yaml", "--kind", "nsys", "--print") == 0
+    assert capsys.readouterr().out.startswith("nsys profile ")
+
+
 def test_a_folder_that_is_no_runs(here: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
-        verb.shown(here / "bin")
+        verb.show(here / "bin", print)
+
+
+def test_windows_that_cannot_be_read_are_told_beside_the_others_and_are_an_error(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = here / "trace"
+    for name in ("steps-11-20", "steps-91-100", "steps-91-100-copy"):
+        write(trace / name, Workload())
+    cut_off = trace / "steps-11-20" / "rank0.trace.json.gz"
+    cut_off.write_bytes(cut_off.read_bytes()[:500])
+    facts = trace / "steps-91-100-copy" / "rank0.window.json"
+    facts.write_text(facts.read_text().replace('"format": 1', '"format": 2'))
+    assert command(monkeypatch, "trace", here) == 2
+    told = capsys.readouterr()
+    assert f"steps-11-20: {cut_off}: cut off" in told.out
+    assert "steps-91-100: no bottleneck" in told.out
+    assert f"steps-91-100-copy: {facts}: of another version" in told.out
+    assert told.err.splitlines() == [
+        f"paceline: {here}: 2 of 3 windows cannot be read",
+        "  why: what is wrong stands above, under steps-11-20, steps-91-100-copy",
+    ]
