@@ -49,11 +49,13 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
         UserError: what ``train`` would say of the recipe; or the model's step cannot be traced.
     """
     recipe = Recipe.parse(request["recipe"])
-    _refuse(recipe)
     given = request["card"]
     card = Card(**{**given, "compute_capability": tuple(given["compute_capability"] or ()) or None})
     try:
         subject = subject_of(recipe, read_data=request["read_data"])
+        if recipe.parallel.offload:
+            said = "weights, gradients and states in main memory, which is not counted; on the card not measured"
+            subject = replace(subject, assumed=(*subject.assumed, said))
         if recipe.parallel.strategy == "dp":
             return _dealt(subject, card, request["world_size"])
         return plan_of(trace(subject, card, request["world_size"]), subject, card)
@@ -78,13 +80,6 @@ def _dealt(subject: Subject, card: Card, num_cards: int) -> MemoryPlan:
     said = f"on the first of {num_cards} cards, what torch's DataParallel does there: read in its code, not measured"
     # one process, but its cards meet as ranks do
     return plan_of(replace(found, world_size=num_cards), replace(subject, assumed=(*subject.assumed, said)), card)
-
-
-def _refuse(recipe: Recipe) -> None:
-    """What no trace can tell yet."""
-    if recipe.parallel.offload:
-        why = "what travels between main memory and the card is not traced"
-        raise UserError("parallel.offload = true", why, "--set parallel.offload=false plans the shards on the card")
 
 
 def main() -> None:
