@@ -250,7 +250,7 @@ def _formula(recipe: Recipe, memory: MemoryPlan, gpus: int) -> Textbook:
         precision=recipe.techniques.precision,
         optimizer=recipe.optimizer.type,
         momentum=recipe.optimizer.momentum,
-        num_shards=gpus if recipe.parallel.strategy == "fsdp" else 1,
+        num_shards=(recipe.parallel.shard_size or gpus) if recipe.parallel.strategy == "fsdp" else 1,
     )
 
 

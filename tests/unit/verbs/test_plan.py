@@ -344,6 +344,12 @@ def test_ranks_share_the_batch() -> None:
     assert found.formula.weights_bytes == PARAMETERS * 4 // 4, "fsdp's shards"
 
 
+def test_the_formula_of_copies_in_shards_is_that_of_a_copy() -> None:
+    settings = ("parallel.strategy=fsdp", "parallel.shard_size=2")
+    found = planned(recipe(*settings), card_for("h200"), HERE, lambda *_: memory_plan(GIB), gpus=4)
+    assert found.formula.gradients_bytes == PARAMETERS * 4 // 2, "two copies, each in two shards"
+
+
 def test_dp_is_one_process_that_has_all_cards() -> None:
     asked = list[tuple[str, int]]()
 
