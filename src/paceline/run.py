@@ -257,14 +257,19 @@ def _plan_beside(request: Request, prepared: Prepared) -> PlanBeside | None:
     if recipe.device != "cuda" or not recipe.observe.memory_plan or not request.world.is_first:
         return None
     obstacle = "the rows are in memory, and a plan reads them from a file" if request.rows is not None else ""
-    command, num_ranks = shlex.join(_planning(request)), request.world.size
-    return PlanBeside(recipe, request.facts.cards[0], world_size=num_ranks, obstacle=obstacle, command=command)
+    command, num_cards = shlex.join(_planning(request, recipe)), _num_cards(request, recipe)
+    return PlanBeside(recipe, request.facts.cards[0], world_size=num_cards, obstacle=obstacle, command=command)
 
 
-def _planning(request: Request) -> list[str]:
+def _planning(request: Request, recipe: Recipe) -> list[str]:
     """The words of the command that plans the run, on a card."""
     words = ["paceline", "plan", str(request.folder.recipe), "--gpu", request.facts.cards[0].name]
-    return words if request.world.size == 1 else [*words, "--gpus", str(request.world.size)]
+    return words if _num_cards(request, recipe) == 1 else [*words, "--gpus", str(_num_cards(request, recipe))]
+
+
+def _num_cards(request: Request, recipe: Recipe) -> int:
+    """That the run has: one a rank, or, with ``dp``, all that its one process sees."""
+    return len(request.facts.cards) if recipe.parallel.strategy == "dp" else request.world.size
 
 
 def _observers(
@@ -303,14 +308,14 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
     step = loop.progress.step if loop else 0
     num_samples = len(loop.job.dataset.splits["train"]) if loop else recipe.loop.batch_size
     saved = request.checkpoint is not None or (loop is not None and loop.saved_step is not None)
-    words = _planning(request) if recipe.device == "cuda" else []
+    words = _planning(request, recipe) if recipe.device == "cuda" else []
 
     def offers(shortage: Shortage) -> Sequence[TracedChange]:
         if beside is None or request.rows is not None:
             return ()
         known = beside.result() if loop and not loop.decisions else ""
         plan = known if isinstance(known, MemoryPlan) else None
-        return traced_offers(recipe, request.facts, shortage, world_size=world.size, known=plan)
+        return traced_offers(recipe, request.facts, shortage, num_cards=_num_cards(request, recipe), known=plan)
 
     return Situation(
         recipe=recipe,

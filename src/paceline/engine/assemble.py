@@ -136,7 +136,8 @@ def assemble_build(
     if recipe.parallel.strategy == "fsdp":
         build = fsdp.apply(build, recipe.parallel, world)
     if recipe.parallel.strategy == "dp":
-        build = dp.apply(build, [torch.device("cuda", index) for index in range(torch.cuda.device_count())])
+        cards = torch.get_device_module(device).device_count()
+        build = dp.apply(build, [torch.device(device.type, index) for index in range(cards)])
     return build
 
 

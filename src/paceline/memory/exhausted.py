@@ -21,7 +21,7 @@ from paceline.memory.predict import Predictor
 from paceline.memory.search import usable_bytes
 from paceline.observe.formats import size
 from paceline.recipe import Recipe
-from paceline.recipe.choose import choose
+from paceline.recipe.choose import choose, num_processes
 from paceline.recipe.parts import TechniquesPart
 from paceline.records import MemoryPlan
 
@@ -178,7 +178,7 @@ def traced_offers(
     facts: Facts,
     shortage: Shortage,
     *,
-    world_size: int,
+    num_cards: int,
     known: MemoryPlan | None = None,
     seconds: float = PATIENCE_SECONDS,
 ) -> Sequence[TracedChange]:
@@ -189,6 +189,7 @@ def traced_offers(
     Args:
         recipe: as the run settled it.
         facts: with the run's card first.
+        num_cards: of the whole run.
         known: a plan of the run, if there is one already.
         seconds: after which no further trace is waited for.
     """
@@ -199,8 +200,8 @@ def traced_offers(
         timer.start()
 
         def plan_with(settings: tuple[str, ...], gpus: int | None = None) -> MemoryPlan:
-            cards = gpus or world_size
-            changed = choose(reopened.with_settings(settings), facts_with([card] * cards, facts), cards)[0]
+            cards, asked = gpus or num_cards, reopened.with_settings(settings)
+            changed = choose(asked, facts_with([card] * cards, facts), num_processes(asked, cards))[0]
             try:
                 if time.monotonic() > deadline:
                     raise UserError("no time is left to trace it")
@@ -213,10 +214,10 @@ def traced_offers(
         try:
             plan = known or plan_with(())
             limit = min(_usable(card, shortage, plan.context), plan.total - (shortage.asked or 1))
-            share = -(-recipe.loop.batch_size // world_size)
+            share = -(-recipe.loop.batch_size // num_processes(recipe, num_cards))
             now = min(recipe.loop.micro_batch_size or share, share)
             return cheapest_changes(
-                plan_with, recipe=recipe, card=card, plan=plan, limit_bytes=limit, largest=now - 1, gpus=world_size
+                plan_with, recipe=recipe, card=card, plan=plan, limit_bytes=limit, largest=now - 1, gpus=num_cards
             )
         except UserError:
             return ()

@@ -53,7 +53,7 @@ class Predictor:
         Args:
             recipe: as ``choose`` made it for a machine with such cards.
             read_data: read and encode the data as a run would; else those are used that were encoded before.
-            world_size: ranks that share each batch.
+            world_size: ranks that share each batch; with ``parallel.strategy: dp``, cards of the one rank.
 
         Raises:
             UserError: what ``train`` would say of the recipe; or the step cannot be traced.

@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch._subclasses.fake_tensor import (
@@ -28,7 +29,8 @@ from torch._subclasses.fake_tensor import (
 from paceline.errors import ModelError, UserError
 from paceline.facts import Card
 from paceline.memory.anatomy import plan_of
-from paceline.memory.subject import subject_of
+from paceline.memory.dealt import dealt_to
+from paceline.memory.subject import Subject, subject_of
 from paceline.memory.trace import trace
 from paceline.models.config import read_config
 from paceline.recipe import Recipe
@@ -53,11 +55,15 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
         UserError: what ``train`` would say of the recipe; or the model's step cannot be traced.
     """
     recipe = Recipe.parse(request["recipe"])
-    _refuse(recipe)
     given = request["card"]
     card = Card(**{**given, "compute_capability": tuple(given["compute_capability"] or ()) or None})
     try:
         subject = subject_of(recipe, read_data=request["read_data"])
+        if recipe.parallel.offload:
+            said = "weights, gradients and states in main memory, which is not counted; on the card not measured"
+            subject = replace(subject, assumed=(*subject.assumed, said))
+        if recipe.parallel.strategy == "dp":
+            return _dealt(subject, card, request["world_size"])
         return plan_of(trace(subject, card, request["world_size"]), subject, card)
     except ValueError as error:
         # torch's, of batch normalisation: it comes before anything is computed, and a run refuses it
@@ -73,14 +79,13 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
         ) from error
 
 
-def _refuse(recipe: Recipe) -> None:
-    """What no trace can tell yet."""
-    if recipe.parallel.strategy == "dp":
-        why = "its copies of the model on other cards, made anew at every pass, are not traced"
-        raise UserError("parallel.strategy = dp", why, "--set parallel.strategy=auto --gpus N plans a process a card")
-    if recipe.parallel.offload:
-        why = "what travels between main memory and the card is not traced"
-        raise UserError("parallel.offload = true", why, "--set parallel.offload=false plans the shards on the card")
+def _dealt(subject: Subject, card: Card, num_cards: int) -> MemoryPlan:
+    """Of the first card of a process that has several."""
+    with dealt_to(num_cards):
+        found = trace(subject, card)
+    said = f"on the first of {num_cards} cards, what torch's DataParallel does there: read in its code, not measured"
+    # one process, but its cards meet as ranks do
+    return plan_of(replace(found, world_size=num_cards), replace(subject, assumed=(*subject.assumed, said)), card)
 
 
 def main() -> None:

@@ -120,6 +120,11 @@ def choose_strategy(
     return recipe, (*(decision for decision in decisions if decision.setting not in anew), *taken)
 
 
+def num_processes(recipe: Recipe, num_cards: int) -> int:
+    """Of a run on so many cards: one a card, or, with ``dp``, one that has them all."""
+    return 1 if recipe.parallel.strategy == "dp" else num_cards
+
+
 def with_smallest_card(facts: Facts, sizes: Iterable[int | None]) -> Facts:
     """The facts with cards as large as the smallest of several machines.
 

@@ -70,7 +70,8 @@ def apply_fsdp(
         # autocast rounds what it multiplies, as without sharding; weights gathered in bf16 would round norms, biases
         # and embeddings too
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False),
-        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        # what holds nothing cannot be pinned
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != PLANNED) if offload else OffloadPolicy(),
         # also of the root, whose default is to stay whole: after an evaluation it would not see loaded weights
         "reshard_after_forward": True,
     }

@@ -22,7 +22,7 @@ from paceline.memory.predict import Predictor
 from paceline.memory.search import LargestMicroBatch, largest_micro_batch, usable_bytes
 from paceline.observe.formats import amount, printable, share
 from paceline.recipe import Recipe
-from paceline.recipe.choose import choose
+from paceline.recipe.choose import choose, num_processes
 from paceline.records import Decision, MemoryPlan
 
 GIB: Final = 2**30
@@ -136,7 +136,7 @@ def plan(
     Args:
         recipe: the whole run.
         gpu: a card's name or an amount of memory, ``h200``, ``a100-80gb``, ``24GiB``; None: this machine's first card.
-        gpus: cards, a process each.
+        gpus: cards, a process each; with ``parallel.strategy: dp``, those that the process sees.
         read_data: read and encode the data first, as a run would, to know their lengths. Else they are taken for as
             long as they may be, unless they were encoded before.
         progress: told what is traced, each time that it takes seconds.
@@ -181,7 +181,7 @@ def planned(
         raise RecipeError("device = cpu", "a plan is of a card's memory, and this run uses none", "--set device=auto")
 
     def traced(make: Trace, settings: tuple[str, ...], cards: int) -> MemoryPlan:
-        changed = choose(recipe.with_settings(settings), facts_with([card] * cards, here), cards)[0]
+        changed = _chosen_for(recipe.with_settings(settings), card, cards, here)[0]
         if progress:
             progress(f"tracing the step {_typed(settings, cards if cards != gpus else None)}".rstrip())
         return make(changed, cards)
@@ -197,7 +197,7 @@ def planned(
     def plan_with(settings: tuple[str, ...], other: int | None = None) -> MemoryPlan:
         return found(settings, other or gpus)
 
-    chosen, decisions = choose(recipe, facts_with([card] * gpus, here), gpus)
+    chosen, decisions = _chosen_for(recipe, card, gpus, here)
     memory = plan_with(())
     final = chosen.with_settings(f"{decision.setting}={decision.value}" for decision in memory.decisions)
     usable = None if card.memory_bytes is None else usable_bytes(card.memory_bytes)
@@ -235,6 +235,14 @@ def planned(
     )
 
 
+def _chosen_for(recipe: Recipe, card: Card, gpus: int, here: Facts) -> tuple[Recipe, tuple[Decision, ...]]:
+    """What ``train`` would choose on a machine like ``here`` with so many of this card."""
+    if recipe.parallel.strategy == "dp" and gpus == 1:
+        why = "it deals a batch to several cards, and a plan is of one unless it is told"
+        raise RecipeError("parallel.strategy = dp", why, "--gpus 2, or as many as the process will see")
+    return choose(recipe, facts_with([card] * gpus, here), num_processes(recipe, gpus))
+
+
 def _formula(recipe: Recipe, memory: MemoryPlan, gpus: int) -> Textbook:
     return textbook(
         memory.num_parameters,
@@ -242,7 +250,7 @@ def _formula(recipe: Recipe, memory: MemoryPlan, gpus: int) -> Textbook:
         precision=recipe.techniques.precision,
         optimizer=recipe.optimizer.type,
         momentum=recipe.optimizer.momentum,
-        num_shards=gpus if recipe.parallel.strategy == "fsdp" else 1,
+        num_shards=(recipe.parallel.shard_size or gpus) if recipe.parallel.strategy == "fsdp" else 1,
     )
 
 
@@ -256,7 +264,7 @@ def _first_card(here: Facts) -> Card:
 def _largest(chosen: Recipe, gpus: int, plan_with: PlanWith, usable: int) -> tuple[LargestMicroBatch, tuple[str, ...]]:
     """The search's end, and the settings that lead there."""
     loop = chosen.loop
-    share = -(-loop.batch_size // gpus)
+    share = -(-loop.batch_size // num_processes(chosen, gpus))
     now = min(loop.micro_batch_size or share, share)
 
     def settings(samples: int) -> tuple[str, ...]:
@@ -380,7 +388,7 @@ def _largest_told(plan: Plan, largest: LargestMicroBatch) -> Rows:
     if largest.too_large is not None:
         told += f"; {largest.too_large:,} do not fit"
     else:
-        told += ": the whole batch" if plan.gpus == 1 else ": a card's share of the batch"
+        told += ": the whole batch" if num_processes(plan.recipe, plan.gpus) == 1 else ": a card's share of the batch"
     return [("samples", told), *([("set", _typed(plan.largest_settings))] if plan.largest_settings else [])]
 
 
@@ -415,7 +423,8 @@ def _typed(settings: Iterable[str], gpus: int | None = None) -> str:
 
 def _cards(plan: Plan) -> str:
     name = printable(plan.memory.card)
-    return name if plan.gpus == 1 else f"one of {plan.gpus} x {name}"
+    which = "the first" if plan.recipe.parallel.strategy == "dp" else "one"
+    return name if plan.gpus == 1 else f"{which} of {plan.gpus} x {name}"
 
 
 def _model_name(recipe: Recipe) -> str:

@@ -389,6 +389,16 @@ def test_a_run_on_a_card_is_planned(stand_in: type[StandIn]) -> None:
     assert [made.asked[0][1:] for made in stand_in.made] == [(CARD, 1), (CARD, 2)]
 
 
+def test_dp_has_all_cards_of_its_process(stand_in: type[StandIn]) -> None:
+    request = _request(facts=SimpleNamespace(cards=(CARD, CARD, CARD)))
+    beside = planned(request, parallel={"strategy": "dp"})
+    assert beside is not None
+    beside.start()
+    assert "--gpu 'NVIDIA H200' --gpus 3 makes it" in str(beside.result())
+    beside.close()
+    assert stand_in.made[0].asked[0][1:] == (CARD, 3)
+
+
 def test_what_is_not_planned(stand_in: type[StandIn]) -> None:
     assert planned(_request(), device="cpu") is None
     assert planned(_request(), observe={"memory_plan": False}) is None

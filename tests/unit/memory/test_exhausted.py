@@ -209,7 +209,7 @@ CHOSEN = choose(recipe(), FACTS)[0]
 
 
 def test_what_is_offered_is_what_a_plan_offers(predictor: type[StandIn]) -> None:
-    offers = traced_offers(CHOSEN, FACTS, Shortage.parse(MESSAGE), world_size=1)
+    offers = traced_offers(CHOSEN, FACTS, Shortage.parse(MESSAGE), num_cards=1)
     assert [offer.fits for offer in offers[:3]] == [True] * 3, [offer.change.settings for offer in offers]
     assert {offer.change.settings[0].partition("=")[0] for offer in offers[:3]} == {
         "techniques.precision",
@@ -222,7 +222,7 @@ def test_a_card_that_is_full_counts_for_more_than_a_plan_that_fits(predictor: ty
     small = choose(recipe("loop.batch_size=8"), FACTS)[0]
     plan = bert_large(small, CARD)
     assert plan.total <= usable_bytes(plan.capacity or 0)
-    offers = traced_offers(small, FACTS, Shortage(asked=2 * GIB), world_size=1, known=plan)
+    offers = traced_offers(small, FACTS, Shortage(asked=2 * GIB), num_cards=1, known=plan)
     assert offers
     assert all(offer.saving_bytes >= 2 * GIB for offer in offers if offer.fits)
 
@@ -230,10 +230,10 @@ def test_a_card_that_is_full_counts_for_more_than_a_plan_that_fits(predictor: ty
 def test_nobody_waits_for_long(predictor: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StandIn, "endless", True)
     began = time.monotonic()
-    assert traced_offers(CHOSEN, FACTS, Shortage(), world_size=1, seconds=0.2) == ()
+    assert traced_offers(CHOSEN, FACTS, Shortage(), num_cards=1, seconds=0.2) == ()
     assert time.monotonic() - began < 5
     # what is known by then is of no use alone: nothing else was traced
-    assert traced_offers(CHOSEN, FACTS, Shortage(), world_size=1, known=memory_plan(GIB), seconds=0.2) == ()
+    assert traced_offers(CHOSEN, FACTS, Shortage(), num_cards=1, known=memory_plan(GIB), seconds=0.2) == ()
 
 
 def test_a_run_that_cannot_be_traced_is_offered_nothing(predictor: type[StandIn]) -> None:
@@ -241,7 +241,13 @@ def test_a_run_that_cannot_be_traced_is_offered_nothing(predictor: type[StandIn]
         raise RecipeError("parallel.strategy = dp", "it cannot be traced")
 
     predictor.answers = staticmethod(refuses)  # type: ignore[assignment]
-    assert traced_offers(CHOSEN, FACTS, Shortage(), world_size=1) == ()
+    assert traced_offers(CHOSEN, FACTS, Shortage(), num_cards=1) == ()
+
+
+def test_dp_is_offered_changes_on_all_of_its_cards(predictor: type[StandIn]) -> None:
+    facts = facts_with([CARD] * 2, HERE)
+    chosen = choose(recipe("parallel.strategy=dp"), facts)[0]
+    assert traced_offers(chosen, facts, Shortage.parse(MESSAGE), num_cards=2)
 
 
 # smaller micro-batches

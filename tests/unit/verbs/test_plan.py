@@ -344,6 +344,33 @@ def test_ranks_share_the_batch() -> None:
     assert found.formula.weights_bytes == PARAMETERS * 4 // 4, "fsdp's shards"
 
 
+def test_the_formula_of_copies_in_shards_is_that_of_a_copy() -> None:
+    settings = ("parallel.strategy=fsdp", "parallel.shard_size=2")
+    found = planned(recipe(*settings), card_for("h200"), HERE, lambda *_: memory_plan(GIB), gpus=4)
+    assert found.formula.gradients_bytes == PARAMETERS * 4 // 2, "two copies, each in two shards"
+
+
+def test_dp_is_one_process_that_has_all_cards() -> None:
+    asked = list[tuple[str, int]]()
+
+    def trace(chosen: Recipe, cards: int) -> MemoryPlan:
+        asked.append((chosen.parallel.strategy, cards))
+        return memory_plan(40 * GIB if chosen.parallel.strategy == "dp" else 10 * GIB, samples=32, slots=32 * 512)
+
+    card, settings = card_for("v100-16gb"), "parallel.strategy=dp"
+    found = planned(recipe(settings), card, HERE, trace, gpus=2)
+    assert asked[0] == ("dp", 2)
+    assert ("fsdp", 2) in asked, "a process a card"
+    assert shown(found).startswith("reviews on the first of 2 x Tesla V100-SXM2-32GB\n")
+    assert "--gpus 2 --set parallel.strategy=fsdp" in shown(found)
+    whole = planned(recipe(settings), card, HERE, lambda *_: memory_plan(10 * GIB, samples=32, slots=99), gpus=2)
+    assert whole.largest is not None
+    assert whole.largest.samples == 32, "the process's micro-batch, not a card's share"
+    assert "the whole batch" in shown(whole)
+    with pytest.raises(RecipeError, match="--gpus 2"):
+        planned(recipe(settings), card, HERE, trace)
+
+
 def test_more_cards_are_typed_as_a_flag() -> None:
     found = made("v100-16gb", memory=lambda _: memory_plan(40 * GIB), on_cards=lambda cards: 40 * GIB // cards)
     told = section(shown(found), "what would make it fit")
