@@ -24,8 +24,8 @@ PLAIN: Final = frozenset(
 )
 """Types of arguments that are compared by value."""
 
-FROM_THE_START: Final = frozenset({torch.ops.aten.as_strided.default})
-"""Operators that count from where a storage begins, and not from where a tensor does."""
+AS_STRIDED: Final = torch.ops.aten.as_strided.default
+"""It counts from where a storage begins, and not from where a tensor does."""
 
 MODES: Final = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 
@@ -74,6 +74,9 @@ class Recall:
             given = args[0]
             return torch.device("meta") if given.fake_mode.in_kernel_invocation else given.fake_device
         tensors: list[FakeTensor] = []
+        if func is AS_STRIDED and len(args) == 4 and self._add(args, [], tensors) and self._is_alone(func):
+            # each of a model's weights is elsewhere in a flat buffer: the call itself says all
+            return self._again(_Answer(None, (_strided(*args),)), tensors)
         key = self._key(func, args, kwargs, tensors) if self._is_alone(func) else None
         if key is None:
             return func(*args, **kwargs)
@@ -100,8 +103,6 @@ class Recall:
             parts.append(name)
             if not self._add((value,), parts, tensors):
                 return None
-        if func in FROM_THE_START:
-            parts += [tensor.storage_offset() for tensor in tensors]
         # a factory of the host's has nothing to be known by
         return tuple(parts) if tensors else None
 
@@ -177,6 +178,17 @@ class Recall:
                 offset = whole.storage_offset() + result.offset
                 elem.set_(whole.untyped_storage(), offset, result.shape, result.strides)
         return FakeTensor(self._mode, elem, result.device)
+
+
+def _strided(tensor: FakeTensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> _Made:
+    return _Made(
+        dtype=tensor.dtype,
+        shape=tuple(shape),
+        strides=tuple(strides),
+        offset=offset - int(tensor.storage_offset()),
+        device=tensor.fake_device,
+        view_of=0,
+    )
 
 
 def _num_bytes(made: _Made) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import importlib
 import json
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -39,12 +41,7 @@ from paceline.records import MemoryPlan
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Operators whose result has a size, or a value on the host, that depends on numbers."""
 
-IMPORTED = (
-    "torch._dynamo.repro.after_dynamo",  # of Dynamo, what it loads for its first frame
-    "torchmetrics",
-    "transformers.models.auto.modeling_auto",
-    "transformers.modeling_layers",
-)
+IMPORTED = ("torch._dynamo", "torchmetrics", "transformers.models.auto.modeling_auto", "transformers.modeling_layers")
 """What nearly every trace needs and takes seconds to import."""
 
 
@@ -126,6 +123,17 @@ def _import_for(request: Mapping[str, Any]) -> None:
             importlib.import_module(kind)
         if recipe.techniques.compile is not False:
             importlib.import_module("torch._inductor.lowering")
+        if recipe.techniques.compile is not False or recipe.techniques.fusion is not False:
+            _trace_a_frame()
+
+
+@functools.cache
+def _trace_a_frame() -> None:
+    """For its first frame Dynamo loads and looks up what it keeps for all others: half a second of every trace."""
+    rows = torch.ones(2, 1)
+    torch._dynamo.mark_dynamic(rows, 0)
+    torch.compile(torch.nn.Linear(1, 1), backend="eager")(rows)
+    torch._dynamo.reset()
 
 
 def _answered(line: str) -> dict[str, Any]:
