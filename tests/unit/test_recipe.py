@@ -68,9 +68,7 @@ def test_the_last_setting_wins_and_the_recipe_itself_is_left_alone() -> None:
         ("optimizer.lrr=1", r"optimizer\.lrr = 1: unknown key\n.*did you mean 'lr'"),
         ("optimiser.lr=1", r"optimiser = .*unknown key\n.*did you mean 'optimizer'"),
         ("optimizer.lr=-1", r"optimizer\.lr = '-1'\n.*greater than 0"),
-        # squared or divided by a small number it is no number of 32 bits any more
-        ("optimizer.lr=1e38", r"optimizer\.lr = '1e\+38'\n.*less than or equal to 1000000"),
-        ("optimizer.lr=inf", r"optimizer\.lr = 'inf'\n.*less than or equal to 1000000"),
+        ("optimizer.lr=inf", r"optimizer\.lr = 'inf'\n.*finite number"),
         ("optimizer.lr=quick", r"optimizer\.lr = 'quick'\n.*valid number"),
         ("loop.epochs=0", r"loop\.epochs = '0'\n"),
         ("loop.evaluate_every=0", r"loop\.evaluate_every = '0'"),

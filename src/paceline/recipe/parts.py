@@ -26,9 +26,6 @@ EXECUTION: dict[str, Any] = {"execution": True}
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """``package.module:function``, imported from the current folder or the environment."""
 
-MOST_RATE = 1e6
-"""Learning rates beyond are mistakes, and would overflow in the midst of an optimizer."""
-
 Columns = str | tuple[str, ...]
 
 Switch = Literal["auto"] | bool
@@ -199,7 +196,7 @@ class GroupPart(Part):
     """Settings of the parameters whose names match; the first group that matches a name takes it."""
 
     match: str = Field(description="Glob on parameter names, for example '*classifier*'.")
-    lr: float | None = Field(None, gt=0, le=MOST_RATE, description="Null: that of the optimizer.")
+    lr: float | None = Field(None, gt=0, allow_inf_nan=False, description="Null: that of the optimizer.")
     weight_decay: float | None = Field(None, ge=0, description="Null: that of the optimizer.")
     schedule: SchedulePart | None = Field(None, description="As `schedule` below; null: that one.")
 
@@ -210,11 +207,13 @@ class OptimizerPart(Part):
     type: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
         "adamw", description="adamw8bit keeps its states in 8 bits; needs a card and bitsandbytes or torchao."
     )
-    lr: float = Field(5e-5, gt=0, le=MOST_RATE, description="Largest learning rate, before lr_scaling.")
-    lr_scaling: Literal["none", "linear", "sqrt"] | Annotated[float, Field(gt=0, le=MOST_RATE, strict=True)] = Field(
-        "none",
-        description="Multiplies every group's learning rate: linear, by loop.batch_size / lr_scaling_base (Goyal et"
-        " al. 2017, for sgd with a warm-up); sqrt, by its root (Krizhevsky 2014; Hoffer et al. 2017); or a factor.",
+    lr: float = Field(5e-5, gt=0, allow_inf_nan=False, description="Largest learning rate, before lr_scaling.")
+    lr_scaling: Literal["none", "linear", "sqrt"] | Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = (
+        Field(
+            "none",
+            description="Multiplies every group's learning rate: linear, by loop.batch_size / lr_scaling_base (Goyal et"
+            " al. 2017, for sgd with a warm-up); sqrt, by its root (Krizhevsky 2014; Hoffer et al. 2017); or a factor.",
+        )
     )
     lr_scaling_base: int | None = Field(
         None, ge=1, description="The global batch that lr was chosen for; needed with linear and sqrt."

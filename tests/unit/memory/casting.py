@@ -182,6 +182,10 @@ BESIDE_TABLE: dict[str, Call] = {
 
 DIFFERENT = {"scaled_dot_product_attention", "norm.Scalar", "norm.ScalarOpt_dim"}
 """Whose operators beneath are not CUDA's: attention is chosen from a table; on norms see below."""
+if torch.version.cuda:
+    # there the first is cuDNN's, which keeps the same, and the second one kernel, which keeps less
+    DIFFERENT |= {"batch_norm", "rms_norm"}
+    WITHOUT_TRUTH.add("_cudnn_rnn")
 
 HALF_SOFTMAX = {"softmax.int", "log_softmax.int", "softmax by keyword", "several heads"}
 
