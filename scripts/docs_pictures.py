@@ -27,7 +27,7 @@ from paceline.report.bars import Bar, Piece, bar_chart
 from paceline.report.charts import WIDTH
 from paceline.report.memory import PARTS
 from paceline.report.time_budget import COLOURS
-from paceline.tracing import CATEGORIES, budget, read_window, windows_in
+from paceline.tracing import CATEGORIES, Budgets, budget, read_window, windows_in
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES, RECORDS = ROOT / "docs" / "pictures", ROOT / "benchmarks" / "memory_h200_2026-11-22.jsonl"
@@ -59,9 +59,21 @@ data:
   source: "builtin:random"
   random: {samples: 512, length: [8, 200], vocabulary: 1000}
   max_length: 200
-techniques: {packing: false}
 loop: {epochs: 1, batch_size: 16}
 """
+
+LATE: Final = """
+import os, time
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+def model(num_labels):
+    sizes = dict(dim=128, n_layers=2, n_heads=4, hidden_dim=512, max_position_embeddings=256, vocab_size=1000)
+    made = DistilBertForSequenceClassification(DistilBertConfig(num_labels=num_labels, **sizes))
+    if os.environ.get("RANK") == "1":
+        made.register_forward_pre_hook(lambda *_: time.sleep(0.04))
+    return made
+"""
+"""A model that is late on one rank."""
 
 CONTEXT: Final = "context", 10
 UNUSED: Final = "reserved, unused", 0
@@ -102,6 +114,7 @@ def main() -> None:
     )
     _write("memory_changes", figure)
     _write("trace_try", tried())
+    _write("trace_ranks", ranks())
     _write("memory_errors", errors([json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]))
 
 
@@ -122,19 +135,44 @@ def plans(
 def tried() -> str:
     """A mean step of a small model on this machine's CPU, padded and packed: what ``paceline trace --try`` compares."""
     with tempfile.TemporaryDirectory() as folder:
-        recipe, run = Path(folder) / "small.yaml", Path(folder) / "run"
-        recipe.write_text(SMALL, encoding="utf-8")
-        words = ["trace", str(recipe), "--steps", "10:20", "--try", "--out", str(run)]
-        subprocess.run([sys.executable, "-m", "paceline.verbs.cli", *words], check=True, stdout=subprocess.DEVNULL)
-        rows = {}
-        for name, made in (("techniques.packing=false", run), ("techniques.packing=true", Path(f"{run}-tried"))):
-            budgets = budget(read_window(windows_in(made)[0]))
-            rows[name] = budgets.mean(0)
+        run = traced(Path(folder), "--set", "techniques.packing=false", "--try")
+        rows = {
+            "techniques.packing=false": _budgets(run).mean(0),
+            "techniques.packing=true": _budgets(Path(f"{run}-tried")).mean(0),
+        }
+    return steps("A mean step of a small model on a CPU, before and after the switch", rows)
+
+
+def ranks() -> str:
+    """A mean step of two ranks, one of which is late: the other one waits for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "late.py").write_text(LATE, encoding="utf-8")
+        run = traced(
+            Path(folder), "--processes", "2", "--set", "model.config=null", "--set", "model.factory=late:model"
+        )
+        budgets = _budgets(run)
+    rows = {f"rank {rank}": budgets.mean(rank) for rank in range(2)}
+    return steps("A mean step of two ranks on a CPU; rank 1 sleeps 40 ms before each forward pass", rows)
+
+
+def traced(folder: Path, *options: str) -> Path:
+    """The run folder of ``paceline trace`` on a small model."""
+    (folder / "small.yaml").write_text(SMALL, encoding="utf-8")
+    words = [sys.executable, "-m", "paceline.verbs.cli", "trace", "small.yaml", "--steps", "10:20", "--out", "run"]
+    subprocess.run([*words, *options], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    return folder / "run"
+
+
+def _budgets(run: Path) -> Budgets:
+    return budget(read_window(windows_in(run)[0]))
+
+
+def steps(title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
+    """A bar a mean step, of seconds by category."""
     drawn = [
         Bar(name=name, pieces=[Piece(name=part, value=mean[part], colour=COLOURS[part]) for part in CATEGORIES])
         for name, mean in rows.items()
     ]
-    title = "A mean step of a small model on a CPU, before and after the switch"
     return stacked(title, drawn, unit=1e-3, unit_name="ms", write=moment)
 
 

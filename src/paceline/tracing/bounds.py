@@ -240,15 +240,15 @@ def straggler(case: Case) -> Found | None:
         lost=late.seconds,
         told=f"the others wait {moment(late.seconds)} of a step for rank {late.rank}",
         evidence=tuple(evidence),
-        advice=_advice(late),
+        advice=_advice(late, on_card=case.facts.on_card),
         rank=late.rank,
     )
 
 
-def _advice(late: Late) -> str:
+def _advice(late: Late, *, on_card: bool) -> str:
     if late.where in (DATA, TO_DEVICE):
         return f"look at what rank {late.rank} reads, and from where: its disk, its share of the processors"
-    if late.is_gap:
+    if late.is_gap or not on_card:
         return f"look at rank {late.rank}'s processor: other programs on it, its clock, code that only it runs"
     return f"look at rank {late.rank}'s device: nvidia-smi tells its clocks, its temperature and who else uses it"
 

@@ -116,13 +116,16 @@ def test_operators_of_a_real_loop_are_told_by_kind(tmp_path: Path) -> None:
     assert "aten::" in told(found, budgets)
 
 
-@pytest.mark.parametrize(("fault", "where"), [("loader", "in data wait"), ("forward", "in forward")])
-def test_a_slow_rank_of_two_is_named(fault: str, where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "where", "look_at"), [("loader", "in data wait", "its disk"), ("forward", "in forward", "processor")]
+)
+def test_a_slow_rank_of_two_is_named(fault: str, where: str, look_at: str, tmp_path: Path) -> None:
     run_distributed(train, 2, tmp_path, fault, 1)
     found, budgets = judged(tmp_path)
     check_budgets(budgets)
     assert (found.bound, found.rank) == ("straggler", 1)
     assert where in found.evidence[1]
+    assert look_at in told(found, budgets), "there is no card to look at"
     # the fast one waits
     waited = [budgets.mean(rank)["exposed communication"] for rank in (0, 1)]
     assert waited[0] > 0.7 * SLEEP
