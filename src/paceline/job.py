@@ -92,8 +92,6 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
     if loop.early_stopping and "validation" not in dataset.splits:
         raise RecipeError("loop.early_stopping: has no effect", "there is no validation split", "leave it out")
     total_steps = min(loop.max_steps or sys.maxsize, steps_per_epoch * loop.epochs)
-    if prepared.build.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(prepared.build.device)  # the peak is this run's, not the process's
     capturing = partial(request.watch.phase, "capture")
     narrow = torch.bfloat16 if recipe.parallel.reduce_dtype == "bf16" else None
     assembled = assemble(recipe, prepared.build, total_steps, capturing=capturing, world=world, reduce_dtype=narrow)

@@ -114,6 +114,8 @@ def prepare_run(
         with watch.phase("model"):
             if awake is not None:
                 awake.result()
+                # the peak is this run's, not the process's; it may come before the first step
+                torch.cuda.reset_peak_memory_stats(device)
             images = image_settings(part, known.image_shape) if known.image_shape else None
             build = assemble_build(
                 recipe,

@@ -51,6 +51,15 @@ def test_a_run_on_the_card_learns(rows: list[dict[str, str]], tmp_path: Path, pr
     assert recipe.techniques.precision == ("bf16" if precision == "auto" else precision)
 
 
+def test_the_peak_may_come_before_the_first_step(rows: list[dict[str, str]], tmp_path: Path) -> None:
+    """Where the head alone is trained, nothing takes as much as the copy that packed and padded are compared on."""
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    model = {"config": {**tiny_bert_config(), **sizes}, "vocabulary_size": 200, "train": "head"}
+    weights = run(rows, tmp_path / "run", model=model, techniques={"packing": True})
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["memory"]["allocated"] > 2 * sum(weight.nbytes for weight in weights.values())
+
+
 def test_deterministic_runs_have_equal_bits(rows: list[dict[str, str]], tmp_path: Path) -> None:
     one, other = (run(rows, tmp_path / name, deterministic=True) for name in "ab")
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
