@@ -47,7 +47,7 @@ while not (folder / "summary.json").exists():
     before = resumable
     if not resumable and (folder / "recipe.yaml").exists():
         early += 1  # killed before the first checkpoint: there is nothing to go on with
-        os.rename(folder, folder.with_name(f"early-{early}"))
+        os.rename(folder, folder.with_name(f"{folder.name}-early-{early}"))
     arguments = [str(folder), "--resume"] if resumable else ["recipe.yaml", "--out", str(folder)]
     child = os.fork()
     if child == 0:
