@@ -36,7 +36,7 @@ def trace_settings(
     """
     for text in steps:
         if problem := problem_of(text):
-            raise UserError(f"--steps {shlex.quote(text)}: {problem}")
+            raise UserError(f"--steps: {problem}")
     windows = steps or recipe.trace.steps or DEFAULT_STEPS
     found = [f"trace.steps=[{', '.join(windows)}]"]
     found += [f"trace.{name}={value}" for name, value in (("kind", kind), ("graph", graph)) if value]
