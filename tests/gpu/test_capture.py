@@ -212,7 +212,11 @@ def test_recordings_that_are_all_dropped_can_be_made_again() -> None:
 
 
 def test_a_recorded_vision_transformer_attends_as_a_launched_one() -> None:
-    """Its attention takes the same kernel: the same bits, and no more memory."""
+    """Its attention takes the same kernel: the same losses, and no more memory.
+
+    Not the same bits: gradients of queries are added up atomically in FlashAttention's backward pass, so that a second
+    launched run would differ too.
+    """
     from transformers import ViTConfig, ViTForImageClassification
 
     generator = np.random.default_rng(0)
@@ -240,5 +244,6 @@ def test_a_recorded_vision_transformer_attends_as_a_launched_one() -> None:
         assert run.engine.path["steps"].startswith("captured" if captured else "eager")
         run.engine.close()
         del run, build, model
-    assert losses[0] == losses[1]
+    assert losses[0][0] == losses[1][0]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
     assert peaks[1] < 1.1 * peaks[0], f"recorded steps take {peaks[1] / peaks[0]:.2f} times the memory of launched ones"

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,13 +87,19 @@ class KinetoListener(Listener):
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        # one profile a window: a second start of the same would warn that it forgets the first
+        # one profile a window: a second start of the same would forget the first
         self._profile = profile(activities=activities, profile_memory=self._memory, record_shapes=self._memory)
-        self._profile.prepare_trace()
+        with warnings.catch_warnings():
+            # torch 2.11 says so at the first start too; its way out, acc_events, reads every event when a window closes
+            warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
+            self._profile.prepare_trace()
 
     def start(self) -> None:
         if self._snapshots:
-            torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES, device=self._device)
+            # with frames of C++ torch starts a process for each library, which outlive the run's use of them
+            torch.cuda.memory._record_memory_history(
+                stacks="python", max_entries=SNAPSHOT_ENTRIES, device=self._device
+            )
         self._profile.start_trace()
         self._spans.enter_context(listening(ProfilerRanges()))
 
