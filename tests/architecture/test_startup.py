@@ -109,3 +109,13 @@ def test_the_guards_see_a_slow_and_a_heavy_module(tmp_path: Path) -> None:
     assert heavy_imports(["heavy_room"], tmp_path) == ["datasets"]
     with pytest.raises(AssertionError, match="No module named 'absent_room'"):
         heavy_imports(["absent_room"], tmp_path)
+
+
+def test_a_task_is_known_before_its_metrics_are_loaded() -> None:
+    """They are of no use before the first evaluation, and a first step should not wait for them."""
+    kinds = ("classification", "multi_label", "regression")
+    code = "import sys\nfrom paceline.recipe.parts import TaskPart\nfrom paceline.tasks import task_for\n"
+    code += "".join(f"task_for({kind!r}, ('a', 'b'), TaskPart())\n" for kind in kinds)
+    loaded = _python("-c", code + "print(*sorted(sys.modules))").stdout.split()
+    assert "paceline.tasks.metrics" in loaded
+    assert [name for name in loaded if name.startswith(("torchmetrics", "transformers", "matplotlib"))] == []

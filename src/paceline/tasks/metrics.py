@@ -1,6 +1,7 @@
 """Metrics by name, from torchmetrics, and the meter that sums them up, over batches and over ranks.
 
-torchmetrics is imported when a meter is made: it is slow to import and of no use before the first evaluation.
+torchmetrics is imported when a metric is made: it takes a second or two, five where it finds transformers and
+torchvision to load, and is of no use before the first evaluation.
 """
 
 from __future__ import annotations
@@ -34,43 +35,55 @@ _CLASS_SETTINGS = {**_SETTINGS, "validate_args": False}
 
 def classification_metrics() -> Named:
     """accuracy (micro), f1, precision and recall (macro), auroc (macro, exact), mcc."""
-    from torchmetrics import classification as found
-
     return {
-        "accuracy": lambda classes: found.MulticlassAccuracy(classes, average="micro", **_CLASS_SETTINGS),
-        "f1": lambda classes: found.MulticlassF1Score(classes, average="macro", **_CLASS_SETTINGS),
-        "precision": lambda classes: found.MulticlassPrecision(classes, average="macro", **_CLASS_SETTINGS),
-        "recall": lambda classes: found.MulticlassRecall(classes, average="macro", **_CLASS_SETTINGS),
-        "auroc": lambda classes: found.MulticlassAUROC(classes, average="macro", **_CLASS_SETTINGS),
-        "mcc": lambda classes: found.MulticlassMatthewsCorrCoef(classes, **_CLASS_SETTINGS),
+        "accuracy": _of_classes("MulticlassAccuracy", average="micro"),
+        "f1": _of_classes("MulticlassF1Score", average="macro"),
+        "precision": _of_classes("MulticlassPrecision", average="macro"),
+        "recall": _of_classes("MulticlassRecall", average="macro"),
+        "auroc": _of_classes("MulticlassAUROC", average="macro"),
+        "mcc": _of_classes("MulticlassMatthewsCorrCoef"),
     }
 
 
 def multi_label_metrics() -> Named:
     """accuracy (over all labels), exact_match, f1, precision, recall and auroc (macro)."""
-    from torchmetrics import classification as found
-
     return {
-        "accuracy": lambda labels: found.MultilabelAccuracy(labels, average="micro", **_CLASS_SETTINGS),
-        "exact_match": lambda labels: found.MultilabelExactMatch(labels, **_CLASS_SETTINGS),
-        "f1": lambda labels: found.MultilabelF1Score(labels, average="macro", **_CLASS_SETTINGS),
-        "precision": lambda labels: found.MultilabelPrecision(labels, average="macro", **_CLASS_SETTINGS),
-        "recall": lambda labels: found.MultilabelRecall(labels, average="macro", **_CLASS_SETTINGS),
-        "auroc": lambda labels: found.MultilabelAUROC(labels, average="macro", **_CLASS_SETTINGS),
+        "accuracy": _of_classes("MultilabelAccuracy", average="micro"),
+        "exact_match": _of_classes("MultilabelExactMatch"),
+        "f1": _of_classes("MultilabelF1Score", average="macro"),
+        "precision": _of_classes("MultilabelPrecision", average="macro"),
+        "recall": _of_classes("MultilabelRecall", average="macro"),
+        "auroc": _of_classes("MultilabelAUROC", average="macro"),
     }
 
 
 def regression_metrics() -> Named:
     """mse, mae, r2, pearson and spearman."""
-    from torchmetrics import regression as found
-
     return {
-        "mse": lambda _: found.MeanSquaredError(**_SETTINGS),
-        "mae": lambda _: found.MeanAbsoluteError(**_SETTINGS),
-        "r2": lambda _: found.R2Score(**_SETTINGS),
-        "pearson": lambda _: found.PearsonCorrCoef(**_SETTINGS),
-        "spearman": lambda _: found.SpearmanCorrCoef(**_SETTINGS),
+        "mse": _of_numbers("MeanSquaredError"),
+        "mae": _of_numbers("MeanAbsoluteError"),
+        "r2": _of_numbers("R2Score"),
+        "pearson": _of_numbers("PearsonCorrCoef"),
+        "spearman": _of_numbers("SpearmanCorrCoef"),
     }
+
+
+def _of_classes(kind: str, **settings: Any) -> Callable[[int], Any]:
+    def made(classes: int) -> Any:
+        from torchmetrics import classification
+
+        return getattr(classification, kind)(classes, **_CLASS_SETTINGS, **settings)
+
+    return made
+
+
+def _of_numbers(kind: str) -> Callable[[int], Any]:
+    def made(_: int) -> Any:
+        from torchmetrics import regression
+
+        return getattr(regression, kind)(**_SETTINGS)
+
+    return made
 
 
 def check_names(names: tuple[str, ...], known: Mapping[str, Any]) -> None:
