@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -47,6 +48,8 @@ class Case:
     spare: bool = False
     """With a weight that takes no part in the loss."""
     parallel: tuple[tuple[str, Any], ...] = ()
+    unit_bytes: int = 1
+    """From which weights are gathered by themselves; 1: each block is."""
 
     def recipe(self) -> Any:
         return driving.recipe(
@@ -114,7 +117,8 @@ def sharded(world: World, case: Case, model: nn.Module | None = None) -> Assembl
     """As ``assemble`` puts it together, with the model sharded over the ranks."""
     model, chosen = model or model_of(case, seed=7 + world.rank), case.recipe()
     build = built(case, model)
-    build = fsdp.apply(build, ParallelPart(strategy="fsdp", **dict(case.parallel)), world)
+    with mock.patch.object(fsdp, "UNIT_BYTES", case.unit_bytes):
+        build = fsdp.apply(build, ParallelPart(strategy="fsdp", **dict(case.parallel)), world)
     groups = parameter_groups(list(model.named_parameters()), chosen.optimizer, chosen.schedule)
     rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], TOTAL)
     updates, gradients = build_sharded_updates(model, groups, chosen.optimizer, rates, build.device, world)
@@ -186,6 +190,8 @@ CASES = {
     "recomputed": Case(techniques=(("recompute", True),)),
     "frozen backbone": Case(train="head"),
     "an unused weight": Case(spare=True, micro_batch_size=2),
+    "neighbours together": Case(unit_bytes=2**30, batch_size=7, micro_batch_size=2),
+    "neighbours together, recomputed": Case(techniques=(("recompute", True),), unit_bytes=2**30),
     "groups of two": Case(parallel=(("shard_size", 2),), batch_size=7, micro_batch_size=2),
 }
 
@@ -207,6 +213,13 @@ def test_shards_train_as_one_process_does(ranks: int, names: tuple[str, ...]) ->
             except AssertionError as error:
                 raise AssertionError(f"{name}, rank {rank} of {ranks}: {error}") from None
     assert found["groups of two"].path["parallel"] == f"fsdp: 2 shards{', 2 copies' if ranks == 4 else ''}"
+
+
+def test_small_neighbours_are_one_unit() -> None:
+    blocks = [nn.Linear(size, 1, bias=False) for size in (3, 3, 4, 20, 1, 1)]
+    with mock.patch.object(fsdp, "UNIT_BYTES", 4 * 6):
+        units = [[block.in_features for block in unit] for unit in fsdp.neighbours(blocks)]
+    assert units == [[3, 3], [4, 20], [1, 1]]
 
 
 def ddp_and_fsdp(world: World, case: Case) -> tuple[Outcome, Outcome]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 SETTING = "parallel.strategy"
+UNIT_BYTES = 64 * 2**20
+"""Weights that are worth a collective of their own; smaller neighbours are gathered together."""
 
 
 def apply_fsdp(
@@ -41,7 +43,7 @@ def apply_fsdp(
     reduce_dtype: torch.dtype | None = None,
     offload: bool = False,
 ) -> None:
-    """Shard each block of ``model``, then what is left of it, in place; names of weights stay as they are.
+    """Shard the blocks of ``model``, then what is left of it, in place; names of weights stay as they are.
 
     Afterwards every rank's ``parameters()`` are DTensors, and ``backward()`` leaves in their ``.grad`` the sum over all
     ranks. All that is to hold the weights themselves comes after, and all that takes hold of a block's forward pass
@@ -49,7 +51,8 @@ def apply_fsdp(
 
     Args:
         model: equal on all ranks; on the device of the mesh.
-        blocks: the model's repeated blocks: each is gathered by itself.
+        blocks: the model's repeated blocks, in the order in which they run: each is gathered by itself, or with its
+            neighbours where they are small.
         mesh: of all ranks; with two axes, the first counts copies and the second the shards of each.
         reduce_dtype: number format of the sum of gradients; None: that of the weights.
         offload: shards, their gradients and states stay in main memory.
@@ -60,8 +63,8 @@ def apply_fsdp(
     # loaded late: it takes a good part of a second, and most runs have no use for it
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    units = list(dict.fromkeys(blocks))
-    _refuse_uncuttable(model, units)
+    blocks = list(dict.fromkeys(blocks))
+    _refuse_uncuttable(model, blocks)
     # memory order is lost when a weight is cut; what wants channels last says so at every pass
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()
@@ -75,13 +78,28 @@ def apply_fsdp(
         # also of the root, whose default is to stay whole: after an evaluation it would not see loaded weights
         "reshard_after_forward": True,
     }
-    for module in (*units, model):
-        fully_shard(module, **settings)
+    for unit in neighbours(blocks):
+        fully_shard(unit, **settings)
+    fully_shard(model, **settings)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             # a factor of 1 is a plain sum, which every backend has; torch would take a reduction of NCCL's own
             module.set_force_sum_reduction_for_comms(True)
+
+
+def neighbours(blocks: Sequence[nn.Module]) -> Iterator[list[nn.Module]]:
+    """The blocks in order, cut after each that brings its unit to ``UNIT_BYTES``."""
+    unit: list[nn.Module] = []
+    size = 0
+    for block in blocks:
+        unit.append(block)
+        size += sum(parameter.nbytes for parameter in block.parameters())
+        if size >= UNIT_BYTES:
+            yield unit
+            unit, size = [], 0
+    if unit:
+        yield unit
 
 
 def apply(build: Build, part: ParallelPart, world: World) -> Build:
