@@ -98,9 +98,15 @@ def gradients(
     """The gradient of each micro-batch by name of the weight; ``draws`` times one after the other."""
     config, device = read_config(recipe.model), torch.device(recipe.device)
     task = task_for(data.kind, data.label_names, recipe.task)
-    of_texts = {"vocabulary_size": len(tokenizer), "pad_id": tokenizer.pad_token_id}
-    labels = {"num_labels": task.num_outputs, "label_names": data.label_names, "kind": data.kind}
-    model = load_model(recipe.model, config, **labels, **of_texts)
+    model = load_model(
+        recipe.model,
+        config,
+        num_labels=task.num_outputs,
+        label_names=data.label_names,
+        kind=data.kind,
+        vocabulary_size=len(tokenizer),
+        pad_id=tokenizer.pad_token_id,
+    )
     if not dropout:
         without_dropout(model)
     with numerics(recipe.techniques.precision, deterministic=False, device=recipe.device):
