@@ -67,6 +67,7 @@ class Ledger(TorchDispatchMode):
         self._phase = ""
         self._pool: Hashable = DEFAULT
         self._live: dict[int, int] = {}
+        self._is_blind = False
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -74,8 +75,8 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = self._compute(func, args, kwargs or {})
-        if func is _DEVICE_OF:
-            return out  # asked of tensors all the time, and nothing is made
+        if func is _DEVICE_OF or self._is_blind:
+            return out  # the former is asked of tensors all the time, and nothing is made
         if isinstance(out, Tensor):
             self._see(out, func)
         elif isinstance(out, (tuple, list)):
@@ -125,6 +126,15 @@ class Ledger(TorchDispatchMode):
             yield
         finally:
             self._pool = before
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What is made inside takes no memory: a kernel has it in registers."""
+        before, self._is_blind = self._is_blind, True
+        try:
+            yield
+        finally:
+            self._is_blind = before
 
     def name(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Say what the storages of these tensors are; the first name stays."""

@@ -81,7 +81,9 @@ def check_recorded_steps_reserve_hardly_more() -> None:
 def check_compiled_blocks_keep_no_more() -> None:
     eager, compiled = traced(), traced("techniques.compile=true")
     assert compiled.plan.path["compile"].startswith("each of 2 blocks"), compiled.plan.path
-    assert 0.4 * eager.kept < compiled.kept < 1.02 * eager.kept, f"{compiled.kept / eager.kept:.2f}"
+    # at their peaks, which come at different moments: without passing results, where the most is kept
+    assert 0.4 * eager.kept < compiled.kept < 1.1 * eager.kept, f"{compiled.kept / eager.kept:.2f}"
+    assert compiled.plan.allocated < eager.plan.allocated
     assert compiled.plan.parts["parameters"] == eager.plan.parts["parameters"]
 
 
