@@ -197,9 +197,8 @@ def test_the_reference_of_recipes_is_current(reference: ModuleType) -> None:
 
 def test_pictures_are_current_and_shown() -> None:
     pictures = script("docs_pictures")
-    records = [json.loads(line) for line in pictures.RECORDS.read_text(encoding="utf-8").splitlines()]
     drawn = (pictures.PICTURES / "memory_errors.svg").read_text(encoding="utf-8")
-    assert drawn == pictures.errors(records), "run: python scripts/docs_pictures.py"
+    assert drawn == pictures.errors(pictures.records()), "run: python scripts/docs_pictures.py"
     # the others rest on plans, which take a minute: their figures stand in the text as well
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     for path in pictures.PICTURES.glob("*.svg"):
