@@ -29,7 +29,7 @@ from paceline.errors import Preempted, RecipeError
 from paceline.files import compiled_folder
 from paceline.job import Job
 from paceline.memory.split import Result, check_split, halved, largest_share, let_go, retried
-from paceline.progress import Progress, TrainSums
+from paceline.progress import Progress, TrainSums, metric_value
 from paceline.recipe import Recipe
 from paceline.records import Decision, EvaluationRecord, Notice, StepRecord
 from paceline.seams import Batch, Ids, Size
@@ -455,12 +455,6 @@ class Loop:
 
 class _BrokenOff(Exception):
     """A stop was asked for in the middle of an evaluation."""
-
-
-def metric_value(found: EvaluationRecord, name: str) -> float:
-    """The value of a metric such as ``accuracy`` or ``-loss``, higher is better."""
-    sign, plain = (-1.0, name[1:]) if name.startswith("-") else (1.0, name)
-    return sign * (found.loss if plain == "loss" else found.metrics[plain])
 
 
 def _sudden(recipe: Recipe) -> str:

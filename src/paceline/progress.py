@@ -9,6 +9,9 @@ from typing import Any
 from paceline.data.order import OrderState
 from paceline.records import EvaluationRecord, StepRecord
 
+SHARP = 0.1
+"""A metric that has lost this share of its best value fell, and did not waver."""
+
 
 @dataclass(frozen=True)
 class TrainSums:
@@ -46,6 +49,21 @@ class Progress:
     slots: int = 0
     evaluations: tuple[EvaluationRecord, ...] = ()
 
+    def fall(self, metric: str) -> str:
+        """How far the newest evaluation is behind the best, in words; empty where that is no more than usual.
+
+        Args:
+            metric: such as ``accuracy`` or ``-loss``, which ``best`` is a value of.
+        """
+        if self.best is None or self.best_step is None or not self.evaluations:
+            return ""
+        newest, name, sign = self.evaluations[-1], metric.removeprefix("-"), -1.0 if metric.startswith("-") else 1.0
+        value = metric_value(newest, metric)
+        if value >= self.best - SHARP * abs(self.best):  # of NaN this does not hold
+            return ""
+        was, now = f"{sign * self.best:.4g} at step {self.best_step:,}", f"{sign * value:.4g} at step {newest.step:,}"
+        return f"validation {name} went from {was} to {now}"
+
     def plain(self) -> dict[str, Any]:
         """JSON-ready."""
         return asdict(self)
@@ -59,3 +77,9 @@ class Progress:
         )
         nested = {"order": OrderState(**plain["order"]), "sums": TrainSums(**plain["sums"]), "evaluations": evaluations}
         return cls(**{**plain, **nested})
+
+
+def metric_value(found: EvaluationRecord, name: str) -> float:
+    """The value of a metric such as ``accuracy`` or ``-loss``, higher is better."""
+    sign, plain = (-1.0, name[1:]) if name.startswith("-") else (1.0, name)
+    return sign * (found.loss if plain == "loss" else found.metrics[plain])

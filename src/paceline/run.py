@@ -130,6 +130,10 @@ def _carried_out(request: Request) -> RunRecord:
                 # signals are only noted here: when another rank has ended, torchrun sends one to those that have not
                 with _preemption_marked(request):
                     progress = loop.run()
+                fall = "" if prepared.recipe.loop.save_best else progress.fall(job.best_metric)
+                if fall:
+                    saved = "the last weights are saved; loop.save_best=true keeps the best"
+                    emit(Notice(message=f"{fall}: {saved}", level="warning"))
         if not has_steps or loop.saved_step == progress.step:
             stop.check()
         # steps whose end is on the disk can be measured another time; if it is not, they are seen through

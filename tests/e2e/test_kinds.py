@@ -589,6 +589,20 @@ def test_early_stopping_and_the_last_weights(paceline: Paceline, train: Train, t
     check_evaluate(paceline, last)
 
 
+def test_a_model_that_was_better_is_told_of(train: Train, tmp_path: Path, own: str) -> None:
+    write_csv(tmp_path / "data.csv", reviews())
+    # it falls from evaluation to evaluation, as accuracy does in a run that diverges
+    with (tmp_path / f"{own}.py").open("a") as file:
+        file.write("\nfound = []\ndef falling(scores, labels):\n    found.append(0)\n    return 1 / len(found)\n")
+    recipe = {"model": BERT, "data": {"source": "data.csv"}, "task": {"metrics": [f"{own}:falling"]}}
+    for keeps in (False, True):
+        folder = train({**recipe, "loop": {"epochs": 2, "best_metric": "falling", "save_best": keeps}})
+        told = [notice for notice in summary(folder)["notices"] if "validation falling went from" in notice]
+        assert [notice.partition(": ")[2] for notice in told] == (
+            [] if keeps else ["the last weights are saved; loop.save_best=true keeps the best"]
+        )
+
+
 def test_tensorboard(train: Train, tmp_path: Path) -> None:
     write_csv(tmp_path / "data.csv", reviews())
     folder = train({"model": BERT, "data": {"source": "data.csv"}}, "--set", "observe.tensorboard=true")

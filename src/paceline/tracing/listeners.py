@@ -97,9 +97,7 @@ class KinetoListener(Listener):
     def start(self) -> None:
         if self._snapshots:
             # with frames of C++ torch starts a process for each library, which outlive the run's use of them
-            torch.cuda.memory._record_memory_history(
-                stacks="python", max_entries=SNAPSHOT_ENTRIES, device=self._device
-            )
+            torch.cuda.memory._record_memory_history(stacks="python", max_entries=SNAPSHOT_ENTRIES, device=self._device)
         self._profile.start_trace()
         self._spans.enter_context(listening(ProfilerRanges()))
 
