@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import re
 import shlex
 from collections.abc import Iterator
