@@ -79,10 +79,10 @@ def plan_of(trace: Trace, subject: Subject, card: Card, allocator: Allocator | N
             computing.add(made.pool)
             alive["workspaces"] += sum(constants.workspaces)
             for size in constants.workspaces:
-                allocator.allocate(size, made.pool)
+                allocator.allocate(size, made.pool, made.stream)
         sign = 1 if event >= 0 else -1
         if event >= 0:
-            blocks[number] = allocator.allocate(made.num_bytes, made.pool)
+            blocks[number] = allocator.allocate(made.num_bytes, made.pool, made.stream)
         else:
             allocator.free(blocks.pop(number))
         alive[names[number]] += sign * made.num_bytes

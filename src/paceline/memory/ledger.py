@@ -33,6 +33,8 @@ class Allocation:
     pool: Hashable
     name: str = ""
     """What it is, where somebody said so: parameters, gradients, ..."""
+    stream: Hashable = 0
+    """That was the current one; 0: the one that computes."""
 
 
 Compute = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
@@ -66,6 +68,7 @@ class Ledger(TorchDispatchMode):
         """n: ``allocations[n]`` is made; ~n: it is freed; None: the allocator gives back what it has cached."""
         self._phase = ""
         self._pool: Hashable = DEFAULT
+        self._stream: Hashable = 0
         self._live: dict[int, int] = {}
         self._is_blind = False
 
@@ -128,6 +131,15 @@ class Ledger(TorchDispatchMode):
             self._pool = before
 
     @contextmanager
+    def on(self, stream: Hashable) -> Iterator[None]:
+        """What is made inside is made on this stream, which alone gets its memory again."""
+        before, self._stream = self._stream, stream
+        try:
+            yield
+        finally:
+            self._stream = before
+
+    @contextmanager
     def unseen(self) -> Iterator[None]:
         """What is made inside takes no memory: a kernel has it in registers."""
         before, self._is_blind = self._is_blind, True
@@ -174,7 +186,7 @@ class Ledger(TorchDispatchMode):
     def _enter(self, num_bytes: int, operator: str, name: str = "") -> int:
         backward = torch._C._current_graph_task_id() != -1
         phase = "backward" if backward and self._phase == "forward" else self._phase
-        self.allocations.append(Allocation(num_bytes, operator, phase, self._pool, name))
+        self.allocations.append(Allocation(num_bytes, operator, phase, self._pool, name, self._stream))
         self.events.append(len(self.allocations) - 1)
         return len(self.allocations) - 1
 

@@ -145,7 +145,7 @@ class _Backend(backend_registration._DummyBackendModule):
         self.ledger.empty_cache()
         self._records = True
         try:
-            with self.ledger.into(pool):
+            with self.ledger.into(pool), self.ledger.on(stream):
                 yield
         finally:
             self._records = False
@@ -158,7 +158,7 @@ class _Backend(backend_registration._DummyBackendModule):
         return _Stream()
 
     def stream(self, stream: object) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+        return self.ledger.on(stream)
 
     def Stream(self, *args: object, **kwargs: object) -> _Stream:
         return _Stream()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from paceline.facts import Card
+from paceline.memory.allocator import DEFAULT
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import main
 
@@ -162,6 +163,20 @@ def check_generators_of_the_host_are_torchs() -> None:
     mine = torch.Generator(DEVICE)
     assert (mine.manual_seed(3).device, mine.initial_seed()) == (DEVICE, 3)
     assert torch.randint(9, (5, 2), generator=mine, device=mine.device).shape == (5, 2)
+
+
+def check_what_is_made_on_a_stream_is_entered_as_such() -> None:
+    card = torch.get_device_module(DEVICE)
+    stream, graph = card.Stream(), card.CUDAGraph()
+    with card.stream(stream):
+        torch.empty(3, device=DEVICE)
+    with card.graph(graph, "graphs", stream, capture_error_mode="thread_local"):
+        torch.empty(4, device=DEVICE)
+    torch.empty(5, device=DEVICE)
+    newest = LEDGER.allocations[-3:]
+    assert [(made.num_bytes // 4, made.pool, made.stream) for made in newest] == [
+        (3, DEFAULT, stream), (4, "graphs", stream), (5, DEFAULT, 0)
+    ]  # fmt: skip
 
 
 def check_a_process_has_one_stand_in() -> None:

@@ -27,7 +27,7 @@ KI, MI = 2**10, 2**20
 def made(num_bytes: int, phase: str = "forward", operator: str = "", name: str = "", **more: Any) -> Any:
     computes = phase in ("forward", "backward", "update", "evaluation")
     operator = operator or ("aten.mm.default" if computes else "aten.empty.memory_format")
-    return Allocation(num_bytes, operator, phase, more.get("pool", DEFAULT), name)
+    return Allocation(num_bytes, operator, phase, more.get("pool", DEFAULT), name, more.get("stream", 0))
 
 
 def plan(allocations: Sequence[Allocation], events: Sequence[int | None], **more: Any) -> MemoryPlan:
@@ -48,7 +48,8 @@ def at_random(seed: int) -> tuple[list[Allocation], list[int | None]]:
             else:
                 name = draw.choice(["", "", "", "parameters", "gradients", "workspaces"])
                 pool = draw.choice([DEFAULT, DEFAULT, "graphs"])
-                allocations.append(made(draw.randrange(1, 30 * MI), phase, name=name, pool=pool))
+                stream = draw.choice([0, 0, "gathers"])
+                allocations.append(made(draw.randrange(1, 30 * MI), phase, name=name, pool=pool, stream=stream))
                 events.append(len(allocations) - 1)
                 alive.append(len(allocations) - 1)
     return allocations, events
@@ -66,6 +67,14 @@ def test_parts_add_up_to_what_is_allocated(seed: int) -> None:
         assert list(sizes.values()) == sorted(sizes.values(), reverse=True), "largest first"
 
 
+def test_memory_of_one_stream_is_not_anothers() -> None:
+    one, other = (
+        plan([made(30 * MI, "model"), made(30 * MI, "model", stream=s)], [0, ~0, 1, ~1]) for s in (0, "gathers")
+    )
+    assert one.allocated == other.allocated
+    assert other.reserved == 2 * one.reserved
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_peak_is_that_of_the_allocator_alone(seed: int) -> None:
     allocations, events = at_random(seed)
@@ -78,9 +87,9 @@ def test_the_peak_is_that_of_the_allocator_alone(seed: int) -> None:
         if this.operator == "aten.mm.default" and this.pool not in computing:
             computing.add(this.pool)
             for size in constants_for(CARD).workspaces:
-                allocator.allocate(size, this.pool)
+                allocator.allocate(size, this.pool, this.stream)
         if event >= 0:
-            blocks[event] = allocator.allocate(allocations[event].num_bytes, allocations[event].pool)
+            blocks[event] = allocator.allocate(this.num_bytes, this.pool, this.stream)
         else:
             allocator.free(blocks.pop(~event))
     found = plan(allocations, events)
