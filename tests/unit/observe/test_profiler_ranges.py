@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from paceline.observe.profiler_ranges import ProfilerRanges
 from paceline.spans import listening, mark, span
+
+# torch 2.11 says so whenever a profiler starts; our own windows must not
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 
 
 def test_spans_are_annotations_around_what_they_launched() -> None:

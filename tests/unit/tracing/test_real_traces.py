@@ -21,6 +21,9 @@ from paceline.testing.distributed import run_distributed
 from paceline.tracing import Budgets, Verdict, budget, read_window, told, verdict
 from tests.unit.tracing.simulated import SETTINGS, Workload, facts_of
 
+# torch 2.11 says so whenever a profiler starts; our own windows must not
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+
 FIRST, STEPS = 5, 6
 SLEEP = 0.15
 """Seconds: many times those of a step, whatever else the machine does."""
