@@ -43,7 +43,12 @@ def start(main: Callable[[Path, Settings], None]) -> None:
         from torch.distributed.elastic.multiprocessing.errors import record
 
         main = record(main)
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    settings = json.loads(sys.argv[2])
+    if WORLD_SIZE > 1 and settings.get("compile"):
+        # torch 2.11 cuts a compiled model at DistributedDataParallel's buckets, and fails there as soon as a second
+        # length comes along (InductorError: expected [s16] to have been codegen-ed): compile it whole
+        torch._dynamo.config.optimize_ddp = False
+    main(Path(sys.argv[1]), settings)
 
 
 def tell(event: str, **fields: Any) -> None:

@@ -1,0 +1,176 @@
+"""What sums over cards cost a DDP step, by how they are cut and by how many multiprocessors NCCL may take.
+
+    torchrun --standalone --nproc-per-node 4 benchmarks/sums_beside_backward.py --batch 64 --out FILE.jsonl
+
+Every rank has the same batches, so that none waits for another's longer row: what a step takes beyond the same step
+without sums (``sums=none``, on all cards at once) is the sums alone. Captured steps, as runs take them; lengths and
+weights as in step_anatomy.py. Each variant is a line such as ``bucket_mib=25,ctas=8``:
+
+- ``bucket_mib``: a bucket's size;
+- ``ctas``: multiprocessors that NCCL may take at most (0: as many as it likes);
+- ``first``: NCCL's kernels go before others that wait (a high-priority stream);
+- ``bf16``: gradients are summed in bf16;
+- ``of_words``: share of the word embeddings' gradient that is summed at all: what summing only the rows of words that
+  occur would save, for that is summed last, with nothing left to hide it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from step_anatomy import MODELS, build, dataset, synchronize
+
+from paceline.cluster import find_place
+from paceline.distributed.group import joined
+from paceline.engine import assemble as assembling
+from paceline.engine.buckets import BUCKET_BYTES, Reduction
+from paceline.engine.numerics import numerics
+from paceline.facts import this_machine
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
+from paceline.seams import Alone, World
+
+MIB = 2**20
+VARIANTS = (
+    "sums=none",
+    "bucket_mib=25",
+    "bucket_mib=25,first=1",
+    "bucket_mib=25,ctas=4",
+    "bucket_mib=25,ctas=8",
+    "bucket_mib=25,ctas=16",
+    "bucket_mib=10,ctas=8",
+    "bucket_mib=60",
+    "bucket_mib=60,ctas=8",
+    "bucket_mib=1000",
+    "bucket_mib=25,of_words=0.35",
+    "bucket_mib=25,ctas=8,of_words=0.35",
+    "bucket_mib=25,ctas=16,of_words=0.35",
+    "bucket_mib=25,bf16=1",
+    "bucket_mib=25,bf16=1,ctas=8",
+    "sums=none",
+)
+
+
+class Through:
+    """The ranks of a run, whose gradients are summed by another group.
+
+    Args:
+        of_large: share of a stretch of more than 80 MiB that is summed.
+    """
+
+    def __init__(self, world: World, group: Any, of_large: float) -> None:
+        self._world, self._group, self._of_large = world, group, of_large
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def start_sum_(self, tensor: torch.Tensor) -> Any:
+        is_large = tensor.nbytes > 80 * MIB
+        part = tensor[: int(len(tensor) * self._of_large)] if is_large else tensor
+        return dist.all_reduce(part, group=self._group, async_op=True).wait
+
+
+def group_of(ctas: int, *, first: bool) -> Any:
+    """A group whose NCCL kernels take at most ``ctas`` multiprocessors."""
+    if not torch.cuda.is_available():
+        return dist.new_group(backend="gloo")
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=first)
+    if ctas:
+        options.config.min_ctas, options.config.max_ctas = 1, ctas
+    return dist.new_group(backend="nccl", pg_options=options)
+
+
+def seconds_of(call: Any, times: int) -> float:
+    """Of one call, on the rank that took longest."""
+    dist.barrier()
+    synchronize()
+    started = time.perf_counter()
+    for _ in range(times):
+        call()
+    synchronize()
+    taken = [0.0] * dist.get_world_size()
+    dist.all_gather_object(taken, (time.perf_counter() - started) / times)
+    return max(taken)
+
+
+def rates(group: Any, device: torch.device) -> dict[str, float]:
+    """Bus bandwidth of a sum, GB/s, by MiB."""
+    found, ranks = {}, dist.get_world_size()
+    for mib in (25, 90, 256) if device.type == "cuda" else (1,):
+        tensor = torch.zeros(mib * MIB // 4, device=device)
+        call = partial(dist.all_reduce, tensor, group=group)
+        call()
+        found[str(mib)] = round(tensor.nbytes * 2 * (ranks - 1) / ranks / seconds_of(call, 10) / 1e9, 1)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="distilbert")
+    parser.add_argument("--batch", type=int, default=64, help="reviews a card")
+    parser.add_argument("--cycles", type=int, default=10, help="times that the eight batches are taken")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--variant", action="append", help="in place of the list")
+    chosen = parser.parse_args()
+    facts = this_machine()
+    settings = {
+        "model": {"config": MODELS[chosen.model]},
+        "data": {"source": "builtin:random", "pad_to_multiple_of": 256},
+        "loop": {"batch_size": chosen.batch, "epochs": 3},
+    }
+    recipe, _ = choose(Recipe.parse(settings), facts)
+    place, device = find_place(os.environ), torch.device(recipe.device)
+    with joined(place, device=device, timeout_seconds=120) as world:
+        if device.type == "cuda":
+            device = torch.device("cuda", world.local_rank)
+        with numerics(recipe.techniques.precision, deterministic=False, device=recipe.device):
+            measure(chosen, recipe, world, device)
+
+
+def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: torch.device) -> None:
+    data = dataset(max(2000, 8 * chosen.batch), MODELS[chosen.model]["vocab_size"])
+    assembled, _ = build(recipe, data, 100_000)
+    made = assembled.build
+    assembled.engine.close()
+    shares = np.arange(8 * chosen.batch).reshape(8, chosen.batch)
+    for variant in chosen.variant or VARIANTS:
+        said = dict(part.split("=") for part in variant.split(","))
+        number_format = torch.bfloat16 if said.get("bf16") else None
+        assembling.Reduction = partial(  # type: ignore[attr-defined] # a measurement looks inside
+            Reduction, bucket_bytes=int(said.get("bucket_mib", BUCKET_BYTES // MIB)) * MIB
+        )
+        group = group_of(int(said.get("ctas", 0)), first=bool(said.get("first")))
+        summing: Any = Alone() if "sums" in said else Through(world, group, float(said.get("of_words", 1)))
+        engine = assembling.assemble(recipe, made, 100_000, world=summing, reduce_dtype=number_format).engine
+        engine.warm_up(made.layout.collate(shares[0]), chosen.batch)
+
+        def cycle(engine: Any = engine) -> None:
+            for index, share in enumerate(shares):
+                engine.accumulate([made.layout.collate(share)], chosen.batch * world.size, step=index)
+                engine.update()
+
+        for _ in range(3):
+            cycle()
+        step = seconds_of(cycle, chosen.cycles) / len(shares)
+        record = {"variant": variant, "ranks": world.size, "batch": chosen.batch, "step_ms": round(1e3 * step, 3)}
+        record |= {"steps": engine.path["steps"], "bus_gb_per_second": rates(group, device)}
+        record |= {"torch": torch.__version__, "card": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
+        engine.close()
+        dist.destroy_process_group(group)
+        if world.is_first:
+            with chosen.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            print(f"{variant:40} {record['step_ms']:8.3f} ms  {record['bus_gb_per_second']} GB/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
