@@ -259,6 +259,15 @@ def test_only_the_compilers_errors_are_reasons() -> None:
     assert reason_of(wrapped) == "Unsupported: call of .item()"
 
 
+def test_the_reason_is_what_the_backend_raised_not_that_it_raised() -> None:
+    def backend(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with pytest.raises(Exception, match="raised") as found:
+        torch.compile(torch.nn.Linear(2, 2), backend=backend)(torch.ones(1, 2))
+    assert reason_of(found.value) == "OSError: no space left on device"
+
+
 def test_kernels_are_kept_where_the_user_said_or_with_our_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -237,8 +237,10 @@ def reason_of(error: BaseException) -> str | None:
     current: BaseException | None = error
     while current is not None:
         if any(kind.__module__.startswith(COMPILERS) for kind in type(current).__mro__):
-            first = next((line.strip() for line in str(current).splitlines() if line.strip()), "")
-            return f"{type(current).__name__}: {first}"
+            # what a backend raised stands in the second line of the message, and is there as it was
+            raised = getattr(current, "inner_exception", current)
+            first = next((line.strip() for line in str(raised).splitlines() if line.strip()), "")
+            return f"{type(raised).__name__}: {first}"
         current = current.__cause__ or current.__context__
     return None
 
