@@ -25,6 +25,7 @@ from paceline.engine.schedule import lr_decision
 from paceline.errors import RecipeError
 from paceline.facts import Facts
 from paceline.files import cache_folder
+from paceline.kernels.launch import wake_compiler
 from paceline.models.config import import_readers, max_positions, modality, read_config
 from paceline.models.images import image_settings, preferred_size
 from paceline.models.load import import_class, load_model
@@ -183,8 +184,9 @@ def _card_here() -> torch.device:
 
 
 def _wake(card: torch.device, _: KeepGoing) -> None:
-    """Have the driver make ready for this process, which takes about a second and none of Python's."""
+    """Have the driver make ready for this process, and Triton's compiler: seconds, and hardly any of them Python's."""
     torch.zeros(1, device=card)
+    wake_compiler(card.index)
 
 
 def _model(recipe: Recipe, config: PretrainedConfig | None, known: Outline, task: Task) -> torch.nn.Module:

@@ -20,6 +20,7 @@ from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
 from paceline.engine.updates import FlatAdam
 from paceline.errors import UserError
+from paceline.kernels.launch import compiled_together
 from paceline.seams import Alone, World
 from paceline.techniques.capture import Eager, Runner
 
@@ -77,8 +78,12 @@ class TorchEngine(Engine):
             # not the last one: what fails on one rank alone must not leave the others waiting in a sum
             self._step.micro(batch, share, first=True, last=False)
 
-        # the first pass compiles and loads kernels, which may wait; the second shows what a step itself does
+        # the first pass compiles kernels, all at once, the second loads them, which may wait; the one after them shows
+        # what a step itself does
         try:
+            with compiled_together(self._device):
+                self._runner.launch(micro)
+                self._step.updates.rehearse()
             self._runner.launch(micro)
         except torch.OutOfMemoryError:
             raise  # no other way of computing it was to blame
@@ -95,7 +100,13 @@ class TorchEngine(Engine):
             self._runner.prepare(self._step.micro, (batch, share), True, True)
 
     def accumulate(
-        self, batches: Iterable[Any], denominator: float, *, step: int = 0, alike: bool = True
+        self,
+        batches: Iterable[Any],
+        denominator: float,
+        *,
+        step: int = 0,
+        alike: bool = True,
+        words: Tensor | None = None,
     ) -> Accumulated:
         if self._world.size > 1 and not self._first:
             why = "the ranks have summed those gradients already, and what is added now would not be summed with them"

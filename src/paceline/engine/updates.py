@@ -35,6 +35,9 @@ class Updates(ABC):
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         """One update with the gradients times ``factor`` if ``finite``; nothing otherwise. Both are device scalars."""
 
+    def rehearse(self) -> None:  # noqa: B027 - torch's own kernels are compiled already
+        """Launch what ``apply`` does, so that nothing changes: for kernels that are still to be compiled."""
+
     @property
     @abstractmethod
     def applied(self) -> int:
@@ -198,9 +201,15 @@ class FlatAdam(Updates):
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         self._primed = True
         row = self._rates.index_select(0, self._step.long().clamp(max=len(self._rates) - 1).view(1))[0]
-        grad_scale, found_inf = factor.reciprocal(), (~finite).float()
         # ahead of the kernels, which count from 1 and look at nothing where found_inf is 1
         self._step += finite
+        self._launch(row, factor.reciprocal(), (~finite).float())
+
+    def rehearse(self) -> None:
+        one = torch.ones((), device=self._step.device)
+        self._launch(self._rates[0], one, one)
+
+    def _launch(self, row: Tensor, grad_scale: Tensor, found_inf: Tensor) -> None:
         flats = (self._weights, self._gradients, self._exp_avg, self._exp_avg_sq)
         settings = (*self._part.betas, self._part.eps)
         decoupled = self._part.type == "adamw"

@@ -12,14 +12,12 @@ Source: Kingma and Ba, Adam, ICLR 2015; Loshchilov and Hutter, Decoupled Weight 
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
-import importlib.util
 import math
-from typing import Final
 
 import torch
 from torch import Tensor
 
-HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
+from paceline.kernels.launch import HAS_TRITON, launch
 
 LARGE = 2**16
 """Elements from which a tensor gets a launch of its own."""
@@ -118,7 +116,9 @@ def _launch(
 ) -> None:
     count = parameter.numel()
     with torch.cuda.device(parameter.device):
-        adam[(-(-count // BLOCK),)](
+        launch(
+            adam,
+            (-(-count // BLOCK),),
             *(parameter, gradient, exp_avg, exp_avg_sq, step, lr, grad_scale, found_inf, count),
             # powers of the betas as powers of two, which a card has an instruction for
             *(beta1, beta2, math.log2(beta1) if beta1 else -math.inf, math.log2(beta2) if beta2 else -math.inf),

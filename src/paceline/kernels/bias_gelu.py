@@ -14,16 +14,15 @@ Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.kernels.launch import HAS_TRITON, launch
 from paceline.kernels.residual_norm import processors, runs_kernels
 
-HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
 FORWARD: Final = {"rows": 4, "columns": 1024, "warps": 4}
 """A tile, and its warps."""
 BACKWARD: Final = {"rows": 8, "columns": 512, "warps": 4, "programs": 4, "stages": 1}
@@ -59,9 +58,10 @@ def _forward(x: Tensor, bias: Tensor) -> Tensor:
     out, width = torch.empty_like(x), x.shape[-1]
     rows = x.numel() // width
     with torch.cuda.device_of(x):
-        _bias_gelu_kernel[(-(-rows // FORWARD["rows"]), -(-width // FORWARD["columns"]))](
-            x, bias, out, rows, N=width, R=FORWARD["rows"], C=FORWARD["columns"], num_warps=FORWARD["warps"]
-        )
+        launch(
+            _bias_gelu_kernel, (-(-rows // FORWARD["rows"]), -(-width // FORWARD["columns"])),
+            x, bias, out, rows, N=width, R=FORWARD["rows"], C=FORWARD["columns"], num_warps=FORWARD["warps"],
+        )  # fmt: skip
     return out
 
 
@@ -77,7 +77,8 @@ def _backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     down = min(-(-rows // BACKWARD["rows"]), -(-BACKWARD["programs"] * processors(x.device) // across))
     partial = bias.new_empty((down, width))
     with torch.cuda.device_of(x):
-        _bias_gelu_backward_kernel[(across, down)](
+        launch(
+            _bias_gelu_backward_kernel, (across, down),
             *(grad, x, bias, dx, partial, rows),
             N=width, R=BACKWARD["rows"], C=BACKWARD["columns"], STAGES=BACKWARD["stages"], num_warps=BACKWARD["warps"],
         )  # fmt: skip
@@ -104,6 +105,9 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+OPERATOR: Final = torch.ops.paceline.bias_gelu.default
+"""What stands for it in a graph."""
 
 
 if HAS_TRITON:

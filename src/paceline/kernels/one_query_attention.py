@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.kernels.short_attention import HAS_TRITON, supports
+from paceline.kernels.launch import HAS_TRITON, launch
+from paceline.kernels.short_attention import supports
 
 TILE_ELEMENTS: Final = 4096
 """Elements of a tile of keys, [N, D]; as many of values, and fp32 sums of that size."""
@@ -174,7 +175,9 @@ def _forward(q: Tensor, kv: Tensor, cu_seqlens: Tensor, dropout: float, scale: f
         draws.random_(-(2**31), 2**31)
     numbers = (scale * math.log2(math.e), _threshold(dropout), 1 / (1 - dropout))
     with torch.cuda.device_of(q):
-        _attend_kernel[_grid(q)](
+        launch(
+            _attend_kernel,
+            _grid(q),
             *(q, kv, out, exact, log_sums, cu_seqlens.contiguous(), draws, kv.shape[0]),
             *(*q.stride()[:2], *kv.stride()[:3], *numbers),
             **_options(q, dropout),
@@ -199,7 +202,9 @@ def _backward(
     dq, dkv = q.new_empty(q.shape), kv.new_empty(kv.shape)
     numbers = (scale, scale * math.log2(math.e), _threshold(dropout), 1 / (1 - dropout))
     with torch.cuda.device_of(q):
-        _differentiate_kernel[_grid(q)](
+        launch(
+            _differentiate_kernel,
+            _grid(q),
             *(grad, q, kv, exact, log_sums, dq, dkv, cu_seqlens.contiguous(), draws, kv.shape[0]),
             *(*grad.stride()[:2], *q.stride()[:2], *kv.stride()[:3], *numbers),
             **_options(q, dropout),

@@ -21,13 +21,13 @@ Source: Ba, Kiros and Hinton, Layer Normalization, 2016; its gradient as in torc
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
+from paceline.kernels.launch import HAS_TRITON, launch
+
 WIDEST: Final = 4096
 """A row is held in the registers of one program."""
 FORWARD: Final = {"elements": 1024, "warps": 4}
@@ -95,7 +95,9 @@ def _forward(
     block = triton.next_power_of_2(width)
     together = max(1, FORWARD["elements"] // block)
     with torch.cuda.device_of(x):
-        _residual_norm_kernel[(-(-rows // together),)](
+        launch(
+            _residual_norm_kernel,
+            (-(-rows // together),),
             *(x, bias, residual, weight, shift, out, out_narrow, moments, keys, rows),
             *(_threshold(dropout), 1 / (1 - dropout), eps),
             H=width, BLOCK=block, R=together, DROPOUT=dropout > 0, NARROW=narrow,
@@ -128,7 +130,9 @@ def _backward(
     partial = residual.new_empty((programs, 3, width))
     grads = [x if g is None else g.contiguous() for g in (grad, grad_narrow)]
     with torch.cuda.device_of(x):
-        _residual_norm_backward_kernel[(programs,)](
+        launch(
+            _residual_norm_backward_kernel,
+            (programs,),
             *(*grads, x, bias, residual, weight, moments, keys, dx, dresidual, partial, rows),
             *(_threshold(dropout), 1 / (1 - dropout)),
             H=width, BLOCK=block, DROPOUT=dropout > 0, WIDE=grad is not None, NARROW=grad_narrow is not None,
@@ -166,6 +170,9 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_narrow: Tensor | None, *_
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+OPERATOR: Final = torch.ops.paceline.residual_norm.default
+"""What stands for it in a graph."""
 
 
 def _check(x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, dropout: float) -> None:

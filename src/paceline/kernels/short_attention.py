@@ -33,7 +33,6 @@ The operators are registered wherever torch is; to run them needs Triton.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,8 +42,8 @@ import torch
 from torch import Tensor
 
 from paceline.device import PLANNED, capability, is_card
+from paceline.kernels.launch import HAS_TRITON, launch
 
-HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
 LONGEST: Final = 1024
 """Longer sequences are better served by a kernel made for them."""
 _OVERREAD: Final = 256
@@ -300,7 +299,8 @@ def _attend(
     numbers = (scale * math.log2(math.e), _threshold(dropout), 1 / (1 - dropout))
     grid = (_tiles(max_length, blocks.queries), heads, cu_seqlens.shape[0] - 1)
     with torch.cuda.device_of(q):
-        _attend_kernel[grid](
+        launch(
+            _attend_kernel, grid,
             q, k, v, out, log_sums, cu_seqlens, keys, length, keys.shape[1], *strides, *numbers,
             **_options(blocks, dim, dropout),
         )  # fmt: skip
@@ -332,10 +332,10 @@ def _differentiate_into(
     with torch.cuda.device_of(q):
         blocks = QUERY_GRADIENT[dim]
         grid = (_tiles(max_length, blocks.queries), heads, sequences)
-        _query_gradient_kernel[grid](*tensors, out, dq, *strides, *numbers, **_options(blocks, dim, dropout))
+        launch(_query_gradient_kernel, grid, *tensors, out, dq, *strides, *numbers, **_options(blocks, dim, dropout))
         blocks = KEY_GRADIENT[dim]
         grid = (_tiles(max_length, blocks.keys), heads, sequences)
-        _key_gradient_kernel[grid](*tensors, dk, dv, *strides, *numbers, **_options(blocks, dim, dropout))
+        launch(_key_gradient_kernel, grid, *tensors, dk, dv, *strides, *numbers, **_options(blocks, dim, dropout))
 
 
 def _outputs(q: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from paceline.device import PLANNED, capability, is_card
-from paceline.kernels.bias_gelu import HAS_TRITON
-from paceline.kernels.residual_norm import WIDEST
+from paceline.kernels import bias_gelu, residual_norm
+from paceline.kernels.launch import HAS_TRITON
 
 LINEAR = (torch._C._nn.linear, F.linear)
 GELU = (torch._C._nn.gelu, F.gelu)
@@ -233,13 +233,13 @@ def _fuse_norm(graph: fx.Graph, node: fx.Node, serves: Serves, *, leaves: bool) 
         known = all(part.op in ("placeholder", "get_attr") for part in (weight, shift) if isinstance(part, fx.Node))
         if not (same and wide and known and isinstance(eps, float) and _are_equal(tuple(shape), width)):
             continue
-        if not (isinstance(width[0], int) and width[0] <= WIDEST):
+        if not (isinstance(width[0], int) and width[0] <= residual_norm.WIDEST):
             continue
         takers = _products_of(node, _dtype(product))
         bias = _take_bias(product)
         with graph.inserting_before(found):
             arguments = (product, bias, residual, weight, shift, dropout, eps, bool(takers) or leaves)
-            both = graph.call_function(torch.ops.paceline.residual_norm.default, arguments)
+            both = graph.call_function(residual_norm.OPERATOR, arguments)
             wide_out, narrow_out = (graph.call_function(operator.getitem, (both, index)) for index in (0, 1))
         # for the nodes that come after
         wide_out.meta, narrow_out.meta = node.meta.copy(), product.meta.copy()
@@ -261,7 +261,7 @@ def _fuse_gelu(graph: fx.Graph, node: fx.Node, serves: Serves) -> bool:
         return False
     bias = _take_bias(product)
     with graph.inserting_before(node):
-        made = graph.call_function(torch.ops.paceline.bias_gelu.default, (product, bias))
+        made = graph.call_function(bias_gelu.OPERATOR, (product, bias))
     made.meta = node.meta.copy()
     node.replace_all_uses_with(made)
     graph.erase_node(node)

@@ -1,0 +1,123 @@
+"""How our kernels are started: at once, or, before a run's first step, all of them compiled side by side.
+
+Triton compiles a kernel where it is first launched, one after the other. Most of that is work outside of Python, so ten
+kernels on ten threads take about as long as the slowest.
+"""
+
+# mypy: disable-error-code="import-not-found,import-untyped"
+# Triton exists for some platforms only.
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
+
+THREADS = 8
+"""Most kernels that are compiled at the same time."""
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """``kernel[grid](*arguments, **options)``; inside ``compiled_together`` it is noted, and compiled later.
+
+    Args:
+        kernel: a function of ``triton.jit``.
+    """
+    noted = _noted
+    if noted is None:
+        kernel[grid](*arguments, **options)
+        return
+    # blocks are alike, and two threads would both compile what neither has finished
+    key = (id(kernel), *map(_kind, arguments), *options.items())
+    noted[key] = partial(kernel.warmup, *map(_without_memory, arguments), grid=grid, **options)
+
+
+@contextlib.contextmanager
+def compiled_together(device: torch.device) -> Iterator[None]:
+    """Inside, no kernel is run: what it would have written stays undefined. On the way out all of them are compiled.
+
+    Kernels that other threads launch are meant too: backward passes on a card have threads of their own. Nothing is
+    compiled before the end, for torch's compiler may be at work inside, and was made to be alone with Triton's.
+    Elsewhere than on cards with Triton nothing changes.
+
+    Raises:
+        Exception: what Triton raised for one of the kernels.
+    """
+    global _noted
+    if not HAS_TRITON or device.type != "cuda":
+        yield
+        return
+    noted: dict[Any, Callable[[], Any]] = {}
+    _noted = noted
+    try:
+        yield
+    finally:
+        _noted = None
+    if not noted:
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    wake_compiler(index)
+    # a thread begins on the first card, where a context of its own would cost memory
+    some = min(THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(some, "paceline-compile", torch.cuda.set_device, (index,)) as threads:
+        for future in [threads.submit(compile) for compile in noted.values()]:
+            future.result()
+
+
+def wake_compiler(card: int) -> None:
+    """Have Triton load its compiler, build its glue to the driver and hash itself: seconds, and little of it Python's.
+
+    What goes wrong here goes wrong again where a kernel is needed, and is dealt with there.
+
+    Args:
+        card: its index.
+    """
+    if not HAS_TRITON:
+        return
+    with _waking, contextlib.suppress(Exception):
+        if card not in _awake:
+            from paceline.kernels.nothing import nothing
+
+            with torch.cuda.device(card):
+                nothing.warmup(grid=(1,))
+            _awake.add(card)
+
+
+def _kind(argument: Any) -> Any:
+    """What a kernel is compiled for, or more finely: equal kinds are compiled once."""
+    match argument:
+        case Tensor():
+            return argument.dtype, argument.data_ptr() % 16 == 0
+        case int():
+            return argument == 1, argument % 16 == 0, argument.bit_length() > 31
+        case _:
+            return type(argument)
+
+
+class _Pointer:
+    """All that the compiler asks of a tensor: its number format, and whether its address can be divided by 16."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype, self._address = tensor.dtype, tensor.data_ptr()
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def _without_memory(argument: Any) -> Any:
+    return _Pointer(argument) if isinstance(argument, Tensor) else argument
+
+
+_noted: dict[Any, Callable[[], Any]] | None = None
+_waking = threading.Lock()
+_awake: set[int] = set()

@@ -1,0 +1,51 @@
+"""Kernels that were compiled side by side are the ones that are launched after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.kernels.bias_gelu import bias_gelu
+from paceline.kernels.launch import compiled_together
+from paceline.kernels.residual_norm import residual_norm
+from paceline.kernels.short_attention import short_attention_joined
+
+triton = pytest.importorskip("triton", reason="the kernels are Triton's")
+
+CARD = torch.device("cuda")
+
+
+def passes() -> list[torch.Tensor]:
+    """A forward and a backward pass through three of our operators, of shapes that no other test has."""
+    torch.manual_seed(0)
+    rows, heads, dim = 96, 5, 32
+    width = heads * dim
+    qkv = torch.randn(rows, 3, heads, dim, device=CARD, dtype=torch.bfloat16, requires_grad=True)
+    wide = torch.randn(rows, width, device=CARD, requires_grad=True)
+    parts = [torch.randn(width, device=CARD, requires_grad=True) for _ in range(4)]
+    bounds = torch.tensor([0, 40, rows], device=CARD, dtype=torch.int32)
+    attended = short_attention_joined(qkv, bounds, 64, dropout=0.25).flatten(1)
+    out, narrow = residual_norm(attended, parts[0], wide, parts[1], parts[2], dropout=0.25, eps=1e-5, narrow=True)
+    loss = out.square().sum() + bias_gelu(narrow, parts[3]).float().sum()
+    return [loss, *torch.autograd.grad(loss, [qkv, wide, *parts])]
+
+
+def test_nothing_is_left_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def note(*_: Any, fn: Any, **__: Any) -> None:
+        compiled.append(fn.name)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    with compiled_together(CARD):
+        passes()
+    # attention has three kernels, the others two each
+    assert len([name for name in compiled if "nothing" not in name]) == 7, compiled
+    compiled.clear()
+    found = passes()
+    assert not compiled
+    assert all(value.isfinite().all() for value in found)
+    for value, again in zip(found, passes(), strict=True):
+        torch.testing.assert_close(value, again, rtol=0, atol=0)
