@@ -290,7 +290,9 @@ class Loop:
         counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
         wide = self._widths(self.progress.order, plan)
         batches = map(self._collated, range(len(plan.microbatches)), plan.microbatches, wide.slots)
-        return plan, counted, job.assembled.engine.accumulate(batches, counted, step=step, alike=wide.alike)
+        words = job.words.of(plan.samples) if job.words is not None else None
+        found = job.assembled.engine.accumulate(batches, counted, step=step, alike=wide.alike, words=words)
+        return plan, counted, found
 
     @span("data wait")
     def _collated(self, index: int, ids: Ids, slots: int | None) -> Batch:

@@ -20,6 +20,7 @@ import torch
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
+from paceline.distributed.links import shared_link_rate
 from paceline.engine.assemble import assemble_build
 from paceline.engine.schedule import lr_decision
 from paceline.errors import RecipeError
@@ -33,7 +34,7 @@ from paceline.models.saved import SavedModel
 from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
 from paceline.models.tokenizers import TokenizerSource, tokenizer_source
 from paceline.recipe import Recipe
-from paceline.recipe.choose import choose_strategy
+from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.records import Decision
 from paceline.seams import Alone, Build, Task, World
 from paceline.stopwatch import Stopwatch
@@ -113,6 +114,11 @@ def prepare_run(
                 dataset = encoding.result()
                 tokenizer = _settled(source, dataset)
         with watch.phase("model"):
+            # here, where no rank waits for another's turn, for all of them answer
+            buckets = bucket_decision(recipe, shared_link_rate(world, facts)) if world.size > 1 else None
+            if buckets is not None:
+                recipe = recipe.with_settings([f"{buckets.setting}={buckets.value}"])
+                decisions = (*decisions, buckets)
             if awake is not None:
                 awake.result()
                 # the peak is this run's, not the process's; it may come before the first step

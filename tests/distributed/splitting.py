@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.engine.assemble import Assembled, assemble, assemble_build
 from paceline.engine.engine import Update
+from paceline.engine.words import Words
 from paceline.recipe import Recipe
 from paceline.seams import Batch, Meter, Task, World
 from paceline.techniques.compile import apply_compile
@@ -87,7 +88,9 @@ def accumulate(run: Assembled, chosen: Recipe, world: World, step: int, at: Orde
     """This rank's share of a step; returns its share of the loss."""
     plan = order_of(chosen).plan(at, world.rank, world.size)
     counted = run.build.task.count(labels[plan.samples])
-    return run.engine.accumulate((run.build.layout.collate(ids) for ids in plan.microbatches), counted, step=step).loss
+    batches = (run.build.layout.collate(ids) for ids in plan.microbatches)
+    words = None if run.words is None else Words(driving.dataset().inputs, run.words).of(plan.samples)
+    return run.engine.accumulate(batches, counted, step=step, words=words).loss
 
 
 def train(

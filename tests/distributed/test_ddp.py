@@ -6,11 +6,12 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.cluster import Place
 from paceline.data.dataset import Images
@@ -111,7 +112,7 @@ def compare_buckets(world: World, bucket_bytes: int) -> list[str]:
     chosen = recipe(9, 3)
     run = assembled(world, chosen)
     gradients = run.engine._step.gradients
-    made = Reduction(world, tuple(run.build.model.parameters()), bucket_bytes)
+    made = Reduction(world, tuple(run.build.model.parameters()), bucket_bytes=bucket_bytes)
     gradients._sums = type(gradients._sums)(gradients._parameters, gradients.flat, made)
     assert (len(gradients._sums.buckets) > 10) == (bucket_bytes < BUCKET_BYTES)
     train(run, chosen, world, 3)
@@ -123,6 +124,31 @@ def test_the_cut_into_buckets_changes_no_bit_on_two_ranks() -> None:
     small, large = (run_distributed(compare_buckets, 2, size) for size in (1 << 10, BUCKET_BYTES))
     assert small == large
     assert len(set(small[0])) == 1
+
+
+def with_words(chosen: Recipe) -> Recipe:
+    return chosen.with_settings(["parallel.sum_words=true"])
+
+
+def compare_words(world: World, chosen: Recipe) -> tuple[tuple[float, float, str], bool]:
+    """As ``compare``, and whether rows were sent in place of the table."""
+    sent: list[int] = []
+    start = type(world).start_sum_
+
+    def noted(self: World, tensor: Tensor) -> Any:
+        sent.append(tensor.ndim)
+        return start(self, tensor)
+
+    with mock.patch.object(type(world), "start_sum_", noted):
+        found = compare(world, chosen)
+    return found, 2 in sent
+
+
+@pytest.mark.parametrize(("size", "batch_size", "micro"), [(2, 9, 3), (4, 10, 3), (4, 3, 2)])
+def test_the_words_of_a_step_are_all_that_needs_to_be_summed(size: int, batch_size: int, micro: int) -> None:
+    found = run_distributed(compare_words, size, with_words(recipe(batch_size, micro)))
+    assert_exact([result for result, _ in found])
+    assert all(by_rows for _, by_rows in found)
 
 
 def half_the_bytes(world: World) -> tuple[float, str]:

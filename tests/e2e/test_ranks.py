@@ -455,5 +455,7 @@ def test_a_rank_that_never_comes_is_named(steady: Path, reviews: Path, tmp_path:
 def test_a_settled_recipe_is_the_same_for_all(runs: Any) -> None:
     """What is written down is what one process would have written, but for how ranks share the work."""
     one, four = (Recipe.load(runs("padded", size)[0] / "recipe.yaml").resolved() for size in (1, 4))
-    assert (one.pop("parallel")["strategy"], four.pop("parallel")["strategy"]) == ("auto", "ddp")
+    alone, shared = one.pop("parallel"), four.pop("parallel")
+    assert (alone["strategy"], shared["strategy"]) == ("auto", "ddp")
+    assert (alone["bucket_mib"], shared["bucket_mib"]) == (None, 25), "there is no NVLink between CPUs"
     assert one == four

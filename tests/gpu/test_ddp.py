@@ -53,7 +53,8 @@ def made(world: World, capture: bool, **more: Any) -> Assembled:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         model = Net().to(CUDA)
-    chosen = recipe(techniques={"precision": "fp32", "capture": capture}, optimizer={"decay_all": False})
+    settings = {"techniques": {"precision": "fp32", "capture": capture}, "parallel": {"bucket_mib": 25}}
+    chosen = recipe(**settings, optimizer={"decay_all": False})
     layout = ImageLayout(images, generator.integers(0, 3, 64), CUDA, mean=(0.5,), deviation=(0.5,))
     build = Build(
         model=model,

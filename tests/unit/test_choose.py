@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import RecipeError
 from paceline.facts import Card, Facts
 from paceline.recipe import Recipe
-from paceline.recipe.choose import choose
+from paceline.recipe.choose import bucket_decision, choose
 from paceline.recipe.techniques import CATALOGUE, TechniqueEntry, check_rules
 
 CPU = Facts(python="3.11.7", platform="Linux", cpu_model=None, cpu_count=2, memory_bytes=None)
@@ -188,3 +188,38 @@ def test_an_entry_is_one_line() -> None:
     entry = TechniqueEntry("recompute", "Recompute.", "memory", "bit-exact")
     assert entry.module == "paceline.techniques.recompute"
     assert entry.card == "docs/techniques/recompute.md"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "rate", "value"),
+    [
+        ({"strategy": "ddp"}, 450e9, "192"),
+        ({"strategy": "ddp"}, None, "25"),
+        ({"strategy": "ddp", "bucket_mib": 60}, 450e9, None),
+        ({"strategy": "fsdp"}, 450e9, None),
+        ({}, 450e9, None),
+    ],
+    ids=["NVLink", "something else", "asked for", "shards", "left open"],
+)
+def test_gradients_are_summed_in_larger_pieces_over_faster_links(
+    parallel: dict[str, Any], rate: float | None, value: str | None
+) -> None:
+    recipe = Recipe.parse({"model": {"config": {"model_type": "bert"}}, "data": {"source": "x"}, "parallel": parallel})
+    decision = bucket_decision(recipe, rate)
+    assert (decision.value if decision else None) == value
+    if decision is not None:
+        settled = recipe.with_settings([f"{decision.setting}={decision.value}"])
+        assert settled.parallel.bucket_mib == int(decision.value)
+        assert bucket_decision(settled, rate) is None
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "dp"])
+def test_a_size_of_buckets_is_refused_where_there_are_none(strategy: str) -> None:
+    with pytest.raises(RecipeError, match="bucket_mib"):
+        Recipe.parse(
+            {
+                "model": {"config": {"model_type": "bert"}},
+                "data": {"source": "x"},
+                "parallel": {"strategy": strategy, "bucket_mib": 25},
+            }
+        )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.data.dataset import Dataset, Tokens
 from paceline.device import PLANNED, card_name, is_card
-from paceline.engine.buckets import Reduction
+from paceline.engine.buckets import BUCKET_BYTES, Reduction
 from paceline.engine.engine import Engine
 from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
 from paceline.engine.optimizer import ParameterGroup, parameter_groups
@@ -27,6 +27,7 @@ from paceline.engine.statistics import kept_from_filler, running_statistics
 from paceline.engine.step import Objective, Step
 from paceline.engine.torch_engine import SEVERAL, TorchEngine
 from paceline.engine.updates import build_updates
+from paceline.engine.words import word_embeddings
 from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
 from paceline.errors import ModelError, RecipeError
 from paceline.files import compiled_folder
@@ -60,6 +61,8 @@ class Assembled:
     groups: Sequence[ParameterGroup]
     rates: NDArray[np.float64]
     """[steps, groups]: learning rate of each applied update."""
+    words: nn.Parameter | None = None
+    """The word embeddings, where ranks sum only those rows that a step looks up."""
     records_together: bool = False
     """Whether ranks record passes in which they meet, so that micro-batches are to have the same shapes on all."""
 
@@ -167,7 +170,18 @@ def assemble(
     rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
     trained = {parameter for group in groups for parameter in group.parameters}
     others = [t for t in (*build.model.parameters(), *build.model.buffers()) if t not in trained]
-    reduction = Reduction(world, tuple(build.model.parameters()), dtype=reduce_dtype)
+    # of a model of the user's own nothing is known: its loss may look at all words
+    sums_words = recipe.parallel.sum_words and not recipe.model.factory
+    words = word_embeddings(build.model) if sums_words else None
+    size = recipe.parallel.bucket_mib
+    reduction = Reduction(
+        world,
+        tuple(build.model.parameters()),
+        cuts=_first_of_blocks(build),
+        words=words,
+        bucket_bytes=BUCKET_BYTES if size is None else size * 2**20,
+        dtype=reduce_dtype,
+    )
     if is_sharded:
         updates, gradients = build_sharded_updates(build.model, groups, part, rates, build.device, world)
     else:
@@ -192,7 +206,23 @@ def assemble(
         degrade=partial(_degraded, build, recipe),
         world=world,
     )
-    return Assembled(build, engine, groups, rates, records_together=is_sharded and reason is None)
+    return Assembled(
+        build,
+        engine,
+        groups,
+        rates,
+        words=words if world.size > 1 and not is_sharded else None,
+        records_together=is_sharded and reason is None,
+    )
+
+
+def _first_of_blocks(build: Build) -> list[nn.Parameter]:
+    """The first parameter of the first block, where there are blocks.
+
+    The sums of all blocks can then begin while the embeddings before them, which are most of a small model's weights,
+    are still differentiated: by kernels that leave a card's multiprocessors to the sum, as matrix products do not.
+    """
+    return [parameter for block in build.blocks[:1] for parameter in (*block.parameters(),)[:1]]
 
 
 def warms_up(recipe: Recipe, device: torch.device) -> bool:

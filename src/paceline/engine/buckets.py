@@ -12,7 +12,7 @@ CUDA Graphs"; events as nodes of a graph: CUDA C++ Programming Guide, cudaEventR
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -26,8 +26,8 @@ from paceline.seams import Alone, World
 from paceline.spans import span
 
 BUCKET_BYTES = 25 * 2**20
-"""Large enough for a link's full rate (a sum of 25 MiB runs at three quarters of it on an H200), small enough that most
-sums end before the backward pass does."""
+"""Large enough for three quarters of a link's rate on an H200, small enough that most sums end before the backward pass
+does; ``recipe.choose`` has larger ones over fast links."""
 
 Put = Callable[[Sequence[Tensor], Sequence[Tensor | None]], None]
 """Writes or adds gradients to the views that stand for them; None: there is none."""
@@ -41,6 +41,10 @@ class Reduction:
     order: Sequence[nn.Parameter] = ()
     """The model's parameters in the order of its forward pass; none: the layout's order. It decides which sums begin
     first, and must be the same on all ranks."""
+    cuts: Collection[nn.Parameter] = ()
+    """Parameters that a bucket begins with, in forward order: what comes before them is summed apart."""
+    words: nn.Parameter | None = None
+    """Word embeddings, [rows, width], of which ``touch`` says what rows are to be summed."""
     bucket_bytes: int = BUCKET_BYTES
     dtype: torch.dtype | None = None
     """Sum in this number format, such as bf16: half the bytes, and each rank's share is rounded to it."""
@@ -54,19 +58,35 @@ class Bucket:
         members: which parameters of the layout are in it.
         stretch: 1-d view of the buffer.
         dtype: number format to sum in; None: the buffer's own.
+        table: the stretch as [rows, width], if single rows of it may be summed.
     """
 
-    def __init__(self, members: Sequence[int], stretch: Tensor, dtype: torch.dtype | None) -> None:
-        self.members, self.stretch = tuple(members), stretch
-        self._sent = stretch if dtype in (None, stretch.dtype) else torch.empty_like(stretch, dtype=dtype)
+    def __init__(
+        self, members: Sequence[int], stretch: Tensor, dtype: torch.dtype | None, table: Tensor | None = None
+    ) -> None:
+        self.members, self.stretch, self.table = tuple(members), stretch, table
+        self._dtype = dtype or stretch.dtype
+        self._sent = stretch if self._dtype == stretch.dtype else torch.empty_like(stretch, dtype=dtype)
         self.complete: Any = _event(stretch.device)
         """Recorded in graphs where the stretch is complete."""
 
-    def start_sum(self, world: World) -> Callable[[], None]:
-        """Begin its sum behind what the current stream has to do; what is returned makes the current stream wait."""
+    def start_sum(self, world: World, rows: Tensor | None = None) -> Callable[[], None]:
+        """Begin its sum behind what the current stream has to do; what is returned makes the current stream wait.
+
+        Args:
+            rows: int64 [n], of the table: the others are zero on all ranks.
+        """
+        if self.table is not None and rows is not None:
+            sent = self.table.index_select(0, rows).to(self._dtype)
+            return partial(self._put_back, world.start_sum_(sent), rows, sent)
         if self._sent is not self.stretch:
             self._sent.copy_(self.stretch)
         return partial(self._end_sum, world.start_sum_(self._sent))
+
+    def _put_back(self, wait: Callable[[], None], rows: Tensor, sent: Tensor) -> None:
+        wait()
+        assert self.table is not None
+        self.table.index_copy_(0, rows, sent.to(self.table.dtype))
 
     def _end_sum(self, wait: Callable[[], None]) -> None:
         wait()
@@ -91,6 +111,17 @@ class BucketSums:
         self._device = flat.buffers[0].device
         self._side = _stream(self._device)
         self._started: list[Callable[[], None]] = []
+        self._touched: Tensor | None = None
+        self._others_are_zero: bool | None = None
+        """Of the rows that are said not to be touched; None: not looked at yet."""
+
+    def touch(self, words: Tensor | None) -> None:
+        """Told before a step, the same on all ranks, which rows of the word embeddings any of them looks up."""
+        self._touched = words
+
+    @property
+    def _rows(self) -> Tensor | None:
+        return None if self._others_are_zero is False else self._touched
 
     def backward(self, loss: Tensor, put: Put) -> None:
         """Differentiate, and begin each bucket's sum as soon as its gradients and the sums before it allow.
@@ -112,7 +143,7 @@ class BucketSums:
                 if recording:
                     bucket.complete.record()
                 else:
-                    self._started.append(bucket.start_sum(self._world))
+                    self._started.append(bucket.start_sum(self._world, self._rows))
                 done += 1
 
         def arrived(member: int, gradient: Tensor | None) -> None:
@@ -130,11 +161,23 @@ class BucketSums:
         for bucket in self.buckets[len(self._started) :]:
             with _on(self._side, self._device):
                 self._side.wait_event(bucket.complete)
-                self._started.append(bucket.start_sum(self._world))
+                self._started.append(bucket.start_sum(self._world, self._rows))
         with span("communicate"):
             for wait in self._started:
                 wait()
         self._started.clear()
+        table = next((bucket.table for bucket in self.buckets if bucket.table is not None), None)
+        if self._others_are_zero is None and self._rows is not None and table is not None:
+            self._others_are_zero = not self._has_others(table, self._rows)
+
+    def _has_others(self, table: Tensor, rows: Tensor) -> bool:
+        """Whether any rank has gradients in other rows than these, which are summed already; then those are, too."""
+        others = table.index_fill(0, rows, 0.0)
+        found = self._world.any(bool(others.any()))
+        if found:
+            own = others.clone()
+            table += self._world.sum_(others) - own
+        return found
 
 
 def cut(parameters: Sequence[nn.Parameter], flat: Flat, reduction: Reduction) -> tuple[Bucket, ...]:
@@ -146,24 +189,34 @@ def cut(parameters: Sequence[nn.Parameter], flat: Flat, reduction: Reduction) ->
     """
     place_in_model = {parameter: place for place, parameter in enumerate(reduction.order or parameters)}
     places = [place_in_model[parameter] for parameter in parameters]
+    cuts = [place_in_model[parameter] for parameter in reduction.cuts]
+    words = next((i for i, parameter in enumerate(parameters) if parameter is reduction.words), None)
+    if words is not None:
+        cuts += [places[words], places[words] + 1]
+    sections = [sum(place >= cut for cut in cuts) for place in places]
     buckets = []
     for buffer in flat.buffers:
         inside = [i for i, view in enumerate(flat.views) if (view.dtype, view.device) == (buffer.dtype, buffer.device)]
         inside.sort(key=lambda i: flat.views[i].storage_offset())
         end: Any = buffer.numel()
-        for members in _runs(inside, places, [view.nbytes for view in flat.views], reduction.bucket_bytes):
+        sizes = [view.nbytes for view in flat.views]
+        for members in _runs(inside, places, sections, sizes, reduction.bucket_bytes):
             start = flat.views[members[0]].storage_offset()
-            buckets.append(Bucket(members, buffer[start:end], reduction.dtype))
+            table = flat.views[words] if words is not None and members == [words] else None
+            buckets.append(Bucket(members, buffer[start:end], reduction.dtype, table))
             end = start
     return tuple(sorted(buckets, key=lambda bucket: -min(places[i] for i in bucket.members)))
 
 
-def _runs(inside: Sequence[int], places: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """``inside`` cut into runs, the last one first: each goes forward in the model and is at most ``most`` bytes."""
+def _runs(
+    inside: Sequence[int], places: Sequence[int], sections: Sequence[int], sizes: Sequence[int], most: int
+) -> Iterator[list[int]]:
+    """``inside`` cut into runs, the last one first: each goes forward in the model, stays in one of its sections and is
+    at most ``most`` bytes."""
     run: list[int] = []
     for member in reversed(inside):
         full = sum(sizes[i] for i in run) + sizes[member] > most
-        if run and (full or places[member] > places[run[0]]):
+        if run and (full or places[member] > places[run[0]] or sections[member] != sections[run[0]]):
             yield run
             run = []
         run.insert(0, member)

@@ -47,7 +47,13 @@ class Engine(ABC):
 
     @abstractmethod
     def accumulate(
-        self, batches: Iterable[Any], denominator: float, *, step: int = 0, alike: bool = True
+        self,
+        batches: Iterable[Any],
+        denominator: float,
+        *,
+        step: int = 0,
+        alike: bool = True,
+        words: Tensor | None = None,
     ) -> Accumulated:
         """Forward and backward of every micro-batch; gradients add up.
 
@@ -57,6 +63,8 @@ class Engine(ABC):
             step: the run's updates so far; seeds dropout.
             alike: whether the micro-batches of all ranks have the same shapes; where ranks meet within a pass, it is
                 recorded then only. The same on all ranks.
+            words: int64 [rows]: those of the word embeddings that any rank looks up in this step; None: not known. The
+                same on all ranks.
         """
 
     @abstractmethod

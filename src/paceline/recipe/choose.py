@@ -120,6 +120,27 @@ def choose_strategy(
     return recipe, (*(decision for decision in decisions if decision.setting not in anew), *taken)
 
 
+BUCKET_MIB = {"NVLink": 192, "else": 25}
+"""MiB of gradients that ranks sum in one go. A sum takes multiprocessors, and a matrix product that has not all of them
+takes up to twice as long: on four H200 a backward pass beside sums of 25 MiB takes longer than one that has its sums at
+its end. Where sums take longer than that, they have to begin early. Benchmarks: sums_beside_backward.py."""
+
+
+def bucket_decision(recipe: Recipe, link_rate: float | None) -> Decision | None:
+    """How the gradients are cut for their sums, where that was left open and ranks sum whole gradients.
+
+    Args:
+        link_rate: bytes a second that NVLinks carry between all ranks' cards; None: there are none.
+    """
+    if recipe.parallel.strategy != "ddp" or recipe.parallel.bucket_mib is not None:
+        return None
+    kind, reason = "else", "without NVLink between all ranks sums take long, and begin early"
+    if link_rate is not None:
+        kind = "NVLink"
+        reason = f"NVLinks carry {link_rate / 1e9:.0f} GB/s: sums are short, and many slow the backward pass down"
+    return Decision(setting="parallel.bucket_mib", value=str(BUCKET_MIB[kind]), reason=reason)
+
+
 def num_processes(recipe: Recipe, num_cards: int) -> int:
     """Of a run on so many cards: one a card, or, with ``dp``, one that has them all."""
     return 1 if recipe.parallel.strategy == "dp" else num_cards

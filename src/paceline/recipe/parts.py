@@ -402,6 +402,18 @@ class ParallelPart(Part):
         json_schema_extra=EXECUTION,
         description="Number format in which ranks sum gradients; bf16 halves the bytes and rounds each rank's share.",
     )
+    bucket_mib: int | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description="Of ddp: MiB of gradients that ranks sum in one go; null: 192 over NVLink, where many small sums"
+        " slow the backward pass down, else 25, which begin early.",
+    )
+    sum_words: bool = Field(
+        False,
+        json_schema_extra=EXECUTION,
+        description="Of ddp: of the word embeddings' gradient sum only the rows of words that occur in a step.",
+    )
     shard_size: int | None = Field(
         None,
         ge=2,
@@ -420,6 +432,10 @@ class ParallelPart(Part):
             for name in ("shard_size", "offload"):
                 if getattr(self, name):
                     raise ValueError(f"{name}: has no effect with strategy: {self.strategy}; set strategy: fsdp")
+        if self.strategy in ("fsdp", "dp") and self.bucket_mib is not None:
+            raise ValueError(f"bucket_mib: has no effect with strategy: {self.strategy}; set strategy: ddp")
+        if self.strategy in ("fsdp", "dp") and self.sum_words:
+            raise ValueError(f"sum_words: has no effect with strategy: {self.strategy}; set strategy: ddp")
         if self.strategy == "dp" and self.reduce_dtype != "fp32":
             raise ValueError(
                 f"reduce_dtype: {self.reduce_dtype} has no effect with strategy: dp, whose sums are torch's"

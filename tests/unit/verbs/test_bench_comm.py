@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from paceline.verbs.bench.comm import (
     OPERATIONS,
     Measurement,
     bench_comm,
-    link_rate,
     measured,
     sizes,
     table,
@@ -116,55 +114,6 @@ def test_messages_grow_fourfold_up_to_the_largest(largest: int, expected: list[i
 # links
 
 
-STATUS = """GPU 0: NVIDIA H200 (UUID: GPU-0)
-\t Link 0: 26.562 GB/s
-\t Link 1: 26.562 GB/s
-\t Link 2: 26.562 GB/s
-GPU 1: NVIDIA H200 (UUID: GPU-1)
-\t Link 0: 26.562 GB/s
-\t Link 1: <inactive>
-\t Link 2: 26.562 GB/s
-"""
-
-
-def facts(*capabilities: tuple[int, int] | None) -> Facts:
-    cards = tuple(Card(name="card", compute_capability=capability) for capability in capabilities)
-    return Facts(python="3.12", platform="x", cpu_model=None, cpu_count=1, memory_bytes=None, cards=cards)
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "status", "rate"),
-    [
-        ([(9, 0), (9, 0)], STATUS, 50e9),
-        ([(10, 0)], "GPU 0: B200\n" + "\t Link 0: 53.125 GB/s\n" * 18, 900e9),
-        ([(9, 0)], "GPU 0: H200\n" + "\t Link 0: 26.562 GB/s\n" * 18, 450e9),
-        ([(8, 0)], "GPU 0: A100\n" + "\t Link 0: 25 GB/s\n" * 12, 300e9),
-        ([(9, 0), (10, 0)], STATUS, None),
-        ([(8, 6)], STATUS, None),
-        ([None], STATUS, None),
-        ([(9, 0)], "", None),
-        ([(9, 0)], "GPU 0: NVIDIA H100 PCIe (UUID: GPU-0)\n\t Link 0: <inactive>\n", None),
-        ([], STATUS, None),
-    ],
-    ids=["fewest", "B200", "H200", "A100", "mixed", "unlisted", "unknown", "no answer", "no links", "no cards"],
-)
-def test_the_links_limit_is_known_or_not_shown(capabilities: list[Any], status: str, rate: float | None) -> None:
-    assert link_rate(facts(*capabilities), status) == rate
-
-
-@pytest.mark.parametrize(
-    ("other", "limit"),
-    [(["same", 25e9], 25e9), (["same", 900e9], 50e9), (["same", None], None), (["another machine", 50e9], None)],
-)
-def test_the_slowest_card_of_one_machine_is_the_limit(
-    other: list[Any], limit: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comm, "ask", lambda command: STATUS)
-    name, rate = other
-    world = SimpleNamespace(gather=lambda own: [own, [own[0] if name == "same" else name, rate]])
-    assert comm._shared_limit(world, facts((9, 0))) == limit
-
-
 # what is printed
 
 
@@ -233,7 +182,16 @@ def test_one_process_has_nobody_to_measure_with(alone: None) -> None:
 def test_by_itself_it_measures_between_all_cards_or_two_processes(
     cards: int, expected: dict[str, int], alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = replace(facts(*[(9, 0)] * cards), versions={"torch": "2.13"}, torch_cuda="13.0")
+    machine = Facts(
+        python="3.12",
+        platform="x",
+        cpu_model=None,
+        cpu_count=1,
+        memory_bytes=None,
+        cards=(Card(name="card", compute_capability=(9, 0)),) * cards,
+        versions={"torch": "2.13"},
+        torch_cuda="13.0",
+    )
     monkeypatch.setattr(start, "this_machine", lambda: machine)
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(start, "choose_ranks", lambda *_, **options: asked.append(options))

@@ -15,8 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
-import socket
 import statistics
 import sys
 import time
@@ -31,8 +29,9 @@ from torch import Tensor
 
 from paceline.cluster import find_place
 from paceline.distributed.group import joined
+from paceline.distributed.links import shared_link_rate
 from paceline.errors import UserError
-from paceline.facts import Facts, ask, this_machine
+from paceline.facts import this_machine
 from paceline.files import disk_errors, write_atomically
 from paceline.observe.formats import size as sized
 from paceline.seams import World
@@ -50,11 +49,6 @@ FEWEST, MOST = 5, 100
 """Number of timed calls a size."""
 
 TIMEOUT_SECONDS = 120.0
-
-LINK_RATES = {(7, 0): 25e9, (8, 0): 25e9, (9, 0): 25e9, (10, 0): 50e9}
-"""Compute capability -> bytes a second that one NVLink carries in one direction.
-Source: NVIDIA's data sheets of V100 (6 links, 300 GB/s in both directions together), A100 (12, 600), H100 (18, 900)
-and B200 (18, 1,800)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +142,7 @@ def measured(world: World, device: torch.device, largest_bytes: int | None = Non
     places = [("nccl", device)] * (device.type == "cuda") + [("gloo", torch.device("cpu"))]
     found = []
     for backend, where in places:
-        limit = _shared_limit(world, facts) if facts is not None and backend == "nccl" else None
+        limit = shared_link_rate(world, facts) if facts is not None and backend == "nccl" else None
         name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
         for operation in OPERATIONS:
             for num_bytes in sizes(largest_bytes or LARGEST_BYTES[backend]):
@@ -207,30 +201,6 @@ def _device_seconds(call: Callable[[], Any], calls: int) -> list[float]:
         mark.record()
     torch.cuda.synchronize()
     return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)]
-
-
-def _shared_limit(world: World, facts: Facts) -> float | None:
-    """What the links of every rank's card carry; None across machines, whose network we know nothing of."""
-    own = link_rate(facts, ask(["nvidia-smi", "nvlink", "--status"]) or "")
-    found = world.gather([socket.gethostname(), own])
-    machines, rates = {name for name, _ in found}, [rate for _, rate in found]
-    return min(rates) if len(machines) == 1 and None not in rates else None
-
-
-def link_rate(facts: Facts, status: str) -> float | None:
-    """Bytes a second that the NVLinks of a card carry in one direction; of the card with the fewest.
-
-    None where there are none, or of a generation that is not in ``LINK_RATES``: what PCIe carries depends on what lies
-    between two cards.
-
-    Args:
-        status: what ``nvidia-smi nvlink --status`` prints: each card, and below it a line a link.
-    """
-    rates = {LINK_RATES.get(card.compute_capability or (0, 0)) for card in facts.cards}
-    cards = re.split(r"^GPU \d+:.*$", status, flags=re.MULTILINE)[1:]
-    num_links = min((len(re.findall(r"^\s*Link \d+: [\d.]+ GB/s", card, re.MULTILINE)) for card in cards), default=0)
-    rate = rates.pop() if len(rates) == 1 else None
-    return num_links * rate if rate and num_links else None
 
 
 def _by_backend(found: Sequence[Measurement]) -> Iterable[list[Measurement]]:
