@@ -7,11 +7,12 @@ without sums (``sums=none``, on all cards at once) is the sums alone. Captured s
 weights as in step_anatomy.py. Each variant is a line such as ``bucket_mib=25,ctas=8``:
 
 - ``bucket_mib``: a bucket's size;
+- ``apart=0``: a bucket may hold gradients of blocks and of embeddings;
 - ``ctas``: multiprocessors that NCCL may take at most (0: as many as it likes);
 - ``first``: NCCL's kernels go before others that wait (a high-priority stream);
 - ``bf16``: gradients are summed in bf16;
-- ``of_words``: share of the word embeddings' gradient that is summed at all: what summing only the rows of words that
-  occur would save, for that is summed last, with nothing left to hide it.
+- ``words=1``: of the word embeddings' gradient, which is complete last, only the rows of words that occur on any rank
+  are summed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from paceline.distributed.group import joined
 from paceline.engine import assemble as assembling
 from paceline.engine.buckets import BUCKET_BYTES, Reduction
 from paceline.engine.numerics import numerics
+from paceline.engine.words import Words
 from paceline.facts import this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
@@ -42,41 +44,32 @@ from paceline.seams import Alone, World
 MIB = 2**20
 VARIANTS = (
     "sums=none",
+    "bucket_mib=25,apart=0",
     "bucket_mib=25",
-    "bucket_mib=25,first=1",
-    "bucket_mib=25,ctas=4",
-    "bucket_mib=25,ctas=8",
-    "bucket_mib=25,ctas=16",
-    "bucket_mib=10,ctas=8",
     "bucket_mib=60",
-    "bucket_mib=60,ctas=8",
+    "bucket_mib=90",
+    "bucket_mib=180",
     "bucket_mib=1000",
-    "bucket_mib=25,of_words=0.35",
-    "bucket_mib=25,ctas=8,of_words=0.35",
-    "bucket_mib=25,ctas=16,of_words=0.35",
-    "bucket_mib=25,bf16=1",
-    "bucket_mib=25,bf16=1,ctas=8",
+    "bucket_mib=1000,apart=0",
+    "bucket_mib=60,ctas=8",
+    "bucket_mib=180,words=1",
+    "bucket_mib=60,bf16=1",
+    "bucket_mib=180,bf16=1",
     "sums=none",
 )
 
 
 class Through:
-    """The ranks of a run, whose gradients are summed by another group.
+    """The ranks of a run, whose gradients are summed by another group."""
 
-    Args:
-        of_large: share of a stretch of more than 80 MiB that is summed.
-    """
-
-    def __init__(self, world: World, group: Any, of_large: float) -> None:
-        self._world, self._group, self._of_large = world, group, of_large
+    def __init__(self, world: World, group: Any) -> None:
+        self._world, self._group = world, group
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
 
     def start_sum_(self, tensor: torch.Tensor) -> Any:
-        is_large = tensor.nbytes > 80 * MIB
-        part = tensor[: int(len(tensor) * self._of_large)] if is_large else tensor
-        return dist.all_reduce(part, group=self._group, async_op=True).wait
+        return dist.all_reduce(tensor, group=self._group, async_op=True).wait
 
 
 def group_of(ctas: int, *, first: bool) -> Any:
@@ -113,6 +106,12 @@ def rates(group: Any, device: torch.device) -> dict[str, float]:
     return found
 
 
+def _reduction(said: dict[str, str], world: World, order: Any, **more: Any) -> Reduction:
+    size = int(said.get("bucket_mib", BUCKET_BYTES // MIB)) * MIB
+    apart = {} if said.get("apart", "1") == "1" else {"cuts": (), "words": None}
+    return Reduction(world, order, **{**more, "bucket_bytes": size, **apart})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="distilbert")
@@ -127,7 +126,7 @@ def main() -> None:
         "data": {"source": "builtin:random", "pad_to_multiple_of": 256},
         "loop": {"batch_size": chosen.batch, "epochs": 3},
     }
-    recipe, _ = choose(Recipe.parse(settings), facts)
+    recipe, _ = choose(Recipe.parse({**settings, "parallel": {"sum_words": True}}), facts)
     place, device = find_place(os.environ), torch.device(recipe.device)
     with joined(place, device=device, timeout_seconds=120) as world:
         if device.type == "cuda":
@@ -145,17 +144,20 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
     for variant in chosen.variant or VARIANTS:
         said = dict(part.split("=") for part in variant.split(","))
         number_format = torch.bfloat16 if said.get("bf16") else None
-        assembling.Reduction = partial(  # type: ignore[attr-defined] # a measurement looks inside
-            Reduction, bucket_bytes=int(said.get("bucket_mib", BUCKET_BYTES // MIB)) * MIB
-        )
+        assembling.Reduction = partial(_reduction, said)  # type: ignore[attr-defined] # a measurement looks inside
         group = group_of(int(said.get("ctas", 0)), first=bool(said.get("first")))
-        summing: Any = Alone() if "sums" in said else Through(world, group, float(said.get("of_words", 1)))
-        engine = assembling.assemble(recipe, made, 100_000, world=summing, reduce_dtype=number_format).engine
+        summing: Any = Alone() if "sums" in said else Through(world, group)
+        run = assembling.assemble(recipe, made, 100_000, world=summing, reduce_dtype=number_format)
+        engine = run.engine
+        words = Words(data.inputs, run.words) if said.get("words") and run.words is not None else None
         engine.warm_up(made.layout.collate(shares[0]), chosen.batch)
 
-        def cycle(engine: Any = engine) -> None:
+        def cycle(engine: Any = engine, words: Any = words) -> None:
             for index, share in enumerate(shares):
-                engine.accumulate([made.layout.collate(share)], chosen.batch * world.size, step=index)
+                # all ranks have the same samples: as many again stand for the words that the others' would have
+                found = words.of((share[:, None] + 7 * np.arange(world.size)).ravel() % len(data)) if words else None
+                batch = made.layout.collate(share)
+                engine.accumulate([batch], chosen.batch * world.size, step=index, words=found)
                 engine.update()
 
         for _ in range(3):
