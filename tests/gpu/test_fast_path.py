@@ -130,6 +130,14 @@ def test_the_saved_model_measures_the_same_in_a_process_of_its_own(tmp_path: Pat
     assert not any("_orig_mod" in name for name in _names(tmp_path / "run")), record.path
 
 
+def test_padded_batches_are_captured_and_follow_launched_ones(tmp_path: Path) -> None:
+    alike = {"packing": False, "compile": False}
+    for name, captures in (("recorded", "auto"), ("launched", False)):
+        found = run(tmp_path / name, "bert", {**alike, "capture": captures})
+        assert found.path["steps"].startswith("captured" if captures else "eager"), found.path
+    assert losses(tmp_path / "recorded")[:5] == pytest.approx(losses(tmp_path / "launched")[:5], rel=0.02)
+
+
 def test_a_frozen_backbone_is_captured(tmp_path: Path) -> None:
     plain = run(tmp_path / "run", "bert", {"compile": "auto"}, model={
         "config": {"model_type": "bert", **SIZES}, "vocabulary_size": 200, "train": "head"})  # fmt: skip

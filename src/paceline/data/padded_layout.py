@@ -20,7 +20,7 @@ from paceline.seams import Batch, Ids, Layout, Size
 
 @final
 class PaddedLayout(Layout):
-    """Token sequences padded to the longest of their micro-batch, with an attention mask.
+    """Token sequences padded to the longest of their micro-batch, with an attention mask where it may mask anything.
 
     A micro-batch of no samples is a row of one, of weight 0.
 
@@ -32,6 +32,7 @@ class PaddedLayout(Layout):
         bucket: the padded length is rounded up to a multiple of this, but never above the longest sample of all, so
             that there are few shapes.
         resident: keep all tokens on the device and gather there.
+        masked: whether the model is given a mask also where all samples have one length.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class PaddedLayout(Layout):
         token_types: bool,
         bucket: int = 1,
         resident: bool = False,
+        masked: bool = True,
     ) -> None:
         self._tokens, self._labels, self._device, self._bucket = tokens, labels, device, bucket
-        self._token_types = token_types
+        self._token_types, self._masked = token_types, masked
         self._lengths = tokens.lengths
         self._longest = longest(tokens)
+        self._masks = masked or bool((self._lengths < self._longest).any())
         # the first with a token: attention to none at all is no number
         self._stand_in = np.full(1, (self._lengths > 0).argmax() if len(tokens) else 0)
         self._second = tokens.second if token_types else None
@@ -69,7 +72,8 @@ class PaddedLayout(Layout):
         return Batch(inputs, labels, weights)
 
     def over(self, inputs: Tokens, labels: NDArray[Any]) -> PaddedLayout:
-        return PaddedLayout(inputs, labels, self._device, token_types=self._token_types, bucket=self._bucket)
+        kept: dict[str, Any] = {"token_types": self._token_types, "bucket": self._bucket, "masked": self._masked}
+        return PaddedLayout(inputs, labels, self._device, **kept)
 
     def expect(self, ids: Sequence[Ids]) -> None:
         self._ahead.expect([each for each in ids if len(each)])
@@ -99,14 +103,15 @@ class PaddedLayout(Layout):
         read = flat[rows[1, :, None] + positions]
         inputs = {
             "input_ids": read.masked_fill_(~mask, self._tokens.pad_id).long(),
-            "attention_mask": mask.long(),
         }
+        if self._masks:
+            inputs["attention_mask"] = mask.long()
         if self._second is not None:
             inputs["token_type_ids"] = (mask & (positions >= rows[3, :, None])).long()
         return inputs, labels.index_select(0, rows[0])
 
     def _shapes(self, ids: Ids) -> Shapes:
-        names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (self._second is not None)
+        names = ["input_ids", *["attention_mask"] * self._masks, *["token_type_ids"] * (self._second is not None)]
         shape = (len(ids), self._width(ids))
         labels = ((len(ids), *self._labels.shape[1:]), torch_dtype(self._labels))
         return {**dict.fromkeys(names, (shape, torch.int64)), "labels": labels}
@@ -119,7 +124,8 @@ class PaddedLayout(Layout):
             input_ids[row, :length] = self._tokens.flat[start : start + length]
         positions = np.arange(input_ids.shape[1])
         mask = positions < lengths[:, None]
-        arrays["attention_mask"][...] = mask
+        if self._masks:
+            arrays["attention_mask"][...] = mask
         if self._second is not None:
             arrays["token_type_ids"][...] = mask & (positions >= self._second[ids][:, None])
         arrays["labels"][...] = self._labels[ids]

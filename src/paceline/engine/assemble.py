@@ -31,7 +31,7 @@ from paceline.engine.words import word_embeddings
 from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
 from paceline.errors import ModelError, RecipeError
 from paceline.files import compiled_folder
-from paceline.models.masks import none_where_nothing_is_masked
+from paceline.models.masks import unread_masks
 from paceline.recipe import Recipe
 from paceline.records import Decision
 from paceline.seams import Alone, Batch, Build, Forward, Layout, Task, World
@@ -100,7 +100,7 @@ def assemble_build(
         layout = padded_layout(recipe, model, dataset, device, on_host=packs)
     build = Build(
         model=model,
-        forward=forward_for(model),
+        forward=forward_for(model, device),
         layout=layout,
         task=task,
         device=device,
@@ -252,8 +252,10 @@ def objective_for(build: Build, world: World = Alone()) -> Objective:  # noqa: B
     return objective
 
 
-def forward_for(model: nn.Module) -> Forward:
+def forward_for(model: nn.Module, device: torch.device) -> Forward:
     """How this model is called: by keyword where it names our inputs, else with its one input.
+
+    On a card no mask is looked at: launched passes are those that are recorded.
 
     Raises:
         ModelError: from the forward pass, when the model's inputs are not ours.
@@ -263,16 +265,14 @@ def forward_for(model: nn.Module) -> Forward:
 
     def forward(model: nn.Module, batch: Batch) -> Tensor:
         known = {name: value for name, value in batch.inputs.items() if takes_any or name in parameters}
-        if known:
-            output = model(**known)
-        elif len(parameters) >= 1 and len(batch.inputs) == 1:
-            output = model(*batch.inputs.values())
-        else:
+        if not known and not (parameters and len(batch.inputs) == 1):
             raise ModelError(
                 f"the model's forward takes {', '.join(parameters) or 'nothing'}",
                 f"this data gives {', '.join(batch.inputs)}",
                 "name the forward's parameters so",
             )
+        with unread_masks() if is_card(device) else contextlib.nullcontext():
+            output = model(**known) if known else model(*batch.inputs.values())
         return getattr(output, "logits", output)  # type: ignore[no-any-return]
 
     return forward
@@ -281,7 +281,7 @@ def forward_for(model: nn.Module) -> Forward:
 @contextlib.contextmanager
 def _recording(capturing: Phase) -> Iterator[None]:
     """Around each recording of a graph."""
-    with capturing(), none_where_nothing_is_masked():
+    with capturing(), unread_masks():
         yield
 
 

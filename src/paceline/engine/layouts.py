@@ -65,6 +65,7 @@ def padded_layout(
         token_types=_takes_token_types(model),
         bucket=recipe.data.pad_to_multiple_of or (PADDED_BUCKET if _repeats(recipe) else 1),
         resident=not on_host and resident(recipe, dataset, device)[0],
+        masked=_asks_for_masks(recipe, model),
     )
 
 
@@ -108,6 +109,12 @@ def resident(recipe: Recipe, dataset: Dataset, device: torch.device) -> tuple[bo
 def _repeats(recipe: Recipe) -> bool:
     """Whether a shape that came before is cheaper than another: graphs and compiled code are made for shapes."""
     return recipe.techniques.capture is True or recipe.techniques.compile is True
+
+
+def _asks_for_masks(recipe: Recipe, model: nn.Module) -> bool:
+    """Whether the model has to be given a mask that masks nothing; what a user's own does without is not known."""
+    mask = inspect.signature(model.forward).parameters.get("attention_mask")
+    return bool(recipe.model.factory) or (mask is not None and mask.default is mask.empty)
 
 
 def _takes_token_types(model: nn.Module) -> bool:

@@ -1,10 +1,13 @@
-"""Attention masks of transformers while a CUDA graph is recorded: none where nothing is masked.
+"""Attention masks of transformers, made without looking at what they mask.
 
-transformers leaves out a mask that masks nothing, so that attention can take a kernel that knows no masks. While a
-stream is recorded, versions up to 5.17 at least make one all the same: they ask whether the padding mask is *traced*,
-and take a recording for a trace also where there is no padding mask. Attention then falls back to plain products in
-fp32: a vision transformer's recorded steps took 2 GiB more than its launched ones, and BERT's 1.7 times as long. Later
-versions ask whether there is a mask first (``masking_utils.py``), which is what is done here.
+transformers leaves out a mask that masks nothing, so that attention can take a kernel that knows no masks
+(``masking_utils.py``). On a card both of its questions are in the way:
+
+- *Is any token masked?* The host waits for the answer, in every step, and what waits cannot be recorded in a CUDA
+  graph. It is not asked of masks that are traced; and where nothing is ever masked, our batches have no mask.
+- *Is it being traced?* Versions up to 5.17 at least ask that of a mask that is not there, too, and take a recording for
+  a trace. Attention then falls back to plain products in fp32: a vision transformer's recorded steps took 2 GiB more
+  than its launched ones, and BERT's 1.7 times as long. Later versions ask whether there is a mask first.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def none_where_nothing_is_masked() -> Iterator[None]:
-    """Inside, a mask that is not there is not taken for a traced one."""
+def unread_masks() -> Iterator[None]:
+    """Inside, a mask that is there counts as traced, so that it is taken as it is; one that is not there does not."""
     # not imported here: without it no model of transformers is there
     module: Any = sys.modules.get("transformers.masking_utils")
     is_tracing = getattr(module, "is_tracing", None)
@@ -25,11 +28,12 @@ def none_where_nothing_is_masked() -> Iterator[None]:
         yield
         return
 
-    def of_a_mask(tensor: Any = None) -> bool:
-        return tensor is not None and bool(is_tracing(tensor))
-
-    module.is_tracing = of_a_mask
+    module.is_tracing = _is_there
     try:
         yield
     finally:
         module.is_tracing = is_tracing
+
+
+def _is_there(tensor: Any = None) -> bool:
+    return tensor is not None

@@ -86,3 +86,14 @@ def test_the_layout_of_other_samples_has_the_same_settings() -> None:
 def test_evaluation_goes_from_long_to_short() -> None:
     ordered = layout_of(tokens_of(False)).sorted(np.arange(10))
     assert [LENGTHS[sample] for sample in ordered] == sorted(LENGTHS, reverse=True)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_texts_of_one_length_have_no_mask_where_the_model_does_without(resident: bool) -> None:
+    equal = Tokens(np.arange(10, 22, dtype=np.uint16), np.array([0, 4, 8, 12]), PAD)
+    labels, settings = np.arange(3), {"token_types": False, "bucket": 8, "resident": resident}
+    found = PaddedLayout(equal, labels, CPU, **settings, masked=False)
+    assert found.collate(np.array([1])).inputs.keys() == {"input_ids"}
+    assert "attention_mask" in PaddedLayout(equal, labels, CPU, **settings).collate(np.array([1])).inputs
+    ragged = Tokens(np.arange(10, 22, dtype=np.uint16), np.array([0, 4, 9, 12]), PAD)
+    assert "attention_mask" in found.over(ragged, labels).collate(np.array([0])).inputs, "others may differ in length"
