@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from paceline.checkpoint.background import BackgroundStore, ElsewhereStore, Store
 from paceline.checkpoint.store import Checkpoint, CheckpointStore
 from paceline.data.dataset import Dataset, Tokens
@@ -28,6 +26,7 @@ from paceline.seams import Alone, World
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
 from paceline.tasks import best_metric
+from paceline.techniques.precision import summed_in
 from paceline.tracing.recorder import WindowRecorder
 from paceline.tracing.set_up import recorder_for
 
@@ -96,8 +95,8 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
         raise RecipeError("loop.early_stopping: has no effect", "there is no validation split", "leave it out")
     total_steps = min(loop.max_steps or sys.maxsize, steps_per_epoch * loop.epochs)
     capturing = partial(request.watch.phase, "capture")
-    narrow = torch.bfloat16 if recipe.parallel.reduce_dtype == "bf16" else None
-    assembled = assemble(recipe, prepared.build, total_steps, capturing=capturing, world=world, reduce_dtype=narrow)
+    dtype = summed_in(recipe.parallel, prepared.build.model)
+    assembled = assemble(recipe, prepared.build, total_steps, capturing=capturing, world=world, reduce_dtype=dtype)
     progress = Progress(order=OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size))
     if request.checkpoint is not None:
         progress = _restore(request.checkpoint, assembled, progress, steps_per_epoch)

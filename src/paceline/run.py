@@ -51,6 +51,7 @@ from paceline.seams import World
 from paceline.stop import Stop
 from paceline.techniques.compile import fused, kept_cache
 from paceline.techniques.fsdp import collected
+from paceline.techniques.precision import WEIGHTS, rounded_away
 
 
 def run(request: Request) -> RunRecord:
@@ -301,6 +302,8 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
     if num_samples < batch_size:
         few = f"{num_samples:,} training samples are fewer than loop.batch_size = {batch_size:,}: an epoch is one step"
         found.append(Notice(message=few))
+    if prepared.recipe.techniques.precision in WEIGHTS:
+        found.append(Notice(message=rounded_away(prepared.recipe.optimizer), level="warning"))
     if request.checkpoint:
         found += [Notice(message=message, level="warning") for message in request.checkpoint.notices]
     return found

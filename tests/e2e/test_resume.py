@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": {"type": "sgd", "lr": 0.05}},
     "sgd without momentum": {"optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.0, "nesterov": False}},
     "bf16": {"techniques": {"precision": "bf16"}},
+    "pure bf16": {"techniques": {"precision": "pure_bf16"}},
     "groups": {"optimizer": {"lr": 1e-3, "groups": [{"match": "*classifier*", "lr": 1e-2}]}},
     "head": {"model": {"train": "head"}},
     "deterministic": {"deterministic": True},

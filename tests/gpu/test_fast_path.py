@@ -138,6 +138,12 @@ def test_padded_batches_are_captured_and_follow_launched_ones(tmp_path: Path) ->
     assert losses(tmp_path / "recorded")[:5] == pytest.approx(losses(tmp_path / "launched")[:5], rel=0.02)
 
 
+def test_pure_bf16_is_captured_and_learns(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", "bert", {"precision": "pure_bf16", "compile": False})
+    assert found.path["steps"].startswith("captured"), found.path
+    assert np.mean(losses(tmp_path / "run")[-5:]) < 0.6 * losses(tmp_path / "run")[0]
+
+
 def test_a_frozen_backbone_is_captured(tmp_path: Path) -> None:
     plain = run(tmp_path / "run", "bert", {"compile": "auto"}, model={
         "config": {"model_type": "bert", **SIZES}, "vocabulary_size": 200, "train": "head"})  # fmt: skip

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from paceline.engine.engine import Update
 from paceline.engine.gradients import FlatGradients
 from paceline.engine.optimizer import build_optimizer, parameter_groups
 from paceline.engine.updates import DeviceGated
-from paceline.recipe.parts import OptimizerPart, SchedulePart
-from paceline.techniques.precision import matmul_precision
+from paceline.recipe.parts import OptimizerPart, ParallelPart, SchedulePart
+from paceline.techniques.precision import matmul_precision, narrow_weights, summed_in
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
 
@@ -25,6 +26,58 @@ def test_bf16_equals_a_hand_written_autocast_loop_bit_for_bit() -> None:
     )
     assert losses == expected
     assert_same_bits(ours, theirs)
+
+
+def test_pure_bf16_equals_a_hand_written_loop_over_a_model_in_bf16_bit_for_bit() -> None:
+    chosen = recipe(techniques={"precision": "pure_bf16"})
+    ours, theirs = tiny_model(), tiny_model().to(torch.bfloat16)
+    losses = train(assembled(ours, chosen), chosen)
+    expected = train_by_hand(
+        theirs, make_optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3, weight_decay=0.01)
+    )
+    assert losses == expected
+    assert_same_bits(ours, theirs)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
+def test_pure_bf16_follows_fp32_and_rounds(packs: bool) -> None:
+    fp32, pure = recipe(), recipe(techniques={"precision": "pure_bf16", "packing": packs})
+    one = train(assembled(tiny_model(dropout=0.0), fp32), fp32)
+    other = train(assembled(tiny_model(dropout=0.0), pure), pure)
+    assert one != other
+    assert one == pytest.approx(other, rel=0.03)
+
+
+def test_the_states_of_pure_bf16_are_bf16_too() -> None:
+    chosen = recipe(techniques={"precision": "pure_bf16"})
+    run = assembled(tiny_model(), chosen)
+    train(run, chosen, steps=1)
+    states = {name: tensor for name, tensor in flat_state(run).items() if name.endswith(("exp_avg", "exp_avg_sq"))}
+    assert states
+    assert {tensor.dtype for tensor in states.values()} == {torch.bfloat16}
+
+
+def test_batch_normalisation_and_buffers_stay_as_they_are_in_pure_bf16() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4))
+    narrow_weights(model, torch.bfloat16)
+    assert {p.dtype for part in (model[0], model[2]) for p in part.parameters()} == {torch.bfloat16}
+    assert {t.dtype for t in (*model[1].parameters(), model[1].running_mean)} == {torch.float32}
+    assert model(torch.ones(2, 3, 5, 5, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_tied_weights_stay_tied_in_pure_bf16() -> None:
+    model = nn.ModuleDict({"read": nn.Embedding(5, 4), "write": nn.Linear(4, 5, bias=False)})
+    model["write"].weight = model["read"].weight
+    narrow_weights(model, torch.bfloat16)
+    assert model["write"].weight is model["read"].weight
+
+
+def test_bf16_gradients_are_summed_in_fp32_unless_bf16_is_asked_for() -> None:
+    wide, narrow = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16)
+    assert summed_in(ParallelPart(), wide) is None, "in their own format, which may be wider"
+    assert summed_in(ParallelPart(), narrow) is torch.float32
+    assert summed_in(ParallelPart(reduce_dtype="bf16"), wide) is torch.bfloat16
 
 
 def test_bf16_stays_near_fp32_but_is_not_it() -> None:

@@ -114,7 +114,7 @@ def assemble_build(
     # both compare themselves with the plain forward pass in full precision, so they come before all that changes it
     if packs:
         packed = packed_layout(recipe, model, dataset, device, first_position=packing.first_position(model))
-        number_format = precision.AUTOCAST.get(switches.precision, torch.float32)
+        number_format = precision.PRODUCTS.get(switches.precision, torch.float32)
         build = packing.apply(
             build, packed, ids, required=switches.packing is True, dtype=number_format, compare=compare
         )

@@ -144,7 +144,7 @@ def peak_flops(card_name: str | None, precision: str) -> float | None:
     """The data sheet's operations a second of a card in a number format; None where it does not say, and on a CPU."""
     rates = peak_rates(card_name) if card_name else None
     known = {"bf16": rates.bf16_flops, "fp16": rates.fp16_flops, "fp32": rates.fp32_flops} if rates else {}
-    return known.get(precision)
+    return known.get(precision.removeprefix("pure_"))
 
 
 def _rate(rates: PeakRates | None) -> float | None:

@@ -15,7 +15,7 @@ from paceline.recipe.choose import STATE_BYTES
 
 WEIGHT_BYTES: Final = {"fp32": 4, "tf32": 4, "bf16": 6, "fp16": 6, "pure_bf16": 2}
 """Precision -> bytes of a weight. The names of the recipe, where 16 bits mean autocast over fp32 weights: 4 and a copy
-of 2. ``pure_bf16`` is a model that is bf16 itself; no recipe asks for it."""
+of 2. ``pure_bf16`` is a model that is bf16 itself."""
 
 LEAVES_OUT: Final = "activations, temporary buffers, kernels' workspaces, what ranks exchange and the CUDA context"
 

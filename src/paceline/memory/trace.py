@@ -39,6 +39,7 @@ from paceline.seams import Alone, Build, Ids, Layout, World
 from paceline.tasks import task_for
 from paceline.techniques.compile import fused
 from paceline.techniques.packing import CHECKED_SAMPLES
+from paceline.techniques.precision import summed_in
 
 MOST_STEPS = 5000
 """Steps whose micro-batches are looked at for the largest: a run's deal is known beforehand."""
@@ -180,8 +181,7 @@ def _assembled(
     gc.collect()
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
     with ledger.during("optimizer"):
-        narrow = torch.bfloat16 if recipe.parallel.reduce_dtype == "bf16" else None
-        assembled = assemble(recipe, build, total_steps=3, world=world, reduce_dtype=narrow)
+        assembled = assemble(recipe, build, total_steps=3, world=world, reduce_dtype=summed_in(recipe.parallel, model))
     # weights may have moved into buffers of the optimizer's
     ledger.name("parameters", map(_own, model.parameters()))
     _name_gradients(model, ledger)

@@ -21,7 +21,7 @@ EVALUATED_ON_CARD = 128
 """Samples of an evaluation's forward pass on a card, at least: it is launched kernel by kernel, and with 24 texts the
 host took 5 ms for 2 ms of work (H200, DistilBERT)."""
 
-_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp16": (5, 3)}
+_CAPABILITY = {"bf16": (8, 0), "pure_bf16": (8, 0), "tf32": (8, 0), "fp16": (5, 3)}
 # NVIDIA, CUDA programming guide, arithmetic by compute capability: bf16 and tf32 from 8.0, fp16 from 5.3
 
 _CARDS_ONLY = {
@@ -320,7 +320,7 @@ def _fusion(recipe: Recipe, facts: Facts) -> Decision | None:
     if recipe.model.train == "features":
         reason = "no step is made with train: features"
     elif recipe.techniques.precision not in ("bf16", "fp16"):
-        reason = "its kernels are for products in bf16 and fp16"
+        reason = "its kernels are for autocast: products in bf16 or fp16 beside sums in fp32"
     elif facts.versions.get("triton") is None:
         reason = "triton is not installed"
     elif capability is None or capability < (8, 0):

@@ -351,8 +351,10 @@ class TechniquesPart(Part):
         description="Keep images and convolution weights with the channels last in memory. auto: for convolutions on"
         " a card.",
     )
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
-        "auto", description="auto: bf16 on cards that compute in it, fp32 elsewhere."
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "pure_bf16"] = Field(
+        "auto",
+        description="auto: bf16 on cards that compute in it, fp32 elsewhere. pure_bf16: weights, gradients and the"
+        " optimizer's states too.",
     )
     fused_qkv: Switch = Field(
         "auto",

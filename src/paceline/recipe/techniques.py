@@ -93,7 +93,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         needs=("techniques.packing=auto|true",),
     ),
     TechniqueEntry("channels_last", "Keep images with the channels last in memory.", "layout", "up to rounding"),
-    TechniqueEntry("precision", "Compute in tf32, bf16 or fp16.", "numerics", "up to rounding", off="fp32"),
+    TechniqueEntry("precision", "Compute in tf32, bf16, fp16, or only bf16.", "numerics", "up to rounding", off="fp32"),
     TechniqueEntry(
         "fused_qkv",
         "Compute query, key and value of an attention layer in one matrix product.",

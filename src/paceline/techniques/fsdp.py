@@ -26,6 +26,7 @@ from paceline.device import PLANNED, is_card
 from paceline.errors import RecipeError
 from paceline.recipe.parts import ParallelPart
 from paceline.seams import Build, World
+from paceline.techniques.precision import summed_in
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -117,10 +118,8 @@ def apply(build: Build, part: ParallelPart, world: World) -> Build:
         )
     # shards of different models would go unnoticed
     world.broadcast_([*model.parameters(), *model.buffers()])
-    reduce_dtype = torch.bfloat16 if part.reduce_dtype == "bf16" else None
-    apply_fsdp(
-        model, build.blocks, mesh_of(build.device, world.size, size), reduce_dtype=reduce_dtype, offload=part.offload
-    )
+    mesh, reduce_dtype = mesh_of(build.device, world.size, size), summed_in(part, model)
+    apply_fsdp(model, build.blocks, mesh, reduce_dtype=reduce_dtype, offload=part.offload)
     copies = f", {world.size // size} copies" if size < world.size else ""
     where = ", kept in main memory" if part.offload else ""
     return replace(build, path={**build.path, "parallel": f"fsdp: {size} shards{copies}{where}"})

@@ -72,7 +72,7 @@ def test_the_label_says_what_was_reckoned_and_left_out() -> None:
 
 def test_it_knows_every_precision_and_optimizer_of_a_recipe() -> None:
     precisions = set(get_args(TechniquesPart.model_fields["precision"].annotation)) - {"auto"}
-    assert precisions == set(WEIGHT_BYTES) - {"pure_bf16"}
+    assert precisions == set(WEIGHT_BYTES)
     assert set(get_args(OptimizerPart.model_fields["type"].annotation)) == set(STATE_BYTES)
 
 

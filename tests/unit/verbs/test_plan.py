@@ -106,7 +106,7 @@ what train would choose there
           techniques.precision = fp32: Tesla V100-SXM2-32GB (compute capability 7.0) does not compute in bf16
           loop.micro_batch_size = 32: the whole batch in one forward pass
           loop.evaluation_batch_size = 128: enough to keep a card busy: without gradients the activations are not kept
-          techniques.fusion = false: its kernels are for products in bf16 and fp16
+          techniques.fusion = false: its kernels are for autocast: products in bf16 or fp16 beside sums in fp32
           techniques.capture = true: replayed steps cost the host next to nothing
           techniques.packing = true: packed and padded gradients are equal
 
