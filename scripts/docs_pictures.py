@@ -190,7 +190,7 @@ def bars(title: str, found: Iterator[tuple[str, MemoryPlan]], limit: int | None 
     for name, plan in found:
         parts = [Piece(name=part, value=plan.parts.get(part, 0), colour=colour) for part, colour in PARTS.items()]
         unused = Piece(name=UNUSED[0], value=plan.reserved - plan.allocated, colour=UNUSED[1])
-        context = Piece(name=CONTEXT[0], value=plan.context, colour=CONTEXT[1])
+        context = Piece(name=CONTEXT[0], value=plan.outside, colour=CONTEXT[1])
         drawn.append(Bar(name=name, pieces=[*parts, unused, context]))
         print(f"{name}: {size(plan.allocated)} allocated, {size(plan.total)} on the card")
     return stacked(title, drawn, unit=2**30, unit_name="GiB", write=size, limit=limit)

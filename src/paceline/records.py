@@ -157,11 +157,18 @@ class MemoryPlan:
     path: Mapping[str, str]
     """The path that the steps take, see ``RunRecord.path``."""
     decisions: tuple[Decision, ...] = ()
+    communicator: int = 0
+    """Taken like ``context`` by NCCL, whose buffers carry what ranks exchange; 0: there is nothing to exchange."""
+
+    @property
+    def outside(self) -> int:
+        """Taken from the card without torch's allocator."""
+        return self.context + self.communicator
 
     @property
     def total(self) -> int:
         """What nvidia-smi will show of this process."""
-        return self.reserved + self.context
+        return self.reserved + self.outside
 
 
 @dataclass(frozen=True, kw_only=True)

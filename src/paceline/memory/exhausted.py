@@ -213,7 +213,7 @@ def traced_offers(
 
         try:
             plan = known or plan_with(())
-            limit = min(_usable(card, shortage, plan.context), plan.total - (shortage.asked or 1))
+            limit = min(_usable(card, shortage, plan.outside), plan.total - (shortage.asked or 1))
             share = -(-recipe.loop.batch_size // num_processes(recipe, num_cards))
             now = min(recipe.loop.micro_batch_size or share, share)
             return cheapest_changes(
@@ -235,12 +235,12 @@ def _opened(recipe: Recipe) -> Recipe:
     return recipe.with_settings(f"techniques.{name}=auto" for name in switched_on)
 
 
-def _usable(card: Card, shortage: Shortage, context: int) -> int:
-    """What the run can have of its card, its context included: other programs may have some of it."""
+def _usable(card: Card, shortage: Shortage, outside: int) -> int:
+    """What the run can have of its card, its context and NCCL's memory included: other programs may have some of it."""
     whole = shortage.total or usable_bytes(card.memory_bytes or 0)
     if shortage.free is None or shortage.allocated is None:
         return whole
-    return min(whole, shortage.free + shortage.allocated + (shortage.cached or 0) + context)
+    return min(whole, shortage.free + shortage.allocated + (shortage.cached or 0) + outside)
 
 
 def _functions(error: BaseException) -> set[str]:

@@ -24,7 +24,7 @@ PARTS = {
     "rounding": 9,
 }
 """Colours of the style sheet, by what a plan calls its parts; in the order of a bar, what stays before what passes."""
-OTHER, UNUSED, OUTSIDE, ALLOCATED, KIND = 8, 0, 10, 11, 2
+OTHER, UNUSED, OUTSIDE, ALLOCATED, KIND, NCCL = 8, 0, 10, 11, 2, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,7 @@ def _bars(record: MemoryRecord) -> tuple[Bar, ...]:
         *((name, plan.parts[name], PARTS.get(name, OTHER)) for name in sorted(plan.parts, key=_place)),
         (unused, plan.reserved - plan.allocated, UNUSED),
         (outside, plan.context, OUTSIDE),
+        ("NCCL", plan.communicator, NCCL),
     )
     return predicted, measured
 
@@ -120,7 +121,7 @@ def _figures(plan: MemoryPlan, record: MemoryRecord) -> Iterator[Figure]:
     rows = (
         ("allocated", plan.allocated, record.allocated),
         ("reserved", plan.reserved, record.reserved),
-        ("context, with other programs", plan.context, record.total - record.reserved),
+        ("context, NCCL, with other programs", plan.outside, record.total - record.reserved),
         ("on the card", plan.total, record.total),
     )
     for name, predicted, measured in rows:

@@ -130,7 +130,7 @@ def rows(measured: MemoryStages) -> Iterator[Row]:
 def highest(measured: MemoryStages) -> Iterator[tuple[str, int, int | None]]:
     """Name, bytes measured and bytes predicted of what a card has at the most."""
     plan, most = measured.plan, (measured.peak, measured.reserved, measured.context, measured.total)
-    figures = (plan.allocated, plan.reserved, plan.context, plan.total) if plan else (None,) * 4
+    figures = (plan.allocated, plan.reserved, plan.outside, plan.total) if plan else (None,) * 4
     names = ("allocated by tensors", "reserved by torch", "context and kernels", "on the card")
     yield from zip(names, most, figures, strict=True)
 
@@ -160,7 +160,7 @@ def _rung(stages: MemoryStages) -> Rung:
                 "plan",
                 ("held and passing", plan.allocated, PASSING),
                 ("reserved, unused", plan.reserved - plan.allocated, UNUSED),
-                ("context and kernels", plan.context, OUTSIDE),
+                ("context and kernels", plan.outside, OUTSIDE),
             )
         )
     fullest = max(stages.stages, key=lambda stage: stage.in_use, default=None)

@@ -371,8 +371,11 @@ def _on_the_card(plan: Plan) -> Iterator[tuple[str, str]]:
         ("allocated", memory.allocated, "by tensors, at the peak"),
         ("reserved", memory.reserved, "by torch, which keeps what was freed"),
         ("context", memory.context, "by the driver, code of kernels included"),
+        ("NCCL", memory.communicator, "by what carries gradients and weights between ranks"),
         ("total", memory.total, "as nvidia-smi will show it"),
     ):
+        if name == "NCCL" and not num_bytes:
+            continue
         yield name, f"{gib(num_bytes, memory.total, 9)}  {remark}"
     if memory.capacity is not None and plan.usable_bytes is not None:
         remark = f"{gib(plan.usable_bytes)} counted on: CUDA gives programs up to 2 % less, a plan may be 2 % too low"
