@@ -144,6 +144,13 @@ def test_pure_bf16_is_captured_and_learns(tmp_path: Path) -> None:
     assert np.mean(losses(tmp_path / "run")[-5:]) < 0.6 * losses(tmp_path / "run")[0]
 
 
+def test_our_gradients_of_embeddings_are_captured_and_follow_torchs(tmp_path: Path) -> None:
+    for name, ours in (("ours", True), ("torchs", False)):
+        found = run(tmp_path / name, "bert", {"precision": "fp32", "embedding_gradient": ours})
+        assert found.path["steps"].startswith("captured"), found.path
+    assert losses(tmp_path / "ours") == pytest.approx(losses(tmp_path / "torchs"), rel=2e-3)
+
+
 def test_a_frozen_backbone_is_captured(tmp_path: Path) -> None:
     plain = run(tmp_path / "run", "bert", {"compile": "auto"}, model={
         "config": {"model_type": "bert", **SIZES}, "vocabulary_size": 200, "train": "head"})  # fmt: skip

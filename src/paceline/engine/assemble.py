@@ -40,6 +40,7 @@ from paceline.techniques import (
     compile,
     dp,
     early_pooling,
+    embedding_gradient,
     fsdp,
     fused_qkv,
     packing,
@@ -128,6 +129,7 @@ def assemble_build(
     build = precision.apply(build, switches.precision)
     if switches.fused_qkv is not False:
         build = fused_qkv.apply(build, switches.fused_qkv)
+    build = embedding_gradient.apply(build, switches.embedding_gradient)
     # recompute takes hold of single blocks, and compile takes those in whole, recomputation included
     if switches.recompute:
         build = recompute.apply(build)

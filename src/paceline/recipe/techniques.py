@@ -111,6 +111,15 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         packages=("triton",),
     ),
     TechniqueEntry(
+        "embedding_gradient",
+        "Add up the gradients of embeddings by kernels of our own.",
+        "numerics",
+        "up to rounding",
+        needs=("device=cuda",),
+        excludes=("model.train=head|features",),
+        packages=("triton",),
+    ),
+    TechniqueEntry(
         "recompute",
         "Recompute each block's activations in the backward pass instead of keeping them.",
         "memory",
@@ -164,7 +173,8 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         needs=("device=cuda",),
         excludes=(
             "model.train=features",
-            *("packing", "early_pooling", "fused_qkv", "fusion", "recompute", "compile", "capture"),
+            *("packing", "early_pooling", "fused_qkv", "fusion", "embedding_gradient"),
+            *("recompute", "compile", "capture"),
         ),
         choice="parallel.strategy",
     ),
