@@ -10,11 +10,11 @@ from torch import nn
 
 from paceline.engine.gradients import FlatGradients
 from paceline.engine.optimizer import build_optimizer
-from paceline.engine.updates import DeviceGated, FlatAdam, Updates, build_updates
+from paceline.engine.updates import DeviceGated, FlatUpdates, Updates, build_updates
 from paceline.kernels.adamw import LARGE, adamw_
-from paceline.recipe.parts import OptimizerPart
 from tests.gpu.test_step import waits_are_errors
 from tests.parity import test_flat_update as cpu
+from tests.unit.kernels.test_sgd import follow_torchs_sgd
 
 CUDA = torch.device("cuda")
 
@@ -23,16 +23,16 @@ Made = tuple[nn.Module, Updates, FlatGradients]
 
 def flat(kind: str) -> Made:
     model = cpu.network().to(CUDA)
-    part = OptimizerPart(type=kind, **cpu.PART)
+    part = cpu.part_of(kind)
     groups = cpu.groups_of(model, part)
     updates, gradients = build_updates(groups, part, cpu.rates(groups), CUDA)
-    assert isinstance(updates, FlatAdam)
+    assert isinstance(updates, FlatUpdates)
     return model, updates, gradients
 
 
 def torchs(kind: str) -> Made:
     model = cpu.network().to(CUDA)
-    part = OptimizerPart(type=kind, **cpu.PART)
+    part = cpu.part_of(kind)
     groups = cpu.groups_of(model, part)
     updates = DeviceGated(build_optimizer(groups, part, fused=True), cpu.rates(groups), CUDA)
     return model, updates, FlatGradients(updates.parameters)
@@ -64,7 +64,7 @@ def recorded(updates: Updates, gradients: FlatGradients) -> Callable[[], None]:
     return graph.replay
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam"])
+@pytest.mark.parametrize("kind", cpu.KINDS)
 @pytest.mark.parametrize("skipped", [(), cpu.SKIPPED], ids=["all", "some skipped"])
 def test_it_has_the_bits_of_torchs_fused_optimizer(kind: str, skipped: Sequence[int]) -> None:
     (ours, *flat_parts), (theirs, *torch_parts) = flat(kind), torchs(kind)
@@ -80,7 +80,7 @@ def test_it_has_the_bits_of_torchs_fused_optimizer(kind: str, skipped: Sequence[
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
-@pytest.mark.parametrize(("kind", "make"), [("adamw", flat), ("adam", flat), ("adamw", torchs), ("sgd", torchs)])
+@pytest.mark.parametrize(("kind", "make"), [*((kind, flat) for kind in cpu.KINDS), ("adamw", torchs), ("sgd", torchs)])
 def test_a_recorded_update_has_the_bits_of_a_launched_one(kind: str, make: Callable[[str], Made]) -> None:
     (launched, *parts), (replayed, *other_parts) = make(kind), make(kind)
     assert other_parts[0].capturable is None
@@ -124,7 +124,7 @@ def test_gradients_are_written_and_added_without_a_wait() -> None:
 
 def test_an_ordinary_model_leaves_nothing_apart_and_its_weights_are_aligned() -> None:
     model, updates, _ = flat("adamw")
-    assert isinstance(updates, FlatAdam)
+    assert isinstance(updates, FlatUpdates)
     assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 1
     assert all(p.data_ptr() % 256 == 0 for p in model.parameters())
 
@@ -154,3 +154,9 @@ def test_the_kernel_for_large_buffers_follows_torchs(count: int, decoupled: bool
     before = [tensor.clone() for tensor in ours]
     adamw_(*([tensor] for tensor in ours), step, rate, scale, overflow, 0.9, 0.999, 1e-8, 0.01, decoupled)
     assert all(torch.equal(ours[index], before[index]) for index in (0, 2, 3)), "a skipped update changed something"
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, False)])
+@pytest.mark.parametrize("count", [LARGE, 3 * LARGE + 17])
+def test_the_kernel_of_sgd_for_large_buffers_follows_torchs(count: int, momentum: float, nesterov: bool) -> None:
+    follow_torchs_sgd(count, momentum, nesterov, "cuda")

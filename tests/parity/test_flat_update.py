@@ -1,4 +1,4 @@
-"""Adam on flat buffers is torch's Adam: bit for bit its fused one, up to rounding its plain one, also when it skips."""
+"""Adam and SGD on flat buffers are torch's: the bits of the fused ones, up to rounding of the plain, also in skips."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import nn
 
 from paceline.engine.gradients import FlatGradients
 from paceline.engine.optimizer import ParameterGroup, build_optimizer, parameter_groups
-from paceline.engine.updates import DeviceGated, FlatAdam, HostGated, Updates, build_updates
+from paceline.engine.updates import DeviceGated, FlatUpdates, HostGated, Updates, build_updates
 from paceline.kernels.adamw import adamw_
+from paceline.kernels.sgd import sgd_
 from paceline.recipe.parts import GroupPart, OptimizerPart, SchedulePart
 
 STEPS = 20
@@ -24,6 +25,14 @@ NOT_CPU = torch.device("meta")
 """Asks build_updates for what a card gets; the tensors are on the CPU all the same."""
 
 PART = {"lr": 0.01, "weight_decay": 0.1, "groups": (GroupPart(match="4.*", lr=0.02, weight_decay=0.0),)}
+
+
+KINDS = ("adamw", "adam", "sgd", "sgd without Nesterov", "sgd without momentum")
+
+
+def part_of(kind: str) -> OptimizerPart:
+    of_sgd = {"sgd without Nesterov": {"nesterov": False}, "sgd without momentum": {"nesterov": False, "momentum": 0.0}}
+    return OptimizerPart(type=kind.partition(" ")[0], **PART, **of_sgd.get(kind, {}))
 
 
 def network(width: int = 7) -> nn.Sequential:
@@ -60,16 +69,16 @@ def drive(model: nn.Module, updates: Updates, gradients: FlatGradients, skipped:
 
 
 def flat(model: nn.Module, kind: str) -> tuple[Updates, FlatGradients]:
-    part = OptimizerPart(type=kind, **PART)
+    part = part_of(kind)
     groups = groups_of(model, part)
     updates, gradients = build_updates(groups, part, rates(groups), NOT_CPU)
-    assert isinstance(updates, FlatAdam)
+    assert isinstance(updates, FlatUpdates)
     assert isinstance(gradients, FlatGradients)
     return updates, gradients
 
 
 def torchs(model: nn.Module, kind: str, *, fused: bool) -> tuple[Updates, FlatGradients]:
-    part = OptimizerPart(type=kind, **PART)
+    part = part_of(kind)
     groups = groups_of(model, part)
     optimizer = build_optimizer(groups, part, fused=fused)
     updates = DeviceGated(optimizer, rates(groups), CPU) if fused else HostGated(optimizer, rates(groups))
@@ -81,7 +90,7 @@ def different(one: nn.Module, other: nn.Module) -> list[str]:
     return [name for (name, a), b in pairs if not torch.equal(a, b)]
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("skipped", [(), SKIPPED], ids=["all", "some skipped"])
 def test_it_has_the_bits_of_torchs_fused_optimizer(kind: str, skipped: Sequence[int]) -> None:
     # whole vector registers: the last few elements of a tensor go through code that rounds otherwise
@@ -98,7 +107,7 @@ def test_it_has_the_bits_of_torchs_fused_optimizer(kind: str, skipped: Sequence[
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("skipped", [(), SKIPPED], ids=["all", "some skipped"])
 def test_it_is_torchs_plain_optimizer_up_to_rounding(kind: str, skipped: Sequence[int]) -> None:
     ours, theirs = network(), network()
@@ -126,7 +135,7 @@ def test_it_is_a_loop_written_by_hand() -> None:
         torch.testing.assert_close(tensor, other, rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_skipped_first_step_leaves_no_trace(kind: str) -> None:
     model = network()
     updates, gradients = flat(model, kind)
@@ -164,23 +173,26 @@ def test_weights_that_stand_apart_are_updated_where_they_are() -> None:
     assert torch.equal(memory, torch.cat([theirs[0], theirs[2]]))
 
 
-def test_the_operator_is_well_made() -> None:
-    """Schema, fake implementation and tracing agree with what it does."""
+def test_the_operators_are_well_made() -> None:
+    """Schema, fake implementation and tracing agree with what they do."""
 
-    def lists() -> list[list[torch.Tensor]]:
-        return [[torch.rand(8), torch.rand(2, 3)] for _ in range(4)]
+    def lists(number: int) -> list[list[torch.Tensor]]:
+        return [[torch.rand(8), torch.rand(2, 3)] for _ in range(number)]
 
     scalars = [torch.tensor(value) for value in (1.0, 0.1, 2.0, 0.0)]
-    torch.library.opcheck(adamw_, (*lists(), *scalars, 0.9, 0.999, 1e-8, 0.1, True))
+    torch.library.opcheck(adamw_, (*lists(4), *scalars, 0.9, 0.999, 1e-8, 0.1, True))
+    torch.library.opcheck(sgd_, (*lists(3), *scalars[1:], 0.9, 0.1, True))
+    torch.library.opcheck(sgd_, (*lists(2), [], *scalars[1:], 0.0, 0.1, False))
 
 
-def test_an_update_can_be_traced_without_a_device() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_can_be_traced_without_a_device(kind: str) -> None:
     """What planning rests on: a tensor learning rate is never asked for its value."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         model = nn.Linear(4, 3)
-        part = OptimizerPart()
+        part = part_of(kind).model_copy(update={"groups": ()})
         groups = groups_of(model, part)
         updates, gradients = build_updates(groups, part, np.full((3, 2), 0.1), NOT_CPU)
         gradients.add(model(torch.ones(2, 4)).sum(), first=True, last=True)

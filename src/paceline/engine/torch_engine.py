@@ -18,7 +18,7 @@ from paceline.engine.rng import generators, micro_batch_seed
 from paceline.engine.state import copy_into, without_wrappers
 from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
-from paceline.engine.updates import FlatAdam
+from paceline.engine.updates import FlatUpdates
 from paceline.errors import UserError
 from paceline.kernels.launch import compiled_together
 from paceline.seams import Alone, World
@@ -169,7 +169,7 @@ class TorchEngine(Engine):
 
     def held(self) -> Mapping[str, int]:
         updates = self._step.updates
-        if isinstance(updates, FlatAdam):
+        if isinstance(updates, FlatUpdates):
             updates.prime()  # its states are there from the start; those of torch's optimizers would be made by this
         parameters = list(self._model.parameters())
         kinds: dict[str, Sequence[Tensor]] = {

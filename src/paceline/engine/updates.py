@@ -18,6 +18,7 @@ from paceline.engine.gradients import FlatGradients, Gradients
 from paceline.engine.optimizer import ParameterGroup, build_optimizer
 from paceline.engine.state import optimizer_numbers, optimizer_tensors, prime, put_numbers
 from paceline.kernels.adamw import adamw_
+from paceline.kernels.sgd import sgd_
 from paceline.recipe.parts import OptimizerPart
 
 Names = Mapping[nn.Parameter, str]
@@ -167,18 +168,18 @@ class DeviceGated(OptimizerUpdates):
         self._applied.fill_(count)
 
 
-@final
-class FlatAdam(Updates):
-    """Adam or AdamW on flat buffers, one operation a group; nothing leaves the device. Moves the weights into them.
+class FlatUpdates(Updates):
+    """An optimizer on flat buffers, one operation a group; nothing leaves the device. Moves the weights into them.
 
-    One counter on the device is both Adam's step and the row of the learning rates, so the two cannot part.
+    One counter on the device is the row of the learning rates, and the step of optimizers that count.
 
     Args:
         layout: of the trained parameters, group after group; one number format a group.
         gradients: of the same layout.
         weight_decays: one a group.
-        part: type, betas and eps.
+        part: what else the optimizer is told.
         rates: [steps, groups].
+        keys: torch's names of its states, a buffer each.
     """
 
     def __init__(
@@ -188,11 +189,12 @@ class FlatAdam(Updates):
         weight_decays: Sequence[float],
         part: OptimizerPart,
         rates: NDArray[np.float64],
+        keys: Sequence[str],
     ) -> None:
         self.parameters, self.capturable = layout.parameters, None
         self._part, self._weight_decays = part, tuple(weight_decays)
         self._weights, self._gradients = layout.move_in(), gradients.flat
-        self._exp_avg, self._exp_avg_sq = layout.allocate(), layout.allocate()
+        self._states = {key: layout.allocate() for key in keys}
         device = layout.parameters[0].device
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._step = torch.zeros((), device=device)
@@ -201,7 +203,7 @@ class FlatAdam(Updates):
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         self._primed = True
         row = self._rates.index_select(0, self._step.long().clamp(max=len(self._rates) - 1).view(1))[0]
-        # ahead of the kernels, which count from 1 and look at nothing where found_inf is 1
+        # ahead of the kernels: Adam's count from 1; they look at nothing where found_inf is 1
         self._step += finite
         self._launch(row, factor.reciprocal(), (~finite).float())
 
@@ -210,12 +212,16 @@ class FlatAdam(Updates):
         self._launch(self._rates[0], one, one)
 
     def _launch(self, row: Tensor, grad_scale: Tensor, found_inf: Tensor) -> None:
-        flats = (self._weights, self._gradients, self._exp_avg, self._exp_avg_sq)
-        settings = (*self._part.betas, self._part.eps)
-        decoupled = self._part.type == "adamw"
+        flats = (self._weights, self._gradients, *self._states.values())
         for index, decay in enumerate(self._weight_decays):
-            tensors = (list(flat.groups[index]) for flat in flats)
-            adamw_(*tensors, self._step, row[index], grad_scale, found_inf, *settings, decay, decoupled)
+            tensors = [list(flat.groups[index]) for flat in flats]
+            self._update(tensors, row[index], grad_scale, found_inf, decay)
+
+    @abstractmethod
+    def _update(
+        self, tensors: Sequence[list[Tensor]], lr: Tensor, grad_scale: Tensor, found_inf: Tensor, decay: float
+    ) -> None:
+        """Of one group: its weights, gradients and states, each a list of the same shapes."""
 
     @property
     def applied(self) -> int:
@@ -231,18 +237,65 @@ class FlatAdam(Updates):
     def tensors(self, names: Names) -> dict[str, Tensor]:
         if not self._primed:
             return {}
-        found = {}
-        states = zip(self.parameters, self._exp_avg.views, self._exp_avg_sq.views, strict=True)
-        for parameter, exp_avg, exp_avg_sq in states:
-            for key, tensor in (("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq), ("step", self._step)):
-                found[f"{names[parameter]}.{key}"] = tensor
-        return found
+        return {
+            f"{names[parameter]}.{key}": view
+            for key, flat in self._states.items()
+            for parameter, view in zip(self.parameters, flat.views, strict=True)
+        }
 
     def numbers(self, names: Names) -> dict[str, float]:
         return {}
 
     def put_numbers(self, names: Names, numbers: Mapping[str, float]) -> None:
         pass
+
+
+@final
+class FlatAdam(FlatUpdates):
+    """Adam or AdamW."""
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        gradients: FlatGradients,
+        weight_decays: Sequence[float],
+        part: OptimizerPart,
+        rates: NDArray[np.float64],
+    ) -> None:
+        super().__init__(layout, gradients, weight_decays, part, rates, keys=("exp_avg", "exp_avg_sq"))
+
+    def _update(
+        self, tensors: Sequence[list[Tensor]], lr: Tensor, grad_scale: Tensor, found_inf: Tensor, decay: float
+    ) -> None:
+        part = self._part
+        adamw_(*tensors, self._step, lr, grad_scale, found_inf, *part.betas, part.eps, decay, part.type == "adamw")
+
+    def tensors(self, names: Names) -> dict[str, Tensor]:
+        steps = {f"{names[parameter]}.step": self._step for parameter in self.parameters} if self._primed else {}
+        return {**super().tensors(names), **steps}
+
+
+@final
+class FlatSgd(FlatUpdates):
+    """SGD, with the states of its momentum if it has one."""
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        gradients: FlatGradients,
+        weight_decays: Sequence[float],
+        part: OptimizerPart,
+        rates: NDArray[np.float64],
+    ) -> None:
+        keys = ("momentum_buffer",) if part.momentum else ()
+        super().__init__(layout, gradients, weight_decays, part, rates, keys=keys)
+
+    def _update(
+        self, tensors: Sequence[list[Tensor]], lr: Tensor, grad_scale: Tensor, found_inf: Tensor, decay: float
+    ) -> None:
+        weights, gradients, *momenta = tensors
+        part, buffers = self._part, momenta[0] if momenta else []
+        sgd_(weights, gradients, buffers, lr, grad_scale, found_inf, part.momentum, decay, part.nesterov)
 
 
 def build_updates(
@@ -269,9 +322,6 @@ def build_updates(
     if device.type == "cpu" or part.type == "adamw8bit":
         plain = build_optimizer(groups, part, fused=False)
         return HostGated(plain, rates), FlatGradients(parameters, reduction=reduction)
-    if part.type == "sgd":
-        fused = build_optimizer(groups, part, fused=True)
-        return DeviceGated(fused, rates, device), FlatGradients(parameters, reduction=reduction)
     # one operation takes tensors of one number format
     uniform = [
         (index, [p for p in group.parameters if p.dtype == dtype])
@@ -282,4 +332,5 @@ def build_updates(
     layout = FlatLayout([members for _, members in uniform], others)
     gradients = FlatGradients(layout.parameters, layout, reduction)
     decays = [groups[index].weight_decay for index in columns]
-    return FlatAdam(layout, gradients, decays, part, rates[:, columns]), gradients
+    kind = FlatSgd if part.type == "sgd" else FlatAdam
+    return kind(layout, gradients, decays, part, rates[:, columns]), gradients

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from paceline.kernels.launch import HAS_TRITON, launch
+from paceline.kernels.launch import HAS_TRITON, launch, runs_kernels
 
 LARGE = 2**16
 """Elements from which a tensor gets a launch of its own."""
@@ -59,12 +59,12 @@ def adamw_(
     """
     columns = (parameters, gradients, exp_avgs, exp_avg_sqs)
     rows = list(zip(*columns, strict=True))
-    large = [row for row in rows if _is_large(row)]
+    large = [row for row in rows if is_large(row)]
     for row in large:
         _launch(*row, step, lr, grad_scale, found_inf, beta1, beta2, eps, weight_decay, decoupled)
     if len(large) == len(rows):
         return
-    parameters, gradients, exp_avgs, exp_avg_sqs = map(list, zip(*(r for r in rows if not _is_large(r)), strict=True))
+    parameters, gradients, exp_avgs, exp_avg_sqs = map(list, zip(*(r for r in rows if not is_large(r)), strict=True))
     update = torch._fused_adamw_ if decoupled else torch._fused_adam_
     update(
         parameters,
@@ -90,12 +90,10 @@ def _(*_: object) -> None:
     return None
 
 
-def _is_large(row: tuple[Tensor, ...]) -> bool:
+def is_large(row: tuple[Tensor, ...]) -> bool:
     """Whether a parameter and what belongs to it are for the kernel: fp32, in one piece, on a card with triton."""
-    return (
-        row[0].numel() >= LARGE
-        and HAS_TRITON
-        and all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in row)
+    return row[0].numel() >= LARGE and all(
+        runs_kernels(t) and t.dtype == torch.float32 and t.is_contiguous() for t in row
     )
 
 
@@ -115,7 +113,7 @@ def _launch(
     decoupled: bool,
 ) -> None:
     count = parameter.numel()
-    with torch.cuda.device(parameter.device):
+    with torch.cuda.device_of(parameter):
         launch(
             adam,
             (-(-count // BLOCK),),

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.kernels.launch import HAS_TRITON, launch
-from paceline.kernels.residual_norm import processors, runs_kernels
+from paceline.kernels.launch import HAS_TRITON, launch, runs_kernels
+from paceline.kernels.residual_norm import processors
 
 FORWARD: Final = {"rows": 4, "columns": 1024, "warps": 4}
 """A tile, and its warps."""

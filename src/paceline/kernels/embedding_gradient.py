@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.kernels.launch import HAS_TRITON, launch
-from paceline.kernels.residual_norm import runs_kernels
+from paceline.kernels.launch import HAS_TRITON, launch, runs_kernels
 
 CHUNK: Final = 32
 """Sorted ids that a program adds up one after the other."""

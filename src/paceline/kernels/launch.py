@@ -27,6 +27,11 @@ THREADS = 8
 """Most kernels that are compiled at the same time."""
 
 
+def runs_kernels(tensor: Tensor) -> bool:
+    """Whether our kernels serve this tensor; elsewhere operators are made of torch's own."""
+    return HAS_TRITON and (tensor.device.type == "cuda" or _are_interpreted())
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """``kernel[grid](*arguments, **options)``; inside ``compiled_together`` it is noted, and compiled later.
 
@@ -91,6 +96,12 @@ def wake_compiler(card: int) -> None:
             with torch.cuda.device(card):
                 nothing.warmup(grid=(1,))
             _awake.add(card)
+
+
+def _are_interpreted() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
 
 
 def _kind(argument: Any) -> Any:

@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.kernels.launch import HAS_TRITON, launch
+from paceline.kernels.launch import HAS_TRITON, launch, runs_kernels
 
 WIDEST: Final = 4096
 """A row is held in the registers of one program."""
@@ -198,11 +198,6 @@ def _outputs(x: Tensor, dropout: float, narrow: bool) -> Found:
         x.new_empty((rows, 2), dtype=torch.float32),
         x.new_empty((rows + width if dropout > 0 else 0,), dtype=torch.int32),
     )
-
-
-def runs_kernels(tensor: Tensor) -> bool:
-    """Whether the kernels serve this tensor; elsewhere the operators are made of torch's own."""
-    return HAS_TRITON and (tensor.device.type == "cuda" or triton.knobs.runtime.interpret)
 
 
 def _plain_sum(x: Tensor, bias: Tensor, residual: Tensor, keys: Tensor, dropout: float) -> tuple[Tensor, Tensor | None]:

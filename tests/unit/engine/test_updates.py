@@ -10,7 +10,7 @@ from torch import nn
 from paceline.engine.gradients import FlatGradients, Gradients
 from paceline.engine.optimizer import ParameterGroup, build_optimizer, parameter_groups
 from paceline.engine.state import copy_into
-from paceline.engine.updates import DeviceGated, FlatAdam, HostGated, Updates, build_updates
+from paceline.engine.updates import DeviceGated, FlatAdam, FlatSgd, HostGated, Updates, build_updates
 from paceline.errors import CheckpointError
 from paceline.recipe.parts import GroupPart, OptimizerPart, SchedulePart
 
@@ -50,6 +50,7 @@ def step(module: nn.Module, updates: Updates, gradients: Gradients, finite: bool
         ("sgd", CPU, HostGated),
         ("adamw", CARD, FlatAdam),
         ("adam", CARD, FlatAdam),
+        ("sgd", CARD, FlatSgd),
     ],
 )
 def test_the_updates_of_a_recipe(kind: str, device: torch.device, expected: type) -> None:
@@ -97,16 +98,17 @@ def test_primed_updates_have_every_state_that_a_first_update_leaves(device: torc
     assert sorted(primed.tensors(names(other))) == sorted(stepped.tensors(names(one)))
 
 
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
 @pytest.mark.parametrize(("old", "new"), [(CPU, CARD), (CARD, CPU), (CARD, CARD)])
-def test_a_run_goes_on_from_what_the_other_kind_saved(old: torch.device, new: torch.device) -> None:
+def test_a_run_goes_on_from_what_the_other_kind_saved(old: torch.device, new: torch.device, kind: str) -> None:
     """torch's own layout, as in checkpoints from before there were flat buffers, and the other way round."""
     one, other = model(), model()
-    updates, gradients = built(one, device=old)
+    updates, gradients = built(one, kind, old)
     for _ in range(3):
         step(one, updates, gradients)
     saved = {name: tensor.clone() for name, tensor in updates.tensors(names(one)).items()}
     assert all(float(tensor) == 3 for name, tensor in saved.items() if name.endswith(".step"))
-    other_updates, other_gradients = built(other, device=new)
+    other_updates, other_gradients = built(other, kind, new)
     other_updates.prime()
     copy_into(other_updates.tensors(names(other)), saved, "optimizer")
     copy_into(other.state_dict(), one.state_dict(), "model")
@@ -130,9 +132,10 @@ def test_another_runs_states_are_refused() -> None:
         copy_into(updates.tensors(names(module)), saved, "optimizer")
 
 
-def test_momentum_has_torchs_name() -> None:
+@pytest.mark.parametrize("device", [CPU, CARD])
+def test_momentum_has_torchs_name(device: torch.device) -> None:
     module = model()
-    updates, gradients = built(module, "sgd", CPU)
+    updates, gradients = built(module, "sgd", device)
     step(module, updates, gradients)
     assert sorted(updates.tensors(names(module))) == sorted(f"{n}.momentum_buffer" for n in names(module).values())
 
