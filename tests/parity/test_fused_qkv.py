@@ -169,6 +169,19 @@ def test_products_that_differ_are_left_alone(changes: dict[str, nn.Module]) -> N
     assert apply_fused_qkv(Attention(**changes)) == 0
 
 
+def test_a_forward_pass_that_calls_its_parents_is_left_alone() -> None:
+    """``super()`` wants the module itself, and what stands in for it would be refused."""
+
+    class Louder(Attention):
+        def forward(self, hidden: Tensor) -> Tensor:
+            return 2 * super().forward(hidden)
+
+    layer, hidden = Louder(), torch.randn(2, 4)
+    before = layer(hidden)
+    assert apply_fused_qkv(layer) == 0
+    assert torch.equal(layer(hidden), before)
+
+
 def test_products_of_which_some_are_frozen_are_left_alone_and_all_frozen_are_not() -> None:
     some, every = Attention(), Attention()
     some.query.requires_grad_(False)

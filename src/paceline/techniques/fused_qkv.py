@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -45,7 +46,8 @@ def apply_fused_qkv(model: nn.Module) -> int:
     """Join query, key and value of each attention layer of ``model``, in place; returns how many were joined.
 
     A layer is left alone when its three products differ in input width, bias, number format or in whether they are
-    trained, when they are not plain ``nn.Linear``, or when it attends to another sequence.
+    trained, when they are not plain ``nn.Linear``, when it attends to another sequence, or when its forward pass calls
+    its parent's.
     """
     found = [(module, names) for module in model.modules() if (names := triple(module))]
     for module, names in found:
@@ -192,13 +194,19 @@ def _attention_as_in_training(model: nn.Module) -> Iterator[None]:
 
 def triple(module: nn.Module) -> tuple[str, ...] | None:
     """Names of the layer's three products, where they can be joined."""
-    if getattr(module, "is_cross_attention", False) or "forward" in vars(module):
+    if getattr(module, "is_cross_attention", False) or "forward" in vars(module) or _calls_its_parents(module):
         return None
     for names in TRIPLES:
         linears = [child for name in names if type(child := getattr(module, name, None)) is nn.Linear]
         if len(linears) == 3 and _joinable(linears):
             return names
     return None
+
+
+def _calls_its_parents(module: nn.Module) -> bool:
+    """Whether its forward pass calls ``super()``, which wants the module itself and no stand-in."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "super" in code.co_names
 
 
 def _joinable(linears: Sequence[nn.Linear]) -> bool:
