@@ -63,6 +63,10 @@ class ModelError(UserError):
     """A model or tokenizer that cannot be loaded, built or trained as asked."""
 
 
+class TraceError(ModelError):
+    """A model whose step cannot be traced without a card: it asks for numbers, and a plan has sizes alone."""
+
+
 class RunFolderError(UserError):
     """A run folder that is missing, in use, or not what it should be."""
 

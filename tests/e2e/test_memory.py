@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from paceline.cards import card_for, facts_with
+from paceline.errors import TraceError
 from paceline.facts import this_machine
 from paceline.memory.measure import COMMAND, measure
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.records import MemoryPlan, MemoryStages
 from paceline.verbs import memory as measuring
+from paceline.verbs import plan as planning
 from tests.e2e.commands import Paceline, in_process
 from tests.unit.memory.plans import HERE
 from tests.unit.memory.test_stages import EAGER, TINY, bert, plan
@@ -81,6 +83,23 @@ def test_the_tutorials_ladder(paceline: Paceline, card: list[Recipe], tmp_path: 
     first = card[0]
     assert (first.device, first.loop.batch_size) == ("cuda", 4)
     assert first.techniques.capture is first.techniques.packing is first.techniques.fusion is False
+
+
+def test_a_plan_that_cannot_be_traced_is_measured_on_this_machines_card(
+    paceline: Paceline, card: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def untraceable(*_: object, **__: object) -> None:
+        raise TraceError("the model's step cannot be traced without a card", "aten.nonzero asks for numbers", "measure")
+
+    monkeypatch.setattr(planning, "plan", untraceable)
+    done = paceline("plan", RECIPE)
+    assert done.code == 0, done.err
+    assert "aten.nonzero asks for numbers; so its first steps are measured on this card" in done.err
+    assert done.out.startswith("memory_anatomy on NVIDIA H200, stage by stage\n")
+    assert len(card) == 1
+    other = paceline("plan", RECIPE, "--gpu", "a100-80gb")
+    assert (other.code, other.out, len(card)) == (2, "", 1), "another card cannot be measured here"
+    assert "aten.nonzero" in other.err
 
 
 def test_json_is_one_object(paceline: Paceline, card: list[Recipe]) -> None:

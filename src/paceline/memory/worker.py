@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from paceline.errors import ModelError, UserError
+from paceline.errors import ModelError, TraceError, UserError
 from paceline.facts import Card
 from paceline.memory.anatomy import plan_of
 from paceline.memory.dealt import dealt_to
@@ -69,10 +69,10 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
         fix = "--set loop.micro_batch_size=2 or more"
         raise ModelError("a micro-batch of one sample", "batch normalisation needs two to a spread", fix) from error
     except UNTRACEABLE as error:
-        raise ModelError(
+        raise TraceError(
             "the model's step cannot be traced without a card",
             f"{getattr(error, 'func', error)} asks for numbers, and a plan has sizes alone",
-            "paceline train on a card measures it: its first steps hold the most memory of the run",
+            "on a machine with a card: paceline memory RECIPE, which measures the first steps",
         ) from error
 
 

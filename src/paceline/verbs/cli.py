@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from paceline.errors import PacelineError, RecipeError, UserError
+from paceline.errors import PacelineError, RecipeError, TraceError, UserError
 from paceline.memory.expandable import ask_for_it
 from paceline.verbs.bench import app as bench_app
 
@@ -271,8 +271,16 @@ def plan(
     from paceline.verbs.asked import build_recipe
 
     recipe = build_recipe(target, model, data, settings or (), verb="plan")
-    with Console(stderr=True, markup=False).status("tracing the step") as status:
-        found = planning.plan(recipe, gpu=gpu, gpus=gpus, read_data=read_data, progress=status.update)
+    try:
+        with Console(stderr=True, markup=False).status("tracing the step") as status:
+            found = planning.plan(recipe, gpu=gpu, gpus=gpus, read_data=read_data, progress=status.update)
+    except TraceError as error:
+        if gpu is not None or gpus != 1:
+            raise
+        # without --gpu the plan is of this machine's card, which can tell
+        typer.echo(f"{error.what}: {error.why}; so its first steps are measured on this card", err=True)
+        _measure_stages(recipe, (), None, as_json=as_json)
+        return
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2))
         return
@@ -304,16 +312,21 @@ def memory(
     paceline memory recipes/memory_anatomy.yaml
     paceline memory recipes/memory_anatomy.yaml --with loop.micro_batch_size=1 --with techniques.recompute=true
     """
+    from paceline.verbs.asked import build_recipe
+
+    recipe = build_recipe(target, model, data, settings or (), verb="memory")
+    _measure_stages(recipe, changes or (), out, as_json=as_json)
+
+
+def _measure_stages(recipe: Recipe, changes: Sequence[str], out: Path | None, *, as_json: bool) -> None:
     import json
 
     from rich.console import Console
 
     from paceline.verbs import memory as measuring
-    from paceline.verbs.asked import build_recipe
 
-    recipe = build_recipe(target, model, data, settings or (), verb="memory")
     with Console(stderr=True, markup=False).status("measuring") as status:
-        found = measuring.memory(recipe, changes or (), out=out, progress=status.update)
+        found = measuring.memory(recipe, changes, out=out, progress=status.update)
     typer.echo(json.dumps(found.plain(), indent=2) if as_json else measuring.shown(found), nl=as_json)
     if out is not None and not as_json:
         typer.echo(f"wrote {out / 'report.html'}")
