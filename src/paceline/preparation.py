@@ -39,6 +39,7 @@ from paceline.records import Decision
 from paceline.seams import Alone, Build, Task, World
 from paceline.stopwatch import Stopwatch
 from paceline.tasks import task_for
+from paceline.techniques.compile import wake_tracer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -94,6 +95,7 @@ def prepare_run(
             # what waits for another's turn gets this done meanwhile
             with watch.importing():
                 import_class(part, config)
+            _wake_tracer(recipe, watch)
         with contextlib.ExitStack() as turn:
             with watch.phase("data"):
                 turn.enter_context(world.alone_first("reading and encoding the data"))
@@ -110,6 +112,7 @@ def prepare_run(
                 recipe, decisions = choose_strategy(
                     recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained
                 )
+            _wake_tracer(recipe, watch)
             with watch.phase("data"):
                 dataset = encoding.result()
                 tokenizer = _settled(source, dataset)
@@ -193,6 +196,17 @@ def _wake(card: torch.device, _: KeepGoing) -> None:
     """Have the driver make ready for this process, and Triton's compiler: seconds, and hardly any of them Python's."""
     torch.zeros(1, device=card)
     wake_compiler(card.index)
+
+
+def _wake_tracer(recipe: Recipe, watch: Stopwatch) -> None:
+    """Where blocks will be traced, as far as is known before there is a build: while texts are encoded.
+
+    Only beside a card, whose host has processors for both; on two it would take as much from the encoding as it saves.
+    """
+    compiles = recipe.techniques.compile is True
+    if recipe.device == "cuda" and (compiles or recipe.techniques.fusion is True):
+        with watch.phase("compile"):
+            wake_tracer(compiles=compiles)
 
 
 def _model(recipe: Recipe, config: PretrainedConfig | None, known: Outline, task: Task) -> torch.nn.Module:

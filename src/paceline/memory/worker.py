@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import importlib
 import json
@@ -37,6 +36,7 @@ from paceline.memory.trace import trace
 from paceline.models.config import read_config
 from paceline.recipe import Recipe
 from paceline.records import MemoryPlan
+from paceline.techniques.compile import wake_tracer
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Operators whose result has a size, or a value on the host, that depends on numbers."""
@@ -124,16 +124,8 @@ def _import_for(request: Mapping[str, Any]) -> None:
         if recipe.techniques.compile is not False:
             importlib.import_module("torch._inductor.lowering")
         if recipe.techniques.compile is not False or recipe.techniques.fusion is not False:
-            _trace_a_frame()
-
-
-@functools.cache
-def _trace_a_frame() -> None:
-    """For its first frame Dynamo loads and looks up what it keeps for all others: half a second of every trace."""
-    rows = torch.ones(2, 1)
-    torch._dynamo.mark_dynamic(rows, 0)
-    torch.compile(torch.nn.Linear(1, 1), backend="eager")(rows)
-    torch._dynamo.reset()
+            wake_tracer()
+            torch._dynamo.reset()
 
 
 def _answered(line: str) -> dict[str, Any]:

@@ -288,9 +288,25 @@ def kept_cache(folder: Path) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def load_compiler() -> None:
-    """Import torch's compilers, which takes seconds: for a thread of its own while data is being prepared."""
-    importlib.import_module("torch._inductor.compile_fx")
+@functools.cache
+def wake_tracer(*, compiles: bool = False) -> None:
+    """Import torch's tracer, and have it trace something: seconds, in which other threads may read and encode.
+
+    For its first frame it loads and looks up what it keeps for all others.
+
+    Args:
+        compiles: import what compiles its graphs, too.
+    """
+    if compiles:
+        importlib.import_module("torch._inductor.compile_fx")
+    rows = torch.ones(2, 1)
+    torch._dynamo.mark_dynamic(rows, 0)
+    torch.compile(_product, backend="eager")(rows)
+
+
+def _product(rows: Tensor) -> Tensor:
+    """Traced to wake the tracer, so that no code that others compile keeps a trace of it."""
+    return rows @ rows.mT
 
 
 def _is_wished(place: str | None) -> bool:
