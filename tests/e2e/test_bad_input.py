@@ -337,7 +337,7 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown key": ("optimizer: {rl: 3}", ("optimizer.rl = 3: unknown key", "fix: optimizer.lr")),
     "unknown key in a list": ("optimizer: {groups: [{mach: x}]}", ("groups.0.mach", "did you mean 'match'?")),
     "word for a number": ("optimizer: {lr: fast}", ("optimizer.lr = 'fast'", "number")),
-    "rate beyond fp32": ("optimizer: {lr: 1e38}", ("optimizer.lr = '1e+38'", "less than or equal to 1000000")),
+    "rate beyond fp32": ("optimizer: {lr: 1e38}", ("optimizer.lr: 1e+38 is more than any", "1e+30")),
     "negative rate": ("optimizer: {lr: -1}", ("optimizer.lr = '-1'", "greater than 0")),
     "unknown choice": ("optimizer: {type: adamx}", ("optimizer.type = 'adamx'", "'adamw'")),
     "unknown device": ("device: tpu", ("device = 'tpu'", "'cpu'")),

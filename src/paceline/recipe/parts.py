@@ -32,8 +32,14 @@ Switch = Literal["auto"] | bool
 """``auto``: on where it is safe and pays, which is recorded with the reason."""
 
 
-LARGEST = 1_000_000
-"""Of rates and decays. Far beyond any use, and what an optimizer makes of it is still a number in fp32."""
+LARGEST = 1e30
+"""Of rates and decays: far beyond it an update is no number in fp32; where exactly depends on the optimizer."""
+
+
+def _within_fp32(value: float | None) -> float | None:
+    if value is not None and value > LARGEST:
+        raise ValueError(f"{value:g} is more than any optimizer can use, at most {LARGEST:g}")
+    return value
 
 
 class Part(BaseModel):
@@ -200,9 +206,11 @@ class GroupPart(Part):
     """Settings of the parameters whose names match; the first group that matches a name takes it."""
 
     match: str = Field(description="Glob on parameter names, for example '*classifier*'.")
-    lr: float | None = Field(None, gt=0, le=LARGEST, allow_inf_nan=False, description="Null: that of the optimizer.")
-    weight_decay: float | None = Field(None, ge=0, le=LARGEST, description="Null: that of the optimizer.")
+    lr: float | None = Field(None, gt=0, allow_inf_nan=False, description="Null: that of the optimizer.")
+    weight_decay: float | None = Field(None, ge=0, description="Null: that of the optimizer.")
     schedule: SchedulePart | None = Field(None, description="As `schedule` below; null: that one.")
+
+    _usable = field_validator("lr", "weight_decay")(_within_fp32)
 
 
 class OptimizerPart(Part):
@@ -211,9 +219,7 @@ class OptimizerPart(Part):
     type: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
         "adamw", description="adamw8bit keeps its states in 8 bits; needs a card and bitsandbytes or torchao."
     )
-    lr: float = Field(
-        5e-5, gt=0, le=LARGEST, allow_inf_nan=False, description="Largest learning rate, before lr_scaling."
-    )
+    lr: float = Field(5e-5, gt=0, allow_inf_nan=False, description="Largest learning rate, before lr_scaling.")
     lr_scaling: Literal["none", "linear", "sqrt"] | Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = (
         Field(
             "none",
@@ -227,7 +233,6 @@ class OptimizerPart(Part):
     weight_decay: float | None = Field(
         None,
         ge=0,
-        le=LARGEST,
         description="Null: 0.01 with adamw and adamw8bit, which decay the weights apart from the gradient; else 0.",
     )
     decay_all: bool = Field(False, description="Decay biases and normalisation weights too.")
@@ -239,6 +244,8 @@ class OptimizerPart(Part):
     groups: tuple[GroupPart, ...] = Field(
         (), description="Settings for parameters by name; empty: one setting for all."
     )
+
+    _usable = field_validator("lr", "weight_decay")(_within_fp32)
 
     @property
     def decay(self) -> float:
