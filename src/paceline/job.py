@@ -96,7 +96,8 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
     total_steps = min(loop.max_steps or sys.maxsize, steps_per_epoch * loop.epochs)
     capturing = partial(request.watch.phase, "capture")
     dtype = summed_in(recipe.parallel, prepared.build.model)
-    assembled = assemble(recipe, prepared.build, total_steps, capturing=capturing, world=world, reduce_dtype=dtype)
+    sums: dict[str, Any] = {"reduce_dtype": dtype, "bucket_mib": prepared.bucket_mib}
+    assembled = assemble(recipe, prepared.build, total_steps, capturing=capturing, world=world, **sums)
     progress = Progress(order=OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size))
     if request.checkpoint is not None:
         progress = _restore(request.checkpoint, assembled, progress, steps_per_epoch)

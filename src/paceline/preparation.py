@@ -57,6 +57,9 @@ class Prepared:
     tokenizer: Any
     build: Build
     saved: SavedModel
+    bucket_mib: int | None = None
+    """Of gradients that ranks sum in one go, where the recipe leaves that open. It is not written into the recipe, for
+    a run may go on over other links."""
 
 
 def prepare_run(
@@ -118,9 +121,10 @@ def prepare_run(
                 tokenizer = _settled(source, dataset)
         with watch.phase("model"):
             # here, where no rank waits for another's turn, for all of them answer
-            buckets = bucket_decision(recipe, shared_link_rate(world, facts)) if world.size > 1 else None
+            over_cards = device.type == "cuda" and recipe.parallel.backend in ("auto", "nccl")
+            rate = shared_link_rate(world, facts, over_cards=over_cards) if world.size > 1 else None
+            buckets = bucket_decision(recipe, rate) if world.size > 1 else None
             if buckets is not None:
-                recipe = recipe.with_settings([f"{buckets.setting}={buckets.value}"])
                 decisions = (*decisions, buckets)
             if awake is not None:
                 awake.result()
@@ -149,7 +153,13 @@ def prepare_run(
         factory=part.factory,
     )
     return Prepared(
-        recipe, (*decisions, *shapes, *build.decisions, *([scaled] if scaled else [])), dataset, tokenizer, build, saved
+        recipe,
+        (*decisions, *shapes, *build.decisions, *([scaled] if scaled else [])),
+        dataset,
+        tokenizer,
+        build,
+        saved,
+        bucket_mib=None if buckets is None else int(buckets.value),
     )
 
 

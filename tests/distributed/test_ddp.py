@@ -23,7 +23,7 @@ from paceline.engine.assemble import Assembled, assemble
 from paceline.engine.buckets import BUCKET_BYTES, Reduction
 from paceline.engine.rng import micro_batch_seed
 from paceline.engine.scaling import Dynamic
-from paceline.errors import UserError
+from paceline.errors import RecipeError, UserError
 from paceline.recipe import Recipe
 from paceline.records import Decision
 from paceline.seams import Alone, Build, World
@@ -149,6 +149,18 @@ def test_the_words_of_a_step_are_all_that_needs_to_be_summed(size: int, batch_si
     found = run_distributed(compare_words, size, with_words(recipe(batch_size, micro)))
     assert_exact([result for result, _ in found])
     assert all(by_rows for _, by_rows in found)
+
+
+def refused_without_words(world: World) -> str:
+    model = tiny_model(dropout=0.0)
+    model.distilbert.embeddings.word_embeddings.requires_grad_(False)
+    with pytest.raises(RecipeError) as found:
+        assembled(world, with_words(recipe(8)), model=model)
+    return str(found.value)
+
+
+def test_sums_of_words_are_refused_where_none_are_trained() -> None:
+    assert all("parallel.sum_words = true" in message for message in run_distributed(refused_without_words, 2))
 
 
 def half_the_bytes(world: World) -> tuple[float, str]:

@@ -255,6 +255,10 @@ def refused(world: World) -> list[str]:
         fsdp.apply(built(Case(), model), ParallelPart(strategy="fsdp"), world)
     assert not is_sharded(model), "it is left half sharded"
     messages.append(str(found.value))
+    model = model_of(Case())
+    model.distilbert.embeddings.to(torch.bfloat16)
+    with pytest.raises(RecipeError, match="several number formats"):
+        fsdp.apply(built(Case(), model), ParallelPart(strategy="fsdp"), world)
     for tied in ("transformer.layer.1.attention.q_lin", "embeddings.LayerNorm"):
         model = model_of(Case())
         first = model.distilbert.transformer.layer[0]

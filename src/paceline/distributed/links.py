@@ -14,12 +14,16 @@ Source: NVIDIA's data sheets of V100 (6 links, 300 GB/s in both directions toget
 and B200 (18, 1,800)."""
 
 
-def shared_link_rate(world: World, facts: Facts) -> float | None:
+def shared_link_rate(world: World, facts: Facts, *, over_cards: bool = True) -> float | None:
     """Bytes a second that the links of every rank's card carry in one direction; all ranks call this.
 
     None across machines, whose network we know nothing of, and where ``link_rate`` is None for a rank.
+
+    Args:
+        over_cards: whether this rank's sums go from card to card; else its links carry none.
     """
-    own = link_rate(facts, ask(["nvidia-smi", "nvlink", "--status"]) or "") if facts.cards else None
+    looks = over_cards and facts.cards
+    own = link_rate(facts, ask(["nvidia-smi", "nvlink", "--status"]) or "") if looks else None
     found = world.gather([socket.gethostname(), own])
     machines, rates = {name for name, _ in found}, [rate for _, rate in found]
     return min(rates) if len(machines) == 1 and None not in rates else None

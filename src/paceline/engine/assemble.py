@@ -31,6 +31,7 @@ from paceline.engine.words import word_embeddings
 from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
 from paceline.errors import ModelError, RecipeError
 from paceline.files import compiled_folder
+from paceline.kernels.launch import are_noted
 from paceline.models.masks import unread_masks
 from paceline.recipe import Recipe
 from paceline.records import Decision
@@ -154,6 +155,7 @@ def assemble(
     capturing: Phase = contextlib.nullcontext,
     world: World = Alone(),  # noqa: B008 - it has no state
     reduce_dtype: torch.dtype | None = None,
+    bucket_mib: int | None = None,
 ) -> Assembled:
     """The build with its optimizer and learning rates, in an engine.
 
@@ -161,6 +163,7 @@ def assemble(
         capturing: counts the seconds of recording graphs.
         world: the ranks that share each batch; all of them get rank 0's weights and buffers.
         reduce_dtype: number format that gradients are summed over ranks in; None: their own.
+        bucket_mib: of them summed in one go, where the recipe does not say; None: as much as suits any link.
     """
     # ranks may have started from different seeds
     is_sharded = fsdp.is_sharded(build.model)
@@ -175,7 +178,10 @@ def assemble(
     # of a model of the user's own nothing is known: its loss may look at all words
     sums_words = recipe.parallel.sum_words and not recipe.model.factory
     words = word_embeddings(build.model) if sums_words else None
-    size = recipe.parallel.bucket_mib
+    if recipe.parallel.sum_words and world.size > 1 and words is None:
+        why = "no word embeddings are known of this model whose gradient could be summed by rows"
+        raise RecipeError("parallel.sum_words = true", why, "--set parallel.sum_words=false")
+    size = recipe.parallel.bucket_mib or bucket_mib
     reduction = Reduction(
         world,
         tuple(build.model.parameters()),
@@ -249,6 +255,8 @@ def objective_for(build: Build, world: World = Alone()) -> Objective:  # noqa: B
     def objective(batch: Batch) -> tuple[Tensor, Tensor]:
         with kept_from_filler(statistics, batch.weights) if statistics else contextlib.nullcontext():
             logits = build.forward(build.model, batch)
+        if are_noted():  # nothing has been written to them, and a loss may refuse what is there
+            logits = logits.nan_to_num(0.0, 0.0, 0.0).clamp(-1, 1)
         return build.task.loss_sum(logits, batch), build.task.correct(logits.detach(), batch)
 
     return objective

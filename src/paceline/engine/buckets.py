@@ -112,6 +112,8 @@ class BucketSums:
         self._side = _stream(self._device)
         self._started: list[Callable[[], None]] = []
         self._touched: Tensor | None = None
+        self._late = False
+        """Whether the backward pass, launched, has left buckets for ``finish`` to begin."""
         self._others_are_zero: bool | None = None
         """Of the rows that are said not to be touched; None: not looked at yet."""
 
@@ -132,6 +134,7 @@ class BucketSums:
         found: list[Tensor | None] = [None] * len(self._parameters)
         missing = [len(bucket.members) for bucket in self.buckets]
         self._started.clear()
+        self._late = False
         done = 0
 
         def complete(gradients: Sequence[Tensor | None], *, all_are_there: bool = False) -> None:
@@ -140,9 +143,12 @@ class BucketSums:
             while done < len(missing) and (all_are_there or not missing[done]):
                 bucket = self.buckets[done]
                 put([self._views[i] for i in bucket.members], [gradients[i] for i in bucket.members])
+                # rows are sent from memory of their own, which must not come out of a pool that launched passes share
+                # with recordings
+                self._late |= not recording and bucket.table is not None and self._rows is not None
                 if recording:
                     bucket.complete.record()
-                else:
+                elif not self._late:
                     self._started.append(bucket.start_sum(self._world, self._rows))
                 done += 1
 
@@ -157,18 +163,25 @@ class BucketSums:
         complete(gradients, all_are_there=True)
 
     def finish(self) -> None:
-        """Have the device wait for the sums; begin them first where the backward pass was a replay."""
+        """Have the device wait for the sums; begin them first where the backward pass was a replay, or left them."""
         for bucket in self.buckets[len(self._started) :]:
+            if self._late:
+                self._started.append(bucket.start_sum(self._world, self._rows))
+                continue
             with _on(self._side, self._device):
                 self._side.wait_event(bucket.complete)
                 self._started.append(bucket.start_sum(self._world, self._rows))
+        self._late = False
         with span("communicate"):
             for wait in self._started:
                 wait()
         self._started.clear()
         table = next((bucket.table for bucket in self.buckets if bucket.table is not None), None)
         if self._others_are_zero is None and self._rows is not None and table is not None:
-            self._others_are_zero = not self._has_others(table, self._rows)
+            others = self._has_others(table, self._rows)
+            # a step without any gradient of words shows nothing; after the sum that is the same on all ranks
+            if others or bool(table.index_select(0, self._rows).any()):
+                self._others_are_zero = not others
 
     def _has_others(self, table: Tensor, rows: Tensor) -> bool:
         """Whether any rank has gradients in other rows than these, which are summed already; then those are, too."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.data.dataset import Dataset, Images, Tokens
 from paceline.data.layout import ImageLayout, PackedLayout, PaddedLayout, bucket_for, resident_bytes
-from paceline.device import memory_bytes
+from paceline.device import is_card, memory_bytes
 from paceline.errors import RecipeError
 from paceline.recipe import Recipe
 from paceline.records import Decision
@@ -65,7 +65,7 @@ def padded_layout(
         token_types=_takes_token_types(model),
         bucket=recipe.data.pad_to_multiple_of or (PADDED_BUCKET if _repeats(recipe) else 1),
         resident=not on_host and resident(recipe, dataset, device)[0],
-        masked=_asks_for_masks(recipe, model),
+        masked=not is_card(device) or _asks_for_masks(recipe, model),
     )
 
 

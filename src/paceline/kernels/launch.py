@@ -47,6 +47,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     noted[key] = partial(kernel.warmup, *map(_without_memory, arguments), grid=grid, **options)
 
 
+def are_noted() -> bool:
+    """Whether kernels are noted and not run just now, so that what they would have written is undefined."""
+    return _noted is not None
+
+
 @contextlib.contextmanager
 def compiled_together(device: torch.device) -> Iterator[None]:
     """Inside, no kernel is run: what it would have written stays undefined. On the way out all of them are compiled.

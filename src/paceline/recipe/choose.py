@@ -99,7 +99,11 @@ def choose_strategy(
     """
     if recipe.parallel.strategy != "auto" or world_size == 1 or recipe.model.train == "features":
         return recipe, decisions
-    needed = num_parameters * 4 + num_trained * (4 + STATE_BYTES[recipe.optimizer.type])
+    number = 2 if recipe.techniques.precision == "pure_bf16" else 4
+    states = STATE_BYTES[recipe.optimizer.type]
+    if recipe.optimizer.type != "adamw8bit":
+        states = states * number // 4
+    needed = num_parameters * number + num_trained * (number + states)
     sizes = [card.memory_bytes for card in facts.cards if card.memory_bytes is not None]
     told = f"weights, gradients and states take {needed / 2**30:.1f} GiB"
     if not sizes:

@@ -66,6 +66,10 @@ def apply_fsdp(
 
     blocks = list(dict.fromkeys(blocks))
     _refuse_uncuttable(model, blocks)
+    if len({parameter.dtype for parameter in model.parameters() if parameter.requires_grad}) > 1:
+        what = f"{SETTING} = fsdp: weights of several number formats"
+        why = "a collective gathers one, and batch normalisation keeps fp32 beside techniques.precision = pure_bf16"
+        raise RecipeError(what, why, "--set techniques.precision=bf16, or --set parallel.strategy=ddp")
     # memory order is lost when a weight is cut; what wants channels last says so at every pass
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()

@@ -275,11 +275,11 @@ def plan(
         with Console(stderr=True, markup=False).status("tracing the step") as status:
             found = planning.plan(recipe, gpu=gpu, gpus=gpus, read_data=read_data, progress=status.update)
     except TraceError as error:
-        if gpu is not None or gpus != 1:
+        if gpu is not None or gpus != 1 or as_json or recipe.model.train == "features":
             raise
         # without --gpu the plan is of this machine's card, which can tell
         typer.echo(f"{error.what}: {error.why}; so its first steps are measured on this card", err=True)
-        _measure_stages(recipe, (), None, as_json=as_json)
+        _measure_stages(recipe, (), None, as_json=False)
         return
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2))

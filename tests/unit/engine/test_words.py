@@ -103,6 +103,25 @@ def test_ranks_sum_the_words_alone_if_the_others_are_zero(about_all: float, dtyp
         assert by_rows == (not about_all or step == 0)
 
 
+def test_a_step_without_any_gradient_shows_nothing_about_the_others() -> None:
+    """As of a rank that has nothing but filler, or a head that begins at zero."""
+    model, world = Texts(), Likes()
+    parameters = list(model.parameters())
+    made = [
+        FlatGradients(parameters, FlatLayout([parameters]), Reduction(like, tuple(parameters), words=words))
+        for like, words in ((Likes(), None), (world, model.words.weight))
+    ]
+    ids, rows = torch.tensor([3, 5, 3]), torch.tensor([2, 3, 5, 11])
+    for share in (0.0, 1.0, 1.0):
+        for gradients in made:
+            gradients.touch(rows)
+            gradients.add(share * model(ids, 0.5), first=True, last=True)
+            gradients.finish()
+        whole, of_words = (gradients.flat.views for gradients in made)
+        for value, expected in zip(of_words, whole, strict=True):
+            torch.testing.assert_close(value, expected, rtol=0, atol=0)
+
+
 def test_a_step_that_does_not_say_its_words_is_summed_whole() -> None:
     model, world = Texts(), Likes()
     parameters = list(model.parameters())

@@ -64,15 +64,20 @@ class ValuesAreSecret(TorchDispatchMode):
         return operator(*arguments, **(named or {}))
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "electra", "mpnet", "modernbert", "deberta-v2"])
-def test_no_model_looks_at_its_mask(kind: str) -> None:
+@pytest.mark.parametrize("is_masked", [True, False], ids=["masked", "all of one length"])
+@pytest.mark.parametrize(
+    "kind", ["bert", "distilbert", "roberta", "electra", "mpnet", "modernbert", "deberta", "deberta-v2", "roformer"]
+)
+def test_no_model_looks_at_its_mask(kind: str, is_masked: bool) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     if kind == "distilbert":
         sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
     config = AutoConfig.for_model(kind, vocab_size=50, pad_token_id=0, max_position_embeddings=32, **sizes)
     model = AutoModelForSequenceClassification.from_config(config)
     tokens = torch.arange(2, 26).view(2, 12)
-    padded = {"input_ids": tokens, "attention_mask": (torch.arange(12) < torch.tensor([[12], [7]])).long()}
+    padded = {"input_ids": tokens}
+    if is_masked:
+        padded["attention_mask"] = (torch.arange(12) < torch.tensor([[12], [7]])).long()
     plain = model.eval()(**padded).logits
     with unread_masks(), ValuesAreSecret():
         unread = model(**padded).logits

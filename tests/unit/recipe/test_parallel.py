@@ -80,6 +80,7 @@ def test_several_processes_share_as_set_or_as_is_plain(settings: tuple[str, ...]
         ((), cards(4), 4 * 10**9, 4 * 10**9, "fsdp", "take 59.6 GiB, more than 70% of the smallest card's 80 GiB"),
         ((), cards(4), 4 * 10**9, 10**6, "ddp", "take 14.9 GiB"),
         (("optimizer.type=sgd",), cards(4), 4 * 10**9, 4 * 10**9, "ddp", "take 44.7 GiB"),
+        (("techniques.precision=pure_bf16",), cards(4), 4 * 10**9, 4 * 10**9, "ddp", "take 29.8 GiB"),
         ((), cards(4, None), 10**11, 10**11, "ddp", "the memory of the cards is not known"),
     ],
 )
