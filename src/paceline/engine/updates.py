@@ -179,7 +179,6 @@ class FlatUpdates(Updates):
         weight_decays: one a group.
         part: what else the optimizer is told.
         rates: [steps, groups].
-        keys: torch's names of its states, a buffer each.
     """
 
     def __init__(
@@ -189,12 +188,11 @@ class FlatUpdates(Updates):
         weight_decays: Sequence[float],
         part: OptimizerPart,
         rates: NDArray[np.float64],
-        keys: Sequence[str],
     ) -> None:
         self.parameters, self.capturable = layout.parameters, None
         self._part, self._weight_decays = part, tuple(weight_decays)
         self._weights, self._gradients = layout.move_in(), gradients.flat
-        self._states = {key: layout.allocate() for key in keys}
+        self._states = {key: layout.allocate() for key in self._keys(part)}
         device = layout.parameters[0].device
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._step = torch.zeros((), device=device)
@@ -216,6 +214,11 @@ class FlatUpdates(Updates):
         for index, decay in enumerate(self._weight_decays):
             tensors = [list(flat.groups[index]) for flat in flats]
             self._update(tensors, row[index], grad_scale, found_inf, decay)
+
+    @staticmethod
+    @abstractmethod
+    def _keys(part: OptimizerPart) -> Sequence[str]:
+        """torch's names of the states, a buffer each."""
 
     @abstractmethod
     def _update(
@@ -254,15 +257,9 @@ class FlatUpdates(Updates):
 class FlatAdam(FlatUpdates):
     """Adam or AdamW."""
 
-    def __init__(
-        self,
-        layout: FlatLayout,
-        gradients: FlatGradients,
-        weight_decays: Sequence[float],
-        part: OptimizerPart,
-        rates: NDArray[np.float64],
-    ) -> None:
-        super().__init__(layout, gradients, weight_decays, part, rates, keys=("exp_avg", "exp_avg_sq"))
+    @staticmethod
+    def _keys(part: OptimizerPart) -> Sequence[str]:
+        return "exp_avg", "exp_avg_sq"
 
     def _update(
         self, tensors: Sequence[list[Tensor]], lr: Tensor, grad_scale: Tensor, found_inf: Tensor, decay: float
@@ -279,16 +276,9 @@ class FlatAdam(FlatUpdates):
 class FlatSgd(FlatUpdates):
     """SGD, with the states of its momentum if it has one."""
 
-    def __init__(
-        self,
-        layout: FlatLayout,
-        gradients: FlatGradients,
-        weight_decays: Sequence[float],
-        part: OptimizerPart,
-        rates: NDArray[np.float64],
-    ) -> None:
-        keys = ("momentum_buffer",) if part.momentum else ()
-        super().__init__(layout, gradients, weight_decays, part, rates, keys=keys)
+    @staticmethod
+    def _keys(part: OptimizerPart) -> Sequence[str]:
+        return ("momentum_buffer",) if part.momentum else ()
 
     def _update(
         self, tensors: Sequence[list[Tensor]], lr: Tensor, grad_scale: Tensor, found_inf: Tensor, decay: float
