@@ -123,6 +123,10 @@ class Exchange:
                 keys = [f"left/{rank}" for rank in range(self._size)]
                 self._until(lambda: self._store.check(keys), lambda: self._absent(keys), "the end of the run")
 
+    def close(self) -> None:
+        """Drop the store; nothing is exchanged after this."""
+        del self._store
+
     def leave_failed(self) -> None:
         """Say goodbye after an error; never raises, and takes at most ``GRACE_SECONDS``."""
         with suppress(RuntimeError):

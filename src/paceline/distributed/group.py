@@ -26,7 +26,7 @@ from paceline.distributed.agree import agree
 from paceline.distributed.exchange import Exchange
 from paceline.distributed.reach import check_reach
 from paceline.distributed.roll_call import call_roll
-from paceline.distributed.stores import open_store
+from paceline.distributed.stores import leaving, open_store
 from paceline.errors import RecipeError, UserError, nearest
 from paceline.facts import version_of
 from paceline.seams import Alone, World
@@ -97,7 +97,10 @@ def joined(
         _abort_group()
         exchange.leave_failed()
         raise
-    dist.destroy_process_group()
+    with leaving(place):
+        dist.destroy_process_group()
+        exchange.close()
+        del store
 
 
 @final

@@ -12,6 +12,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from urllib.parse import urlsplit
 
@@ -49,6 +51,20 @@ def open_store(place: Place, timeout_seconds: float) -> Store:
     if place.rank == 0 and not is_agents:
         return _serve(host, port, place, timeout_seconds)
     return _connect(host, port, place.world_size, timeout_seconds)
+
+
+@contextmanager
+def leaving(place: Place) -> Iterator[None]:
+    """Inside, a rank drops its store, as all others do; a file where they met is gone when the last one has.
+
+    torch counts who has left the file, and who has it open, one after the other, and removes it where one rank finds
+    both counts full: of two that leave at the same time, each may find the other's half missing. A file opened for no
+    ranks is removed by the second count alone.
+    """
+    method = urlsplit(place.init_method or "env://")
+    last = FileStore(method.path, 0) if method.scheme == "file" else None
+    yield
+    del last
 
 
 def on_one_machine(place: Place) -> bool:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.cluster import LAUNCHER, REPORT_FD, STORE_FD, Place, listen
-from paceline.distributed import exchange, group, reach, roll_call
+from paceline.distributed import exchange, group, reach, roll_call, stores
 from paceline.distributed.exchange import LostRank
 from paceline.distributed.group import joined
 from paceline.errors import Preempted, RecipeError, UserError
@@ -66,6 +66,22 @@ def test_the_name_of_this_machine_is_as_good_as_its_loopback_address() -> None:
 def test_ranks_meet_in_a_file(size: int, tmp_path: Path) -> None:
     assert run_processes(meets, size, size, f"file://{tmp_path}/ranks") == [[size, *range(size)]] * size
     assert not list(tmp_path.iterdir()), "the file is removed, so that the next run can use it"
+
+
+def leaves_often(rank: int, folder: str, times: int) -> None:
+    for number in range(times):
+        place = at(rank, 2, f"file://{folder}/{number}")
+        store = stores.open_store(place, 20)
+        store.add("here", 1)
+        while store.add("here", 0) < 2:  # so that both leave at the same time
+            pass
+        with stores.leaving(place):
+            del store
+
+
+def test_a_file_is_removed_also_where_ranks_leave_at_the_same_time(tmp_path: Path) -> None:
+    run_processes(leaves_often, 2, str(tmp_path), 300)
+    assert len(list(tmp_path.iterdir())) == 0, "files were left, and the next run could not use them"
 
 
 @SIZES
