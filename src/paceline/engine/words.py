@@ -43,11 +43,15 @@ class Words:
     """
 
     def __init__(self, tokens: Tokens, table: Tensor) -> None:
-        self._tokens, self._device = tokens, table.device
+        self._tokens = tokens
         self._occurs = np.zeros(len(table), dtype=bool)
+        # a rank that ran out of memory here would leave the others waiting for its sums
+        self._rows = torch.empty(len(table), dtype=torch.int64, device=table.device)
 
     def of(self, samples: NDArray[Any]) -> Tensor | None:
         """int64 [words] in order, on the table's device, without waiting for it; None: most words occur.
+
+        What the last call gave is overwritten, once the device has done what it was to do before this one.
 
         Args:
             samples: ids of the step's samples, of all ranks.
@@ -61,4 +65,5 @@ class Words:
         if len(rows) > MOST * len(occurs):
             return None
         found = torch.from_numpy(rows)
-        return found if self._device.type != "cuda" else found.pin_memory().to(self._device, non_blocking=True)
+        on_card = self._rows.device.type == "cuda"
+        return self._rows[: len(rows)].copy_(found.pin_memory() if on_card else found, non_blocking=True)

@@ -54,6 +54,15 @@ def test_a_step_does_not_remember_the_one_before() -> None:
     assert found.tolist() == [2, 7, 9]
 
 
+def test_a_step_takes_no_memory_of_the_device() -> None:
+    """A rank that ran out of it here would leave the others waiting for its sums."""
+    words = Words(tokens(), torch.zeros(ROWS, WIDTH))
+    first, second = (words.of(np.array([sample])) for sample in (0, 2))
+    assert first is not None
+    assert second is not None
+    assert first.data_ptr() == second.data_ptr()
+
+
 def test_the_table_of_a_model() -> None:
     sizes = {"vocab_size": 50, "dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8}
     model = DistilBertForSequenceClassification(DistilBertConfig(**sizes))
