@@ -42,6 +42,15 @@ def test_catalogue_files_fields_cards_and_parity_tests_agree() -> None:
     assert not problems, "\n".join(problems)
 
 
+def test_settings_that_change_the_result_exist_and_their_card_says_so() -> None:
+    for entry in CATALOGUE:
+        card = (ROOT / entry.card).read_text()
+        for value in entry.changing:
+            assert value in str(TechniquesPart.model_fields[entry.name].annotation), f"{entry.name} has no {value}"
+            rows = [line for line in card.splitlines() if line.startswith(f"| `{value}`")]
+            assert any("changes the result" in row for row in rows), f"{entry.card} says nothing of {value}"
+
+
 def test_the_catalogue_is_in_the_order_of_application() -> None:
     stages = [STAGES.index(entry.stage) for entry in CATALOGUE]
     assert stages == sorted(stages), "an entry stands before one of an earlier stage"

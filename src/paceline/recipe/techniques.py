@@ -33,6 +33,7 @@ class TechniqueEntry:
         summary: one sentence for ``paceline techniques``.
         stage: when it is applied.
         preserves: what it does to the result.
+        changing: settings of it that change the result nevertheless.
         off: the setting with which it does nothing.
         needs: conditions of which each must hold while it is on.
         excludes: conditions of which none may hold while it is on.
@@ -49,6 +50,7 @@ class TechniqueEntry:
     summary: str
     stage: Stage
     preserves: Preserves
+    changing: tuple[str, ...] = ()
     off: object = False
     needs: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
@@ -93,7 +95,14 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         needs=("techniques.packing=auto|true",),
     ),
     TechniqueEntry("channels_last", "Keep images with the channels last in memory.", "layout", "up to rounding"),
-    TechniqueEntry("precision", "Compute in tf32, bf16, fp16, or only bf16.", "numerics", "up to rounding", off="fp32"),
+    TechniqueEntry(
+        "precision",
+        "Compute in tf32, bf16, fp16, or only bf16.",
+        "numerics",
+        "up to rounding",
+        changing=("pure_bf16",),
+        off="fp32",
+    ),
     TechniqueEntry(
         "fused_qkv",
         "Compute query, key and value of an attention layer in one matrix product.",

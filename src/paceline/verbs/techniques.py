@@ -65,7 +65,7 @@ def _shown(entry: TechniqueEntry, facts: Facts) -> str:
         f"  setting    {entry.setting} = {' | '.join(map(_word, _values(field.annotation)))}"
         f"  (default {_word(field.default)})",
         *(f"  {label:<10} {text}" for label, text in _here(entry, field, facts)),
-        f"  preserves  {entry.preserves}",
+        f"  preserves  {'; '.join([entry.preserves, *(f'{value} changes the result' for value in entry.changing)])}",
         f"  needs      {', '.join(needs)}" if needs else "",
         f"  excludes   {', '.join(entry.excludes)}" if entry.excludes else "",
         f"  card       {entry.card}",
