@@ -6,7 +6,9 @@ Everything that is chosen by the card it runs on asks here, so that the steps pl
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -16,6 +18,8 @@ PLANNED: Final = "planned"
 """Type of the device that stands in for a card. Kernels of our own count as there, whatever is installed here."""
 
 _planned: Card | None = None
+
+_stream_names: dict[int, str] = {}
 
 
 def plan_with(card: Card) -> None:
@@ -48,3 +52,16 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == PLANNED and _planned is not None:
         return _planned.memory_bytes or 0
     return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def named_stream(device: torch.device, name: str) -> Any:
+    """A stream of a card, which tools show under this name."""
+    stream = torch.get_device_module(device).Stream(device)
+    if device.type == "cuda":
+        _stream_names[stream.cuda_stream] = name
+    return stream
+
+
+def stream_names() -> Mapping[int, str]:
+    """Handle (``cudaStream_t`` as a number) -> name, of this process's streams that have one."""
+    return MappingProxyType(_stream_names)

@@ -20,7 +20,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from paceline.device import is_card
+from paceline.device import is_card, named_stream
 from paceline.engine.flat import Flat
 from paceline.seams import Alone, World
 from paceline.spans import span
@@ -259,7 +259,7 @@ def _event(device: torch.device) -> Any:
 
 
 def _stream(device: torch.device) -> Any:
-    return torch.get_device_module(device).Stream(device) if is_card(device) else None
+    return named_stream(device, "sums") if is_card(device) else None
 
 
 def _on(stream: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:

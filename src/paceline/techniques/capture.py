@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from paceline.device import PLANNED
+from paceline.device import PLANNED, named_stream
 from paceline.spans import mark
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class Captured(Runner):
     ) -> None:
         self._device, self._phase, self._most, self._agree = device, phase, most, agree
         self._cuda: Any = torch.get_device_module(device)
-        self._pool, self._stream = self._cuda.MemPool(), self._cuda.Stream(device)
+        self._pool, self._stream = self._cuda.MemPool(), named_stream(device, "recording")
         self._seen: set[Hashable] = set()
         self._recordings: dict[Hashable, _Recording] = {}
         self._failed: dict[Hashable, str] = {}

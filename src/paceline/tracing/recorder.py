@@ -18,9 +18,11 @@ import torch
 
 from paceline import __version__
 from paceline.data.order import OrderState, ShuffledOrder
+from paceline.device import stream_names
 from paceline.engine.engine import Engine
 from paceline.errors import RunFolderError, UserError
 from paceline.files import disk_errors, write_atomically
+from paceline.observe.stream_names import name_streams
 from paceline.observe.thread_names import name_threads
 from paceline.recipe.windows import StepWindow
 from paceline.records import Notice
@@ -247,6 +249,7 @@ class WindowRecorder:
             with disk_errors(folder):
                 shutil.rmtree(folder)  # of an earlier start, perhaps on more ranks
         name_threads()
+        name_streams(stream_names())
         self._open = _Open(window=window, prepared=prepared, trained=self._trained())
         self._listener.start()
 

@@ -2,6 +2,7 @@
  * without a card and without Nsight. Loaded through NVTX_INJECTION64_PATH; see "Injection" in NVTX's documentation. */
 
 #include <nvtx3/nvToolsExt.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,6 +73,11 @@ static int pop_plain(void) {
 
 static void mark(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *event) { write_event("mark", domain, event); }
 
+static void name_stream(const void *stream, const char *name) {
+    fprintf(events, "{\"kind\": \"stream\", \"domain\": \"\", \"name\": \"%s\", \"payload\": %llu}\n", name,
+            (unsigned long long)(uintptr_t)stream);
+}
+
 static void close_events(void) { fclose(events); }
 
 __attribute__((visibility("default"))) int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get_table) {
@@ -88,6 +94,8 @@ __attribute__((visibility("default"))) int InitializeInjectionNvtx2(NvtxGetExpor
     if (!callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE, &table, &size)) return 0;
     *table[NVTX_CBID_CORE_RangePushA] = (NvtxFunctionPointer)push_plain;
     *table[NVTX_CBID_CORE_RangePop] = (NvtxFunctionPointer)pop_plain;
+    if (!callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CUDART, &table, &size)) return 0;
+    *table[NVTX_CBID_CUDART_NameCudaStreamA] = (NvtxFunctionPointer)name_stream;
     if (!callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE2, &table, &size)) return 0;
     *table[NVTX_CBID_CORE2_DomainCreateA] = (NvtxFunctionPointer)create_domain;
     *table[NVTX_CBID_CORE2_DomainRegisterStringA] = (NvtxFunctionPointer)register_string;

@@ -28,14 +28,14 @@ def built_tool(folder: Path) -> Path:
 
 
 def heard(
-    command: Sequence[str], tool: Path, folder: Path, *, domain: str = "paceline", timeout: float = 60
+    command: Sequence[str], tool: Path, folder: Path, *, domain: str | None = "paceline", timeout: float = 60
 ) -> list[dict[str, Any]]:
-    """Runs a command beside the tool; returns the events of a domain, in order."""
+    """Runs a command beside the tool; returns the events of a domain, or of all, in order."""
     told = folder / "events.jsonl"
     environment = {**os.environ, "NVTX_INJECTION64_PATH": str(tool), "NVTX_RECORD": str(told)}
     subprocess.run(command, check=True, env=environment, timeout=timeout)
     lines = [json.loads(line) for line in told.read_text().splitlines()]
-    return [line for line in lines if line["domain"] == domain]
+    return [line for line in lines if domain is None or line["domain"] == domain]
 
 
 def nested(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
