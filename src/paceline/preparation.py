@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
+from torch import nn
 
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
@@ -36,7 +37,7 @@ from paceline.models.tokenizers import TokenizerSource, tokenizer_source
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.records import Decision
-from paceline.seams import Alone, Build, Task, World
+from paceline.seams import Alone, Build, World
 from paceline.stopwatch import Stopwatch
 from paceline.tasks import task_for
 from paceline.techniques.compile import wake_tracer
@@ -108,8 +109,7 @@ def prepare_run(
             with watch.importing():
                 import_class(part, config)
             with watch.phase("model"):
-                task = task_for(known.kind, known.label_names, recipe.task)
-                model = _model(recipe, config, known, task)
+                model = model_for(recipe, config, known, size_of_vocabulary(recipe, known, known.tokenizer))
                 # only counted: a list of them here would outlive shards that take their place, see ``importing``
                 whole, trained = parameter_counts(model)
                 recipe, decisions = choose_strategy(
@@ -130,19 +130,10 @@ def prepare_run(
                 awake.result()
                 # the peak is this run's, not the process's; it may come before the first step
                 torch.cuda.reset_peak_memory_stats(device)
-            images = image_settings(part, known.image_shape) if known.image_shape else None
-            build = assemble_build(
-                recipe,
-                model,
-                dataset,
-                task,
-                device,
-                blocks=[block for _, block in blocks(model)],
-                normalisation=(images.mean, images.std) if images else ((), ()),
-                world=world,
-            )
+            build = build_for(recipe, model, dataset, device, world=world)
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
     scaled = lr_decision(recipe.optimizer, recipe.loop.batch_size) if part.train != "features" else None
+    images = image_settings(part, dataset.image_shape) if dataset.image_shape else None
     saved = SavedModel(
         label_names=dataset.label_names,
         kind=dataset.kind,
@@ -219,26 +210,72 @@ def _wake_tracer(recipe: Recipe, watch: Stopwatch) -> None:
             wake_tracer(compiles=compiles)
 
 
-def _model(recipe: Recipe, config: PretrainedConfig | None, known: Outline, task: Task) -> torch.nn.Module:
-    part, tokenizer = recipe.model, known.tokenizer
-    vocabulary = None
-    if known.image_shape is None:
-        vocabulary = recipe.data.random.vocabulary if tokenizer is None else len(tokenizer)
+def model_for(
+    recipe: Recipe,
+    config: PretrainedConfig | None,
+    known: Outline | Dataset,
+    vocabulary_size: int | None,
+    *,
+    weights: bool = True,
+) -> nn.Module:
+    """The recipe's model with a head for these data, on the CPU, and those of its weights trainable that are to be.
+
+    Args:
+        config: what ``read_config`` gave for it.
+        vocabulary_size: number of token ids that the data are, or will be, encoded in; None for images.
+        weights: False: as ``load_model`` has it.
+
+    Raises:
+        ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
+    """
+    part, task = recipe.model, task_for(known.kind, known.label_names, recipe.task)
     model = load_model(
         part,
         config,
         num_labels=task.num_outputs,
         label_names=known.label_names,
         kind=known.kind,
-        vocabulary_size=vocabulary,
+        vocabulary_size=vocabulary_size,
         pad_id=known.pad_id,
         image_shape=known.image_shape,
         seed=recipe.seed,
+        weights=weights,
     )
     set_trained(model, part.train)
     if part.train == "features":
         final_linear(model, task.num_outputs).requires_grad_()  # the one that is fitted
     return model
+
+
+def build_for(
+    recipe: Recipe,
+    model: nn.Module,
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    world: World = Alone(),  # noqa: B008 - it has no state
+    compare: bool = True,
+) -> Build:
+    """``assemble_build`` for a model that is to be trained on these data; arguments and errors are its."""
+    images = image_settings(recipe.model, dataset.image_shape) if dataset.image_shape else None
+    return assemble_build(
+        recipe,
+        model,
+        dataset,
+        task_for(dataset.kind, dataset.label_names, recipe.task),
+        device,
+        blocks=[block for _, block in blocks(model)],
+        normalisation=(images.mean, images.std) if images else ((), ()),
+        world=world,
+        compare=compare,
+    )
+
+
+def size_of_vocabulary(recipe: Recipe, known: Outline | Dataset, tokenizer: Any) -> int | None:
+    """Number of token ids that texts are encoded in, or random ones are drawn from; None for images."""
+    if known.image_shape is not None:
+        return None
+    return recipe.data.random.vocabulary if tokenizer is None else len(tokenizer)
 
 
 def encoded(recipe: Recipe, rows: object | None = None, quarantine: Path | None = None) -> tuple[Dataset, Any]:

@@ -56,6 +56,12 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width, channels."""
+        height, width, channels = self.pixels.shape[1:]
+        return height, width, channels
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
@@ -79,6 +85,16 @@ class Dataset:
     def is_images(self) -> bool:
         """Whether the samples are images rather than texts."""
         return isinstance(self.inputs, Images)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Height, width, channels; None for text."""
+        return self.inputs.shape if isinstance(self.inputs, Images) else None
+
+    @property
+    def pad_id(self) -> int | None:
+        """Token id of the filling; None for images."""
+        return self.inputs.pad_id if isinstance(self.inputs, Tokens) else None
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -158,13 +158,12 @@ def _entry(
 
 
 def _outline_of(dataset: Dataset) -> Outline:
-    inputs = dataset.inputs
     return Outline(
         kind=dataset.kind,
         label_names=dataset.label_names,
         tokenizer=None,
-        pad_id=inputs.pad_id if isinstance(inputs, Tokens) else None,
-        image_shape=_shape(inputs.pixels) if isinstance(inputs, Images) else None,
+        pad_id=dataset.pad_id,
+        image_shape=dataset.image_shape,
         cached=dataset,
         finish=lambda keep_going: dataset,
     )
@@ -206,15 +205,10 @@ def _outline(
         label_names=labels.names,
         tokenizer=tokenizer,
         pad_id=pad_id,
-        image_shape=None if table.images is None else _shape(table.images),
+        image_shape=None if table.images is None else Images(table.images).shape,
         cached=None,
         finish=finish,
     )
-
-
-def _shape(pixels: NDArray[np.uint8]) -> tuple[int, int, int]:
-    height, width, channels = pixels.shape[1:]
-    return height, width, channels
 
 
 @dataclass(frozen=True, kw_only=True)

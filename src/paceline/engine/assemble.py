@@ -303,7 +303,7 @@ def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tup
     if isinstance(dataset.inputs, Tokens):
         flops, whole = flops_per_text(build.blocks, dataset.inputs.lengths[trained]), False
     else:
-        height, width, channels = dataset.inputs.pixels.shape[1:]
+        height, width, channels = dataset.inputs.shape
         flops, whole = flops_per_image(build.model, (channels, height, width)), True
     loop = recipe.loop
     samples = min(len(trained) * loop.epochs, (loop.max_steps or sys.maxsize) * loop.batch_size)

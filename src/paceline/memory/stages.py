@@ -23,9 +23,9 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from paceline.data.dataset import Dataset, Images, Tokens
+from paceline.data.dataset import Dataset, Tokens
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
-from paceline.engine.assemble import Assembled, assemble, assemble_build
+from paceline.engine.assemble import Assembled, assemble
 from paceline.engine.numerics import numerics
 from paceline.engine.rng import augmentation_seed
 from paceline.engine.statistics import check_smallest, fewest_together
@@ -33,14 +33,11 @@ from paceline.errors import RecipeError, UserError
 from paceline.files import compiled_folder
 from paceline.memory.gauge import CardGauge, Gauge, NoGauge, Reading
 from paceline.models.config import max_positions, read_config
-from paceline.models.images import image_settings, preferred_size
-from paceline.models.load import load_model
-from paceline.models.structure import blocks, set_trained
-from paceline.preparation import encoded, shape_decisions
+from paceline.models.images import preferred_size
+from paceline.preparation import build_for, encoded, model_for, shape_decisions, size_of_vocabulary
 from paceline.recipe import Recipe
 from paceline.records import StageRecord
 from paceline.seams import Batch, Build, Forward
-from paceline.tasks import task_for
 from paceline.techniques.compile import fused, kept_cache
 
 SETTLING_STEPS: Final = 5
@@ -160,7 +157,7 @@ def measure_stages(recipe: Recipe, stages: Stages, gauge: Gauge) -> Steady:
         with stages.during("model"):
             model = model.to(device)
         with stages.during("checks"):
-            build = _build(recipe, model, dataset, device)
+            build = build_for(recipe, model, dataset, device)
         stack.callback(build.layout.close)
         recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
         passes = Passes(build.forward, gauge, stages.begin)
@@ -286,50 +283,12 @@ def _stepped(
 
 def _read(recipe: Recipe) -> tuple[Recipe, Dataset, nn.Module]:
     """Data and model on the host, and the recipe with the sizes that they decide."""
-    part = recipe.model
-    config = read_config(part)
-    size = preferred_size(part, config) if part.source else None
+    config = read_config(recipe.model)
+    size = preferred_size(recipe.model, config) if recipe.model.source else None
     shapes = shape_decisions(recipe, max_positions(config), size)
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
     dataset, tokenizer = encoded(recipe)
-    inputs, task = dataset.inputs, task_for(dataset.kind, dataset.label_names, recipe.task)
-    vocabulary = None
-    if not dataset.is_images:
-        vocabulary = recipe.data.random.vocabulary if tokenizer is None else len(tokenizer)
-    model = load_model(
-        part,
-        config,
-        num_labels=task.num_outputs,
-        label_names=dataset.label_names,
-        kind=dataset.kind,
-        vocabulary_size=vocabulary,
-        pad_id=inputs.pad_id if isinstance(inputs, Tokens) else None,
-        image_shape=_image_shape(dataset),
-        seed=recipe.seed,
-    )
-    set_trained(model, part.train)
-    return recipe, dataset, model
-
-
-def _image_shape(dataset: Dataset) -> tuple[int, int, int] | None:
-    if not isinstance(dataset.inputs, Images):
-        return None
-    height, width, channels = dataset.inputs.pixels.shape[1:]
-    return height, width, channels
-
-
-def _build(recipe: Recipe, model: nn.Module, dataset: Dataset, device: torch.device) -> Build:
-    shape = _image_shape(dataset)
-    images = image_settings(recipe.model, shape) if shape else None
-    return assemble_build(
-        recipe,
-        model,
-        dataset,
-        task_for(dataset.kind, dataset.label_names, recipe.task),
-        device,
-        blocks=[block for _, block in blocks(model)],
-        normalisation=(images.mean, images.std) if images else ((), ()),
-    )
+    return recipe, dataset, model_for(recipe, config, dataset, size_of_vocabulary(recipe, dataset, tokenizer))
 
 
 def _is_recorded(device: torch.device) -> bool:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.cards import facts_with
-from paceline.data.dataset import Dataset, Images, Tokens
+from paceline.data.dataset import Dataset, Tokens
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.engine.assemble import Assembled, assemble, assemble_build, warms_up
+from paceline.engine.assemble import Assembled, assemble, warms_up
 from paceline.engine.statistics import fewest_together
 from paceline.facts import Card, this_machine
 from paceline.memory import attention
@@ -29,14 +29,12 @@ from paceline.memory.ledger import Allocation, Ledger
 from paceline.memory.stand_in import stand_in
 from paceline.memory.subject import Subject
 from paceline.memory.world import planned_world
-from paceline.models.images import image_settings
-from paceline.models.load import load_model
-from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
+from paceline.models.structure import parameter_counts
+from paceline.preparation import build_for, model_for
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose_strategy
 from paceline.records import Decision
 from paceline.seams import Alone, Build, Ids, Layout, World
-from paceline.tasks import task_for
 from paceline.techniques.compile import fused
 from paceline.techniques.packing import CHECKED_SAMPLES
 from paceline.techniques.precision import summed_in
@@ -108,25 +106,8 @@ def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
 
 def _model(subject: Subject) -> nn.Module:
     """The subject's model with no memory behind its weights; a factory's model has some, on the host."""
-    recipe, dataset, part = subject.recipe, subject.dataset, subject.recipe.model
-    inputs, task = dataset.inputs, task_for(dataset.kind, dataset.label_names, recipe.task)
-    with contextlib.nullcontext() if part.factory else torch.device("meta"):
-        model = load_model(
-            part,
-            subject.config,
-            num_labels=task.num_outputs,
-            label_names=dataset.label_names,
-            kind=dataset.kind,
-            vocabulary_size=_vocabulary(subject),
-            pad_id=inputs.pad_id if isinstance(inputs, Tokens) else None,
-            image_shape=_image_shape(dataset),
-            seed=recipe.seed,
-            weights=False,
-        )
-    set_trained(model, part.train)
-    if part.train == "features":
-        final_linear(model, task.num_outputs).requires_grad_()
-    return model
+    with contextlib.nullcontext() if subject.recipe.model.factory else torch.device("meta"):
+        return model_for(subject.recipe, subject.config, subject.dataset, _vocabulary(subject), weights=False)
 
 
 def _placed(model: nn.Module, device: torch.device) -> nn.Module:
@@ -159,25 +140,14 @@ def _with_strategy(subject: Subject, model: nn.Module, card: Card, world_size: i
 def _assembled(
     subject: Subject, model: nn.Module, device: torch.device, ledger: Ledger, world: World
 ) -> tuple[Assembled, tuple[Decision, ...]]:
-    recipe, dataset, part = subject.recipe, subject.dataset, subject.recipe.model
-    task, shape = task_for(dataset.kind, dataset.label_names, recipe.task), _image_shape(dataset)
+    recipe = subject.recipe
     with ledger.during("model"):
         model = _placed(model, device)
     ledger.name("parameters", model.parameters())
     ledger.name("buffers", model.buffers())
-    images = image_settings(part, shape) if shape else None
     with ledger.during("preparation"):
-        build = assemble_build(
-            recipe,
-            model,
-            dataset,
-            task,
-            device,
-            blocks=[block for _, block in blocks(model)],
-            normalisation=(images.mean, images.std) if images else ((), ()),
-            world=world,
-            compare=_comparison_counts(recipe, model),
-        )
+        compare = _comparison_counts(recipe, model)
+        build = build_for(recipe, model, subject.dataset, device, world=world, compare=compare)
     gc.collect()
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
     with ledger.during("optimizer"):
@@ -215,15 +185,8 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_traceable_wrapper_subclass(tensor) else tensor
 
 
-def _image_shape(dataset: Dataset) -> tuple[int, int, int] | None:
-    if not isinstance(dataset.inputs, Images):
-        return None
-    height, width, channels = dataset.inputs.pixels.shape[1:]
-    return height, width, channels
-
-
 def _vocabulary(subject: Subject) -> int | None:
-    if isinstance(subject.dataset.inputs, Images):
+    if subject.dataset.is_images:
         return None
     if subject.recipe.data.source == "builtin:random":
         return subject.recipe.data.random.vocabulary
