@@ -122,7 +122,7 @@ def prepare_run(
         with watch.phase("model"):
             # here, where no rank waits for another's turn, for all of them answer
             over_cards = device.type == "cuda" and recipe.parallel.backend in ("auto", "nccl")
-            rate = shared_link_rate(world, facts, over_cards=over_cards) if world.size > 1 else None
+            rate = partial(shared_link_rate, world, facts, over_cards=over_cards)
             buckets = bucket_decision(recipe, rate) if world.size > 1 else None
             if buckets is not None:
                 decisions = (*decisions, buckets)

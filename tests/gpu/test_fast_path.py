@@ -144,6 +144,8 @@ def test_pure_bf16_is_captured_and_learns(tmp_path: Path) -> None:
     assert np.mean(losses(tmp_path / "run")[-5:]) < 0.6 * losses(tmp_path / "run")[0]
 
 
+# torch's tracer warns of what it does itself where it traces a Function
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_our_gradients_of_embeddings_are_captured_and_follow_torchs(tmp_path: Path) -> None:
     for name, ours in (("ours", True), ("torchs", False)):
         found = run(tmp_path / name, "bert", {"precision": "fp32", "embedding_gradient": ours})

@@ -207,12 +207,19 @@ def test_gradients_are_summed_in_larger_pieces_over_faster_links(
     parallel: dict[str, Any], rate: float | None, value: str | None
 ) -> None:
     recipe = Recipe.parse({"model": {"config": {"model_type": "bert"}}, "data": {"source": "x"}, "parallel": parallel})
-    decision = bucket_decision(recipe, rate)
+    asked: list[float | None] = []
+
+    def link_rate() -> float | None:
+        asked.append(rate)
+        return rate
+
+    decision = bucket_decision(recipe, link_rate)
+    assert bool(asked) == (value is not None), "links are looked at where nothing follows from it"
     assert (decision.value if decision else None) == value
     if decision is not None:
         settled = recipe.with_settings([f"{decision.setting}={decision.value}"])
         assert settled.parallel.bucket_mib == int(decision.value)
-        assert bucket_decision(settled, rate) is None
+        assert bucket_decision(settled, link_rate) is None
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "dp"])

@@ -13,6 +13,7 @@ import contextlib
 import importlib.util
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -79,7 +80,9 @@ def compiled_together(device: torch.device) -> Iterator[None]:
     wake_compiler(index)
     # a thread begins on the first card, where a context of its own would cost memory
     some = min(THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(some, "paceline-compile", torch.cuda.set_device, (index,)) as threads:
+    prepare = torch.cuda.set_device, (index,)
+    # Triton changes the process's filters of warnings and puts them back, which threads do in any order
+    with warnings.catch_warnings(), ThreadPoolExecutor(some, "paceline-compile", *prepare) as threads:
         for future in [threads.submit(compile) for compile in noted.values()]:
             future.result()
 

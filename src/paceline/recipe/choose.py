@@ -130,18 +130,20 @@ takes up to twice as long: on four H200 a backward pass beside sums of 25 MiB ta
 its end. Where sums take longer than that, they have to begin early. Benchmarks: sums_beside_backward.py."""
 
 
-def bucket_decision(recipe: Recipe, link_rate: float | None) -> Decision | None:
+def bucket_decision(recipe: Recipe, link_rate: Callable[[], float | None]) -> Decision | None:
     """How the gradients are cut for their sums, where that was left open and ranks sum whole gradients.
 
     Args:
-        link_rate: bytes a second that NVLinks carry between all ranks' cards; None: there are none.
+        link_rate: bytes a second that NVLinks carry between all ranks' cards, asked where it matters, by all ranks;
+            None: there are none.
     """
     if recipe.parallel.strategy != "ddp" or recipe.parallel.bucket_mib is not None:
         return None
     kind, reason = "else", "without NVLink between all ranks sums take long, and begin early"
-    if link_rate is not None:
+    rate = link_rate()
+    if rate is not None:
         kind = "NVLink"
-        reason = f"NVLinks carry {link_rate / 1e9:.0f} GB/s: sums are short, and many slow the backward pass down"
+        reason = f"NVLinks carry {rate / 1e9:.0f} GB/s: sums are short, and many slow the backward pass down"
     return Decision(setting="parallel.bucket_mib", value=str(BUCKET_MIB[kind]), reason=reason)
 
 
