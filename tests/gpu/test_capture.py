@@ -246,4 +246,6 @@ def test_a_recorded_vision_transformer_attends_as_a_launched_one() -> None:
         del run, build, model
     assert losses[0][0] == losses[1][0]
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
-    assert peaks[1] < 1.1 * peaks[0], f"recorded steps take {peaks[1] / peaks[0]:.2f} times the memory of launched ones"
+    # cuBLAS and cuBLASLt have workspaces of their own for the stream that is recorded
+    more = peaks[1] - 2 * 32 * 2**20 - peaks[0]
+    assert more < 0.05 * peaks[0], f"recorded steps take {more / 2**20:.1f} MiB more than launched ones"

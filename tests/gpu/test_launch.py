@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # SymPy comes with it, which adds a filter of warnings where it is first imported
 
 from paceline.kernels.bias_gelu import bias_gelu
 from paceline.kernels.launch import compiled_together

@@ -17,6 +17,9 @@ from paceline.spans import listening, span
 from paceline.tracing import Budgets, Verdict, budget, read_window, verdict
 from tests.unit.tracing.simulated import SETTINGS, Workload, facts_of
 
+# torch 2.11 says so wherever a profile begins
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+
 FIRST, STEPS = 3, 6
 LOAD = Workload(first_step=FIRST, num_steps=STEPS, facts={"peak_flops": None})
 

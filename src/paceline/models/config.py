@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError, nearest
 from paceline.models.hub import CONFIG_FILES, fetch
+from paceline.models.imports import import_transformers
 from paceline.recipe.parts import ModelPart
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _RELATIVE = frozenset({"mt5", "t5", "umt5", "xlnet"})
 def import_readers(part: ModelPart) -> None:
     """Load what reading a configuration and a tokenizer takes; they would do so themselves, where nobody times it."""
     if not part.factory:
+        import_transformers()
         from transformers import AutoConfig, AutoTokenizer  # noqa: F401
 
 

@@ -21,6 +21,7 @@ from paceline.errors import DiskFullError, ModelError
 from paceline.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
 from paceline.models.images import ImageSettings
+from paceline.models.imports import import_transformers
 from paceline.models.load import check_weights, from_folder, quiet
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def _write(
 
 
 def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool) -> nn.Module:
+    import_transformers()
     from transformers import AutoConfig
 
     try:
