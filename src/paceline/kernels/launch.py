@@ -14,7 +14,7 @@ import importlib.util
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -45,7 +45,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         return
     # blocks are alike, and two threads would both compile what neither has finished
     key = (id(kernel), *map(_kind, arguments), *options.items())
-    noted[key] = partial(kernel.warmup, *map(_without_memory, arguments), grid=grid, **options)
+    noted[key] = partial(_made, kernel.warmup, *map(_without_memory, arguments), grid=grid, **options)
 
 
 def are_noted() -> bool:
@@ -54,26 +54,34 @@ def are_noted() -> bool:
 
 
 @contextlib.contextmanager
+def only_noted(device: torch.device) -> Iterator[Mapping[Any, Callable[[], Any]]]:
+    """Inside, no kernel is run, for who looks at layers and shapes alone: what it would have written stays undefined.
+
+    Gives what would compile the kernels; nothing does. Elsewhere than on cards with Triton nothing changes.
+    """
+    global _noted
+    if not HAS_TRITON or device.type != "cuda":
+        yield {}
+        return
+    noted = _noted = {}
+    try:
+        yield noted
+    finally:
+        _noted = None
+
+
+@contextlib.contextmanager
 def compiled_together(device: torch.device) -> Iterator[None]:
     """Inside, no kernel is run: what it would have written stays undefined. On the way out all of them are compiled.
 
     Kernels that other threads launch are meant too: backward passes on a card have threads of their own. Nothing is
     compiled before the end, for torch's compiler may be at work inside, and was made to be alone with Triton's.
-    Elsewhere than on cards with Triton nothing changes.
 
     Raises:
         Exception: what Triton raised for one of the kernels.
     """
-    global _noted
-    if not HAS_TRITON or device.type != "cuda":
+    with only_noted(device) as noted:
         yield
-        return
-    noted: dict[Any, Callable[[], Any]] = {}
-    _noted = noted
-    try:
-        yield
-    finally:
-        _noted = None
     if not noted:
         return
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -104,6 +112,13 @@ def wake_compiler(card: int) -> None:
             with torch.cuda.device(card):
                 nothing.warmup(grid=(1,))
             _awake.add(card)
+
+
+def _made(warm_up: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Compile a kernel, load it and build what launches it, a program in C: as much work again for a small kernel."""
+    compiled = warm_up(*arguments, **options)
+    if compiled is not None:
+        compiled.run  # noqa: B018 - made when it is first asked for
 
 
 def _are_interpreted() -> bool:

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import RecipeError
+from paceline.kernels.launch import only_noted
 from paceline.records import Decision
 from paceline.seams import Build
 
@@ -173,7 +174,8 @@ def _take_notes(build: Build) -> None:
     """Pass one sample through the model, so that every joined layer has its note before anything is compiled."""
     with _attention_as_in_training(build.model), torch.no_grad():
         cards = [build.device] if build.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=cards):
+        # nobody looks at the logits, and kernels would be compiled for this one after the other
+        with torch.random.fork_rng(devices=cards), only_noted(build.device):
             build.forward(build.model, build.layout.collate(np.zeros(1, np.int64)))
 
 

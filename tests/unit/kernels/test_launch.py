@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.kernels import launch as launching
-from paceline.kernels.launch import compiled_together, launch
+from paceline.kernels.launch import compiled_together, launch, only_noted
 
 CARD = torch.device("cuda", 0)
 
@@ -23,6 +23,7 @@ class Kernel:
         self.launched: list[Any] = []
         self.compiled: list[Any] = []
         self.threads: set[int] = set()
+        self.loaded_by: set[int] = set()
         self.error = error
         self.goes_on = threading.Event()
         self.goes_on.set()
@@ -30,12 +31,19 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return lambda *arguments, **options: self.launched.append((grid, arguments, options))
 
-    def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
+    @property
+    def run(self) -> Any:
+        """What launches the compiled kernel; it is built when it is first asked for."""
+        self.loaded_by.add(threading.get_ident())
+        return self.launched.append
+
+    def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> Any:
         assert self.goes_on.wait(10), "the kernels are compiled one after the other"
         self.threads.add(threading.get_ident())
         self.compiled.append((grid, arguments, options))
         if self.error is not None:
             raise self.error
+        return self
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +66,7 @@ def test_a_kernel_is_launched_at_once() -> None:
 def test_together_kernels_are_compiled_on_other_threads_and_not_launched() -> None:
     first, second = Kernel(), Kernel()
     first.goes_on.clear()  # until the second is through
-    second.warmup, plain = lambda *a, **k: (plain(*a, **k), first.goes_on.set()), second.warmup  # type: ignore
+    second.warmup, plain = lambda *a, **k: (plain(*a, **k), first.goes_on.set())[0], second.warmup  # type: ignore
     x = torch.zeros(4)
     with compiled_together(CARD):
         launch(first, (2,), x, 3, BLOCK=16)
@@ -71,6 +79,8 @@ def test_together_kernels_are_compiled_on_other_threads_and_not_launched() -> No
     assert not first.launched
     assert not second.launched
     assert threading.get_ident() not in first.threads | second.threads
+    assert first.loaded_by == first.threads, "what launches it is built where it is compiled"
+    assert second.loaded_by == second.threads
     launch(first, (2,), x, 3, BLOCK=16)
     assert len(first.launched) == 1
 
@@ -97,6 +107,17 @@ def test_what_triton_would_compile_twice_is_compiled_twice(other: Any, times: in
         launch(kernel, (2,), x, 32, 0.5, BLOCK=16)
         launch(kernel, (2,), *arguments, **options)
     assert len(kernel.compiled) == times
+
+
+def test_kernels_that_are_only_noted_are_neither_compiled_nor_launched() -> None:
+    kernel, x = Kernel(), torch.zeros(4)
+    with only_noted(CARD) as noted:
+        launch(kernel, (2,), x, 3, BLOCK=16)
+    assert len(noted) == 1
+    assert not kernel.compiled
+    assert not kernel.launched
+    launch(kernel, (2,), x, 3, BLOCK=16)
+    assert len(kernel.launched) == 1
 
 
 def test_tensors_are_not_kept_until_they_are_compiled_for() -> None:
