@@ -36,7 +36,7 @@ from paceline.recipe.choose import choose
 from paceline.tasks import task_for
 
 Gradient = dict[str, Tensor]
-TECHNIQUES = ("packing", "early_pooling", "fused_qkv", "fusion", "compile", "capture")
+TECHNIQUES = ("packing", "early_pooling", "fused_qkv", "fusion", "embedding_gradient", "compile", "capture")
 PLAIN = dict.fromkeys(TECHNIQUES, False)
 EXACT = "exact"
 VARIANTS: dict[str, dict[str, Any]] = {

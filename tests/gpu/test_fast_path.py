@@ -35,6 +35,7 @@ PLAIN = {
     "early_pooling": False,
     "fused_qkv": False,
     "fusion": False,
+    "embedding_gradient": False,
     "compile": False,
     "capture": False,
     "channels_last": False,
@@ -150,6 +151,7 @@ def test_our_gradients_of_embeddings_are_captured_and_follow_torchs(tmp_path: Pa
     for name, ours in (("ours", True), ("torchs", False)):
         found = run(tmp_path / name, "bert", {"precision": "fp32", "embedding_gradient": ours})
         assert found.path["steps"].startswith("captured"), found.path
+        assert ("embedding_gradient" in found.path) == ours, found.path
     assert losses(tmp_path / "ours") == pytest.approx(losses(tmp_path / "torchs"), rel=2e-3)
 
 

@@ -37,6 +37,7 @@ PLAIN: dict[str, Any] = {
     "early_pooling": False,
     "fused_qkv": False,
     "fusion": False,
+    "embedding_gradient": False,
     "channels_last": False,
     "compile": False,
     "capture": False,

@@ -74,5 +74,18 @@ def test_a_model_without_any_is_refused() -> None:
         if isinstance(module, nn.Embedding):
             module.weight.requires_grad_(False)
     with pytest.raises(RecipeError) as found:
-        embedding_gradient.apply(run.build, True)
-    assert "trains no plain embedding of 64 rows or more" in str(found.value)
+        embedding_gradient.apply(run.build, True, compiles=False)
+    why = "trains no plain embedding of 64 rows or more"
+    assert why in str(found.value)
+    left = embedding_gradient.apply(run.build, "auto", compiles=False)
+    assert why in left.decisions[-1].reason
+    assert "embedding_gradient" not in left.path
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_where_it_is_open_compiled_embeddings_are_left_to_their_compiler(compiles: bool) -> None:
+    build = assembled(tiny_model(), recipe()).build
+    found = embedding_gradient.apply(build, "auto", compiles=compiles)
+    assert found.decisions[-1].setting == "techniques.embedding_gradient"
+    assert found.decisions[-1].value == ("false" if compiles else "true")
+    assert found.path.get("embedding_gradient") == (None if compiles else "1 table")

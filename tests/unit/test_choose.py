@@ -62,11 +62,11 @@ def test_batch_sizes_are_filled_in() -> None:
 
 def test_what_is_set_stays_and_choosing_again_changes_nothing() -> None:
     given = recipe("device=cpu", "techniques.precision=bf16", "loop.micro_batch_size=4", "loop.evaluation_batch_size=5")
-    switches = ("channels_last", "fused_qkv", "fusion", "compile", "capture")
+    switches = ("channels_last", "fused_qkv", "fusion", "embedding_gradient", "compile", "capture")
     given = given.with_settings(["data.resident=false", *(f"techniques.{name}=false" for name in switches)])
     assert choose(given, HOPPER) == (given, ())
     chosen, decisions = choose(recipe(), HOPPER)
-    assert len(decisions) == 7
+    assert len(decisions) == 8
     assert choose(chosen, HOPPER) == (chosen, ())
 
 
@@ -88,6 +88,25 @@ def test_fusion_is_on_where_its_kernels_run(facts: Facts, settings: list[str], v
     (decision,) = (each for each in decisions if each.setting == "techniques.fusion")
     assert (decision.value, chosen.techniques.fusion) == (value, value == "true")
     assert reason in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "value"),
+    [
+        (CPU, [], False),
+        (HOPPER, [], False),
+        (WITH_TRITON, ["model.train=last:2"], False),
+        (WITH_TRITON, ["model.train=head"], False),
+        (WITH_TRITON, [], "auto"),
+        (WITH_TRITON, ["techniques.precision=fp32"], "auto"),
+    ],
+)
+def test_gradients_of_embeddings_are_ours_where_they_are_trained_on_a_card(
+    facts: Facts, settings: list[str], value: bool | str
+) -> None:
+    """Whether the embeddings are compiled is known with the data; until then it stays open."""
+    chosen, _ = choose(recipe(*settings), facts)
+    assert chosen.techniques.embedding_gradient == value
 
 
 @pytest.mark.parametrize(

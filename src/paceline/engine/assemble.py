@@ -130,14 +130,14 @@ def assemble_build(
     build = precision.apply(build, switches.precision)
     if switches.fused_qkv is not False:
         build = fused_qkv.apply(build, switches.fused_qkv)
-    build = embedding_gradient.apply(build, switches.embedding_gradient)
+    compiles, reckoned = _compiles(recipe, build, dataset)
+    build = replace(build, decisions=(*build.decisions, *reckoned))
+    build = embedding_gradient.apply(build, switches.embedding_gradient, compiles=compiles)
     # recompute takes hold of single blocks, and compile takes those in whole, recomputation included
     if switches.recompute:
         build = recompute.apply(build)
     # both take hold of a block's graph: our kernels are put in before it is compiled, or run as it is
-    compiles, reckoned = _compiles(recipe, build, dataset)
     build = compile.apply(build, switches.compile if compiles else False, fusion=switches.fusion is True)
-    build = replace(build, decisions=(*build.decisions, *reckoned))
     # last: shards are gathered around whatever a block's forward pass has become by now
     if recipe.parallel.strategy == "fsdp":
         build = fsdp.apply(build, recipe.parallel, world)

@@ -37,16 +37,19 @@ STATES_SHARE = 0.7
 activations, the workspace of kernels, and what the driver keeps: a margin, not a measurement."""
 
 _COPIED = "DataParallel copies the model at every pass, and a copy would compute with the first card's weights"
+_IN_PLACE = ("fused_qkv", "fusion", "embedding_gradient", "compile", "capture")
 _WITH_STRATEGY: dict[str, dict[str, str]] = {
     "fsdp": {
         "techniques.channels_last": "a shard is cut from a weight in its usual order in memory",
+        "techniques.embedding_gradient": "not measured beside shards",
     },
     "dp": {
         "techniques.packing": "a packed row cannot be dealt to several cards",
-        **dict.fromkeys((f"techniques.{name}" for name in ("fused_qkv", "fusion", "compile", "capture")), _COPIED),
+        **dict.fromkeys((f"techniques.{name}" for name in _IN_PLACE), _COPIED),
     },
 }
-"""Strategy -> what cannot be had beside it: switched off where it was left to us, refused where it was asked for."""
+"""Strategy -> what is switched off beside it where it was left to us, and why. What cannot be is refused where it was
+asked for, see the catalogue."""
 
 
 def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, tuple[Decision, ...]]:
@@ -336,6 +339,18 @@ def _fusion(recipe: Recipe, facts: Facts) -> Decision | None:
     return Decision(setting=setting, value="true", reason="fewer passes over memory, and nothing to compile")
 
 
+def _embedding_gradient(recipe: Recipe, facts: Facts) -> Decision | None:
+    """What is open after this depends on whether the embeddings are compiled."""
+    if recipe.techniques.embedding_gradient != "auto" or recipe.device != "cuda":
+        return None
+    reason = None
+    if recipe.model.train != "all":
+        reason = f"no embedding is trained with train: {recipe.model.train}"
+    elif facts.versions.get("triton") is None:
+        reason = "triton is not installed"
+    return Decision(setting="techniques.embedding_gradient", value="false", reason=reason) if reason else None
+
+
 def _capture(recipe: Recipe, facts: Facts) -> Decision | None:
     if recipe.techniques.capture != "auto" or recipe.device != "cuda":
         return None
@@ -374,10 +389,12 @@ _SWITCHES: tuple[Decide, ...] = (
     _on_cards_only("techniques.channels_last", "not measured to pay on a CPU"),
     _on_cards_only("techniques.fused_qkv", "not measured to pay on a CPU"),
     _on_cards_only("techniques.fusion", "its kernels are for cards"),
+    _on_cards_only("techniques.embedding_gradient", "its kernels are for cards"),
     _on_cards_only("techniques.compile", "not measured to pay on a CPU"),
     _on_cards_only("techniques.capture", "CUDA graphs need a card"),
     _compile,
     _fusion,
+    _embedding_gradient,
     _capture,
 )
 

@@ -381,10 +381,11 @@ class TechniquesPart(Part):
         description="Compute bias and GELU, and dropout, residual and LayerNorm, by kernels of our own. auto: on a"
         " card, in bf16 or fp16.",
     )
-    embedding_gradient: bool = Field(
-        False,
+    embedding_gradient: Switch = Field(
+        "auto",
         json_schema_extra=EXECUTION,
-        description="Add up the gradients of embeddings by kernels of our own.",
+        description="Add up the gradients of embeddings by kernels of our own. auto: on a card, where the step is not"
+        " compiled.",
     )
     recompute: bool = Field(
         False,

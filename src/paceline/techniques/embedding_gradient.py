@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import types
 from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor, nn
 
 from paceline.errors import RecipeError
 from paceline.kernels.embedding_gradient import embedding
+from paceline.records import Decision
 from paceline.seams import Build
 
 SETTING = "techniques.embedding_gradient"
+
+REASON = "two kernels of our own in place of torch's ten"
 
 FEW = 64
 """Rows below which a table is left to torch: all of a batch's tokens share them, and one program would add up each."""
@@ -34,19 +38,29 @@ def apply_embedding_gradient(model: nn.Module) -> int:
     return len(found)
 
 
-def apply(build: Build, setting: bool) -> Build:
+def apply(build: Build, setting: bool | Literal["auto"], *, compiles: bool) -> Build:
     """Take over the gradients of the embeddings of the build's model.
+
+    Args:
+        setting: ``auto`` leaves compiled embeddings alone: their gradient is one kernel already.
+        compiles: whether they will be compiled.
 
     Raises:
         RecipeError: ``setting`` is true and there is none.
     """
-    if not setting:
+    if setting is False:
         return build
-    count = apply_embedding_gradient(build.model)
+    open_, left = setting == "auto", "compiled embeddings have one kernel for it" if compiles else ""
+    count = 0 if open_ and left else apply_embedding_gradient(build.model)
     if not count:
-        why = f"this model trains no plain embedding of {FEW} rows or more"
-        raise RecipeError(f"{SETTING} = true", why, f"--set {SETTING}=false")
-    return replace(build, path={**build.path, "embedding_gradient": f"{count} table{'' if count == 1 else 's'}"})
+        why = left or f"this model trains no plain embedding of {FEW} rows or more"
+        if not open_:
+            raise RecipeError(f"{SETTING} = true", why, f"--set {SETTING}=false")
+        decision = Decision(setting=SETTING, value="false", reason=why)
+        return replace(build, decisions=(*build.decisions, decision))
+    decided = (Decision(setting=SETTING, value="true", reason=REASON),) if open_ else ()
+    tables = f"{count} table{'' if count == 1 else 's'}"
+    return replace(build, path={**build.path, "embedding_gradient": tables}, decisions=(*build.decisions, *decided))
 
 
 def _is_plain(module: nn.Module) -> bool:
