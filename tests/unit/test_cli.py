@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.models import OptionInfo
 
 from paceline import __version__
 from paceline.errors import DataError, Preempted, RecipeError
@@ -98,6 +100,16 @@ def test_usage_errors_exit_2_and_name_the_nearest(run: Run, arguments: list[str]
     code, _, err = run(*arguments)
     assert code == 2
     assert suggestion in err
+
+
+def test_no_option_is_spelled_by_what_stands_for_its_value() -> None:
+    """typer 0.27 names an option ``--KIND`` whose metavar is its name in capitals; 0.28 does not."""
+    for command in cli.app.registered_commands:
+        for name, parameter in inspect.signature(command.callback, eval_str=True).parameters.items():
+            for given in getattr(parameter.annotation, "__metadata__", ()):
+                if given.metavar == name.upper() and isinstance(given, OptionInfo):
+                    # in an annotation the first name stands where a default would
+                    assert given.default == f"--{name}", command.callback.__name__
 
 
 def test_train_takes_model_and_data_alone(run: Run, stand_in: Any) -> None:

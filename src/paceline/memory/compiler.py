@@ -88,7 +88,11 @@ class _Fused(torch.fx.Interpreter):
         self._in_registers, self._ledger = in_registers, ledger
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        with self._ledger.unseen() if n in self._in_registers else contextlib.nullcontext():
+        with contextlib.ExitStack() as around:
+            if n in self._in_registers:
+                around.enter_context(self._ledger.unseen())
+            if n.target in _REDUCTIONS:
+                around.enter_context(self._ledger.compiled())
             return super().run_node(n)
 
 

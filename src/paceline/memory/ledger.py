@@ -71,6 +71,7 @@ class Ledger(TorchDispatchMode):
         self._stream: Hashable = 0
         self._live: dict[int, int] = {}
         self._is_blind = False
+        self._is_compiled = False
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -86,7 +87,7 @@ class Ledger(TorchDispatchMode):
             for each in out:
                 if isinstance(each, Tensor):
                     self._see(each, func)
-        inside = workspace_bytes(str(func), args) if self._phase else 0
+        inside = workspace_bytes(str(func), args) if self._phase and not self._is_compiled else 0
         if inside:
             # beside the results, which are there by now
             self.events.append(~self._enter(inside, str(func), "workspaces"))
@@ -147,6 +148,15 @@ class Ledger(TorchDispatchMode):
             yield
         finally:
             self._is_blind = before
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Inside, operators are those of a compiler, which need not what torch's own hold beside their results."""
+        before, self._is_compiled = self._is_compiled, True
+        try:
+            yield
+        finally:
+            self._is_compiled = before
 
     def name(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Say what the storages of these tensors are; the first name stays."""

@@ -170,7 +170,8 @@ def trace(
         list[str] | None,
         typer.Option(metavar="WINDOW", help="Such as 90:100 or last-epoch:-10; repeatable [default: the recipe's]."),
     ] = None,
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="kineto or nsys.")] = None,
+    # its name is given because typer 0.27 takes a metavar that is the name in capitals for it
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="kineto or nsys.")] = None,
     graph: Annotated[
         str | None, typer.Option(metavar="WAY", help="launch or keep: recorded steps inside the window.")
     ] = None,
