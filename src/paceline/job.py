@@ -63,7 +63,6 @@ class Job:
     """Has the run folder keep a recipe that is carried out in another way from now on."""
     steps_per_epoch: int
     total_steps: int
-    evaluation_batch_size: int
     store: Store
     emit: Callable[[Record], None]
     stop: Stop
@@ -77,6 +76,11 @@ class Job:
     """Of a step, where ranks sum the gradients of those alone."""
     recorder: WindowRecorder | None = None
     """Of the steps that are traced, where any are."""
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """Samples of a forward pass that nothing is learned from."""
+        return self.recipe.loop.evaluation_batch_size or self.recipe.loop.batch_size
 
 
 def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:
@@ -112,7 +116,6 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
         keep=request.folder.write_recipe if world.is_first else lambda _: None,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        evaluation_batch_size=loop.evaluation_batch_size or loop.batch_size,
         store=BackgroundStore(CheckpointStore(request.folder.checkpoints, loop.keep_last), request.watch)
         if world.is_first
         else ElsewhereStore(),

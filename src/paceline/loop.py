@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from paceline.data.order import OrderState, ShuffledOrder, StepPlan
 from paceline.engine.alike import Widths, widths
 from paceline.engine.assemble import warms_up
 from paceline.engine.engine import Accumulated, Update
-from paceline.engine.evaluate import evaluate
+from paceline.engine.evaluate import Infer, evaluate
 from paceline.engine.late import Late
 from paceline.engine.not_finite import not_finite
 from paceline.engine.rng import augmentation_seed
@@ -28,7 +29,7 @@ from paceline.engine.torch_engine import total
 from paceline.errors import Preempted, RecipeError
 from paceline.files import compiled_folder
 from paceline.job import Job
-from paceline.memory.split import Result, check_split, halved, largest_share, let_go, retried
+from paceline.memory.split import Result, check_split, evaluate_fitting, halved, largest_share, let_go, retried
 from paceline.progress import Progress, TrainSums, metric_value
 from paceline.recipe import Recipe
 from paceline.records import Decision, EvaluationRecord, Notice, StepRecord
@@ -235,12 +236,19 @@ class Loop:
         given = f"{why}: loop.micro_batch_size {before} -> {now}{' on every rank' if job.world.size > 1 else ''}"
         result = "samples, order and loss are the same, and dropout draws anew"
         job.emit(Notice(message=f"{given}, and it is made again; {result}", level="warning"))
-        self.decisions = (Decision(setting="loop.micro_batch_size", value=str(now), reason=f"{before}: {why}"),)
-        state = {**job.checkpoint_state, "recipe": recipe.resolved()}
-        self.job = replace(job, recipe=recipe, order=order, checkpoint_state=state)
+        self._keep_smaller(f"loop.micro_batch_size={now}", reason=f"{before}: {why}", order=order)
         self._peak = None
-        job.keep(recipe)
         return True
+
+    def _keep_smaller(self, setting: str, *, reason: str = "out of memory", **changed: Any) -> None:
+        """Put what has given way into the recipe, here and in the run folder, and ``changed`` into the job."""
+        job, name = self.job, setting.partition("=")[0]
+        recipe = job.recipe.with_settings([setting])
+        others = tuple(decision for decision in self.decisions if decision.setting != name)
+        self.decisions = (*others, Decision(setting=name, value=setting.partition("=")[2], reason=reason))
+        state = {**job.checkpoint_state, "recipe": recipe.resolved()}
+        self.job = replace(job, recipe=recipe, checkpoint_state=state, **changed)
+        job.keep(recipe)
 
     def _check_smallest(self, recipe: Recipe, order: ShuffledOrder) -> None:
         job, train = self.job, self.job.dataset.splits["train"]
@@ -366,18 +374,21 @@ class Loop:
             return
         with job.watch.phase("evaluate"), span("evaluate"), self._kept_if_full(), contextlib.suppress(_BrokenOff):
             job.assembled.engine.settle()
-            found = evaluate(
-                self._infer,
-                job.assembled.build,
-                "validation",
-                job.dataset.splits["validation"],
-                job.evaluation_batch_size,
-                step=self.progress.step,
-                epoch=max(0, math.ceil(self.progress.step / job.steps_per_epoch) - 1),
-                world=job.world,
-            )
-            self._take_note(found)
+            epoch = max(0, math.ceil(self.progress.step / job.steps_per_epoch) - 1)
+            self._take_note(self.evaluated(self._infer, "validation", step=self.progress.step, epoch=epoch))
         self._last_end = time.perf_counter()
+
+    def evaluated(self, infer: Infer, split: str, *, step: int, epoch: int) -> EvaluationRecord:
+        """A split's record; in smaller batches where memory does not suffice and the recipe has it so. A collective."""
+        job = self.job
+        given = infer, job.assembled.build, split, job.dataset.splits[split], job.evaluation_batch_size
+        if job.recipe.loop.on_oom == "fail":
+            return evaluate(*given, step=step, epoch=epoch, world=job.world)
+        return evaluate_fitting(*given, step=step, epoch=epoch, world=job.world, split_to=self._evaluate_smaller)
+
+    def _evaluate_smaller(self, size: int, told: str) -> None:
+        self.job.emit(Notice(message=told, level="warning"))
+        self._keep_smaller(f"loop.evaluation_batch_size={size}")
 
     @contextlib.contextmanager
     def _kept_if_full(self) -> Iterator[None]:

@@ -14,7 +14,6 @@ import torch
 
 from paceline.checkpoint.compare import differences, refuse_changes
 from paceline.distributed.agree import agree
-from paceline.engine.evaluate import evaluate
 from paceline.engine.numerics import numerics
 from paceline.errors import CheckpointError, Preempted
 from paceline.facts import Facts
@@ -141,7 +140,7 @@ def _carried_out(request: Request) -> RunRecord:
         with stop.noted() if has_steps and loop.saved_step != progress.step else contextlib.nullcontext():
             if not has_steps:
                 progress = fit_features(job, progress, prepared)
-            final = _measure(job, progress, prepared)
+            final = _measure(loop, progress)
         with stop.noted():
             with watch.phase("save"):
                 weights = collected(job.assembled.engine.export(), world)
@@ -358,9 +357,9 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
     )
 
 
-def _measure(job: Job, progress: Progress, prepared: Prepared) -> dict[str, EvaluationRecord]:
+def _measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
     """Take the best weights and measure them on the held-out splits; what is known of them is not measured again."""
-    engine, build = job.assembled.engine, prepared.build
+    job, engine = loop.job, loop.job.assembled.engine
     with job.watch.phase("checkpoint"):
         step = progress.step
         if job.recipe.loop.save_best and progress.best_step not in (None, step):
@@ -372,10 +371,9 @@ def _measure(job: Job, progress: Progress, prepared: Prepared) -> dict[str, Eval
         for split in ("validation", "test"):
             if split in known:
                 final[split] = known[split]
-            elif split in prepared.dataset.splits:
-                ids = prepared.dataset.splits[split]
-                epoch, size = max(0, (step - 1) // job.steps_per_epoch), job.evaluation_batch_size
-                final[split] = evaluate(engine.infer, build, split, ids, size, step=step, epoch=epoch, world=job.world)
+            elif split in job.dataset.splits:
+                epoch = max(0, (step - 1) // job.steps_per_epoch)
+                final[split] = loop.evaluated(engine.infer, split, step=step, epoch=epoch)
     return final
 
 

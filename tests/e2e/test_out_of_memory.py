@@ -151,7 +151,7 @@ def test_a_full_evaluation_names_its_own_setting(
 ) -> None:
     """The steps before it are saved, though no checkpoint was due."""
     fill(Full(most=4, evaluations=True), monkeypatch)
-    chosen = recipe(steady, reviews, loop={"evaluation_batch_size": 7, "on_oom": "split"})
+    chosen = recipe(steady, reviews, loop={"evaluation_batch_size": 7})
     with pytest.raises(MemoryFullError) as error:
         train(chosen, out=tmp_path / "run")
     assert CheckpointStore(tmp_path / "run" / "checkpoints", 1).newest().step == 5
@@ -161,6 +161,36 @@ def test_a_full_evaluation_names_its_own_setting(
     again = resume(tmp_path / "run", ["loop.evaluation_batch_size=4"])
     plain = train(recipe(steady, reviews, loop={"evaluation_batch_size": 4}), out=tmp_path / "plain")
     assert_same_training(again, plain)
+
+
+def test_a_full_evaluation_is_made_again_in_smaller_batches(
+    steady: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the run as at its end, of which the second knows what the first found out; and the folder keeps it."""
+    loop = {"on_oom": "split"}
+    with monkeypatch.context() as patch:
+        fill(Full(most=2, evaluations=True), patch)
+        found = train(recipe(steady, reviews, loop={**loop, "evaluation_batch_size": 7}), out=tmp_path / "run")
+    plain = train(recipe(steady, reviews, loop={"evaluation_batch_size": 2}), out=tmp_path / "plain")
+    assert_same_training(found, plain)
+    warned = [notice for notice in found.notices if "out of memory" in notice]
+    assert [notice.partition(", and it")[0] for notice in warned] == [
+        f"out of memory in an evaluation: loop.evaluation_batch_size {sizes}" for sizes in ("7 -> 4", "4 -> 2")
+    ]
+    assert kept(tmp_path / "run").loop.evaluation_batch_size == 2
+    (told,) = [d for d in found.decisions if d.setting == "loop.evaluation_batch_size"]
+    assert told.value == "2"
+
+
+def test_an_evaluation_that_cannot_be_smaller_is_given_up(
+    steady: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(Full(most=0, evaluations=True), monkeypatch)
+    chosen = recipe(steady, reviews, loop={"evaluation_batch_size": 2, "on_oom": "split"})
+    with pytest.raises(MemoryFullError) as error:
+        train(chosen, out=tmp_path / "run")
+    assert error.value.what.endswith("out of memory in an evaluation: loop.evaluation_batch_size = 1")
+    assert CheckpointStore(tmp_path / "run" / "checkpoints", 1).newest().step == 5
 
 
 def test_a_run_split_from_the_start_is_the_run_of_small_micro_batches_bit_for_bit(
@@ -280,6 +310,22 @@ def test_all_ranks_split_where_the_memory_of_one_is_full_at_the_start(
     assert warned.startswith(told)
     assert kept(tmp_path / "split").loop.micro_batch_size == 3
     plain = recipe(pretrained, reviews, loop={**loop, "micro_batch_size": 3})
+    assert_same_training(ended[0].record, on_ranks(2, meeting(), plain, tmp_path / "plain")[0].record)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_all_ranks_evaluate_again_where_the_memory_of_one_is_full(
+    rank: int, steady: Path, reviews: Path, tmp_path: Path, meeting: Callable[[], str]
+) -> None:
+    loop = {"max_steps": 4, "micro_batch_size": 2}
+    chosen = recipe(steady, reviews, loop={**loop, "evaluation_batch_size": 4, "on_oom": "split"})
+    ended = on_full_ranks(Full(most=2, evaluations=True, rank=rank), meeting(), chosen, tmp_path / "split")
+    assert [each.error for each in ended] == [None, None]
+    assert ended[0].record is not None
+    (warned,) = [notice for notice in ended[0].record.notices if "out of memory" in notice]
+    told = f"rank {rank} ran out of memory in an evaluation: loop.evaluation_batch_size 4 -> 2 on every rank"
+    assert warned.startswith(told)
+    plain = recipe(steady, reviews, loop={**loop, "evaluation_batch_size": 2})
     assert_same_training(ended[0].record, on_ranks(2, meeting(), plain, tmp_path / "plain")[0].record)
 
 

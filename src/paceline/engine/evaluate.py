@@ -17,6 +17,9 @@ from paceline.seams import Alone, Batch, Build, Ids, Meter, World
 Infer = Callable[[Batch], Tensor]
 """Batch -> logits, in evaluation mode, without gradients: an engine's ``infer``."""
 
+Agree = Callable[[], None]
+"""Called by all ranks at the same places; raises on all of them, or on none."""
+
 _ALONE = Alone()
 
 
@@ -41,6 +44,7 @@ def evaluate(
     step: int,
     epoch: int,
     world: World = _ALONE,
+    agree: Agree = lambda: None,
 ) -> EvaluationRecord:
     """Loss and metrics of a split; every sample counts once, whatever the batch size and the number of ranks.
 
@@ -60,6 +64,7 @@ def evaluate(
         batch_size: samples of one forward pass.
         step: updates made so far. epoch: that they end in.
         world: the ranks; by default this process alone.
+        agree: asked after the last batch, before what the ranks found is put together.
 
     Returns:
         The same record on every rank; ``seconds`` are those of the slowest.
@@ -76,6 +81,7 @@ def evaluate(
         logits = infer(batch)
         if number < len(places):
             meter.update(logits, batch)
+    agree()
     meter.merge(world, places)
     found = _computed(meter, world)
     return EvaluationRecord(

@@ -42,6 +42,7 @@ COMPARISON: Final = "comparing the model's fast path with its plain one"
 
 STAGES: Final = {
     "evaluate": "an evaluation",
+    "evaluate_fitting": "an evaluation",
     "probabilities": "a prediction",
     "warm_up": "the warm-up",
     "accumulate": "a step",
@@ -147,7 +148,7 @@ def exhausted(error: BaseException, at: Situation) -> MemoryFullError:
     if at.plan_command and not traced:
         fix += f"{at.plan_command} says what fits; "
     if now > 1 and _splits(names, at.recipe):
-        fix += "--set loop.on_oom=split halves micro-batches by itself; "
+        fix += f"--set loop.on_oom=split halves {'batches' if batched else 'micro-batches'} by itself; "
     return MemoryFullError(
         f"out of memory {phase}: {setting} = {now}",
         _held(error, shortage, at.held),
@@ -292,7 +293,10 @@ def _is_among(plain: Sequence[str], advice: Advice) -> bool:
 def _splits(names: set[str], recipe: Recipe) -> bool:
     """Whether ``on_oom: split`` would have been of use."""
     return (
-        recipe.loop.on_oom == "fail" and recipe.parallel.strategy != "fsdp" and bool(names & {"warm_up", "accumulate"})
+        recipe.loop.on_oom == "fail"
+        and recipe.parallel.strategy != "fsdp"
+        and recipe.model.train != "features"
+        and bool(names & {"warm_up", "accumulate", "evaluate"})
     )
 
 

@@ -1,24 +1,29 @@
-"""``loop.on_oom: split``: what does not fit is done again in smaller micro-batches, by all ranks alike.
+"""``loop.on_oom: split``: what does not fit is done again in smaller batches, by all ranks alike.
 
 A step changes nothing but gradients and running statistics until its update, and the sums of gradients are whole before
 any rank begins that. So a rank that runs out of memory takes part in the sums with nothing, all ranks learn of it
-together, and all of them go back to where the step began: same samples, same order, same denominator.
+together, and all of them go back to where the step began: same samples, same order, same denominator. An evaluation
+changes nothing at all.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, final
 
 import torch
+from torch import Tensor
 
+from paceline.device import is_card
 from paceline.distributed.exchange import named
 from paceline.engine.engine import Engine
+from paceline.engine.evaluate import Infer, evaluate
 from paceline.errors import RecipeError
 from paceline.memory.exhausted import place_of
 from paceline.recipe import Recipe
-from paceline.seams import World
+from paceline.records import EvaluationRecord
+from paceline.seams import Batch, Build, Ids, World
 
 Result = TypeVar("Result")
 
@@ -64,6 +69,86 @@ def retried(
             if failed is not None:
                 raise failed
             world.barrier("what follows a rank's want of memory")  # which announces its failure instead
+
+
+def evaluate_fitting(
+    infer: Infer,
+    build: Build,
+    split: str,
+    ids: Ids,
+    batch_size: int,
+    *,
+    step: int,
+    epoch: int,
+    world: World,
+    split_to: Callable[[int, str], None],
+) -> EvaluationRecord:
+    """``evaluate``, begun anew with half the batch as often as a rank runs out of memory.
+
+    A collective: all ranks call it, and begin anew together.
+
+    Args:
+        infer ... world: as ``evaluate`` has them.
+        split_to: told the smaller batch, and what is to be said of it, on every rank.
+
+    Raises:
+        torch.OutOfMemoryError: not even one sample fits, or on several ranks it was not a forward pass; on the ranks
+            whose memory it was.
+        LostRank: the same, on the others.
+    """
+    while True:
+        guarded = _Guarded(infer, build.task.num_outputs, world)
+        failed: torch.OutOfMemoryError | None = None
+        try:
+            at = {"step": step, "epoch": epoch}
+            return evaluate(guarded, build, split, ids, batch_size, **at, world=world, agree=guarded.agree)
+        except _SomeRankFull:
+            failed = guarded.error
+        except torch.OutOfMemoryError as error:
+            if world.size > 1:  # the others are still in the evaluation
+                raise
+            failed = error
+        if failed is not None:
+            let_go(failed)
+        full = [rank for rank, is_full in enumerate(world.gather(failed is not None)) if is_full]
+        before = min(batch_size, len(ids))
+        if before == 1:
+            if failed is not None:
+                raise failed
+            world.barrier("what follows a rank's want of memory")  # which announces its failure instead
+        batch_size = -(-before // 2)
+        if is_card(build.device):
+            torch.get_device_module(build.device).empty_cache()
+        who = f"{named(full)} ran out of memory" if world.size > 1 else "out of memory"
+        given = f"loop.evaluation_batch_size {before} -> {batch_size}{' on every rank' if world.size > 1 else ''}"
+        told = f"{who} in an evaluation: {given}, and it is made again; its results are the same up to rounding"
+        split_to(batch_size, told)
+
+
+class _SomeRankFull(Exception):
+    """A rank ran out of memory in an evaluation; raised on all of them."""
+
+
+@final
+class _Guarded:
+    """``infer`` that does not fail on one rank alone: all learn of it at the next batch, or at the end."""
+
+    def __init__(self, infer: Infer, num_outputs: int, world: World) -> None:
+        self._infer, self._num_outputs, self._world = infer, num_outputs, world
+        self.error: torch.OutOfMemoryError | None = None
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self.agree()
+        try:
+            return self._infer(batch)
+        except torch.OutOfMemoryError as error:
+            self.error = error
+        let_go(self.error)
+        return torch.zeros(len(batch.labels), self._num_outputs, device=batch.labels.device)  # which nobody will see
+
+    def agree(self) -> None:
+        if self._world.any(self.error is not None):
+            raise _SomeRankFull
 
 
 def let_go(error: BaseException) -> None:

@@ -307,8 +307,8 @@ class LoopPart(Part):
     on_oom: Literal["fail", "split"] = Field(
         "fail",
         json_schema_extra=EXECUTION,
-        description="When a step runs out of memory. fail: the run ends and says what would fit. split: all ranks halve"
-        " micro_batch_size, say so, and make the step again.",
+        description="When memory runs out. fail: the run ends and says what would fit. split: all ranks halve"
+        " micro_batch_size, or evaluation_batch_size, say so, and make the step or the evaluation again.",
     )
     evaluation_batch_size: int | None = Field(
         None,
