@@ -175,12 +175,9 @@ def assemble(
     rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
     trained = {parameter for group in groups for parameter in group.parameters}
     others = [t for t in (*build.model.parameters(), *build.model.buffers()) if t not in trained]
-    # of a model of the user's own nothing is known: its loss may look at all words
-    sums_words = recipe.parallel.sum_words and not recipe.model.factory
-    words = word_embeddings(build.model) if sums_words else None
-    if recipe.parallel.sum_words and world.size > 1 and words is None:
-        why = "no word embeddings are known of this model whose gradient could be summed by rows"
-        raise RecipeError("parallel.sum_words = true", why, "--set parallel.sum_words=false")
+    words = _summed_words(recipe, build, world) if world.size > 1 and not is_sharded else None
+    if words is not None:
+        build = replace(build, path={**build.path, "sums": "of the words only those that occur"})
     size = recipe.parallel.bucket_mib or bucket_mib
     reduction = Reduction(
         world,
@@ -219,9 +216,26 @@ def assemble(
         engine,
         groups,
         rates,
-        words=words if world.size > 1 and not is_sharded else None,
+        words=words,
         records_together=is_sharded and reason is None,
     )
+
+
+def _summed_words(recipe: Recipe, build: Build, world: World) -> nn.Parameter | None:
+    """The word embeddings of whose gradient ranks sum only the rows of words that occur; None: they sum all.
+
+    Raises:
+        RecipeError: this was asked for, and no such table is known.
+    """
+    wish, part = recipe.parallel.sum_words, recipe.model
+    if wish == "auto" and (not is_card(build.device) or part.trust_remote_code):
+        return None
+    # of a model of the user's own nothing is known: its loss may look at all words
+    words = word_embeddings(build.model) if wish and not part.factory else None
+    if words is None and wish is True:
+        why = "no word embeddings are known of this model whose gradient could be summed by rows"
+        raise RecipeError("parallel.sum_words = true", why, "--set parallel.sum_words=false")
+    return words
 
 
 def _first_of_blocks(build: Build) -> list[nn.Parameter]:

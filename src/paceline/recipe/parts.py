@@ -431,10 +431,11 @@ class ParallelPart(Part):
         description="Of ddp: MiB of gradients that ranks sum in one go; null: 192 over NVLink, where many small sums"
         " slow the backward pass down, else 25, which begin early.",
     )
-    sum_words: bool = Field(
-        False,
+    sum_words: Switch = Field(
+        "auto",
         json_schema_extra=EXECUTION,
-        description="Of ddp: of the word embeddings' gradient sum only the rows of words that occur in a step.",
+        description="Of ddp: of the word embeddings' gradient sum only the rows of words that occur in a step. auto: on"
+        " cards.",
     )
     shard_size: int | None = Field(
         None,
@@ -456,7 +457,7 @@ class ParallelPart(Part):
                     raise ValueError(f"{name}: has no effect with strategy: {self.strategy}; set strategy: fsdp")
         if self.strategy in ("fsdp", "dp") and self.bucket_mib is not None:
             raise ValueError(f"bucket_mib: has no effect with strategy: {self.strategy}; set strategy: ddp")
-        if self.strategy in ("fsdp", "dp") and self.sum_words:
+        if self.strategy in ("fsdp", "dp") and self.sum_words is True:
             raise ValueError(f"sum_words: has no effect with strategy: {self.strategy}; set strategy: ddp")
         if self.strategy == "dp" and self.reduce_dtype != "fp32":
             raise ValueError(
