@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.data.dataset import Origins, Tokens
-from paceline.data.splits import Deal, deal, duplicate_keys
+from paceline.data.splits import FIRST_CHARACTERS, FIRST_WORDS, Deal, deal, duplicate_keys
 from paceline.data.table import Table
 from paceline.errors import DataError
 from paceline.recipe.parts import SplitsPart
@@ -192,6 +193,22 @@ def test_texts_are_compared_without_case_and_white_space() -> None:
     keys = duplicate_keys(Table(texts=texts, pairs=["x", "y", "x", " X"], origins=_origins(4)))
     assert keys.tolist() == [0, 1, 2, 0], "both texts of a pair count"
     assert duplicate_keys(Table(texts=["\ud800"], origins=_origins(1))).tolist() == [0], "a lone surrogate is a text"
+
+
+def test_texts_that_begin_alike_are_compared_to_their_end() -> None:
+    """Beginnings of any length, cut in any place, with white space of any width."""
+    draw = random.Random(0)
+    words = ["a", "ſs", "SS", "ß", "word", "x" * (FIRST_CHARACTERS // FIRST_WORDS + 3)]
+    texts = []
+    for _ in range(400):
+        beginning = [draw.choice(words[:2])] * draw.choice([1, FIRST_WORDS - 1, FIRST_WORDS, FIRST_WORDS + 1, 40])
+        spaces = draw.choice([" ", "\n\t", " " * draw.choice([20, FIRST_CHARACTERS])])
+        texts.append(spaces.join([*beginning, *draw.choices(words, k=draw.randrange(3))]) + draw.choice(["", " "]))
+    plain = [" ".join(text.casefold().split()) for text in texts]
+    first: dict[str, int] = {}
+    expected = [first.setdefault(text, len(first)) for text in plain]
+    assert len(first) < len(texts), "none is there twice"
+    assert duplicate_keys(Table(texts=texts, origins=_origins(len(texts)))).tolist() == expected
 
 
 def test_images_and_tokens_are_compared_by_content() -> None:
