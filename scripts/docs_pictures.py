@@ -31,7 +31,9 @@ from paceline.tracing import CATEGORIES, Budgets, budget, read_window, windows_i
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-RECORDS = tuple(ROOT / "benchmarks" / f"memory_h200_2026-11-22{which}.jsonl" for which in ("", "_second"))
+RECORDS = tuple(
+    ROOT / "benchmarks" / f"memory_h200_2026-11-{which}.jsonl" for which in ("22", "22_second", "23_third", "23")
+)
 """Runs predicted and measured; of a case that was measured again the later record counts."""
 
 LARGE: Final = (
