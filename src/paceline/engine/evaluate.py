@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.data.order import deal
 from paceline.errors import RecipeError
 from paceline.records import EvaluationRecord
-from paceline.seams import Alone, Batch, Build, Ids, Meter, World
+from paceline.seams import Alone, Batch, Build, Ids, Layout, Meter, World
 
 Infer = Callable[[Batch], Tensor]
 """Batch -> logits, in evaluation mode, without gradients: an engine's ``infer``."""
@@ -96,13 +96,24 @@ def evaluate(
     )
 
 
+def largest_batch(layout: Layout, splits: Mapping[str, Ids], batch_size: int) -> Ids | None:
+    """The batch with the most positions among those of all evaluations of a run; None where it has none."""
+    evaluated = [splits[name] for name in ("validation", "test") if name in splits]
+    pieces = [piece for ids in evaluated for piece in _batches(layout, ids, batch_size)]
+    return max(pieces, key=lambda piece: layout.size(piece).slots, default=None)
+
+
+def _batches(layout: Layout, ids: Ids, batch_size: int) -> list[Ids]:
+    ordered = layout.sorted(ids)
+    return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
+
+
 def _dealt(build: Build, ids: Ids, batch_size: int, world: World) -> tuple[list[Ids], list[int]]:
     """This rank's batches, equally many on all ranks, and the places in the split of those that count.
 
     A rank without a batch of its own in the last round runs the split's last one too: nobody takes in the result.
     """
-    ordered = build.layout.sorted(ids)
-    pieces = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
+    pieces = _batches(build.layout, ids, batch_size)
     slots = np.array([build.layout.size(piece).slots for piece in pieces], dtype=np.int64)
     places: list[int] = np.flatnonzero(deal(slots, world.size) == world.rank).tolist()
     rounds = -(-len(pieces) // world.size)

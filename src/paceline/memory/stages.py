@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
 from paceline.engine.assemble import Assembled, assemble
+from paceline.engine.evaluate import largest_batch
 from paceline.engine.numerics import numerics
 from paceline.engine.rng import augmentation_seed
 from paceline.engine.statistics import check_smallest, fewest_together
@@ -230,13 +231,9 @@ class Steps:
 
     def largest_evaluation(self) -> Any:
         """The largest batch of an evaluation; None where the run has none."""
-        splits, layout, loop = self._dataset.splits, self._build.layout, self._recipe.loop
-        ids = next((splits[name] for name in ("validation", "test") if name in splits), None)
-        if ids is None:
-            return None
-        ordered, size = layout.sorted(ids), loop.evaluation_batch_size or loop.batch_size
-        pieces = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-        return layout.collate(max(pieces, key=lambda piece: layout.size(piece).slots))
+        layout, loop = self._build.layout, self._recipe.loop
+        ids = largest_batch(layout, self._dataset.splits, loop.evaluation_batch_size or loop.batch_size)
+        return None if ids is None else layout.collate(ids)
 
 
 def _stepped(

@@ -22,6 +22,7 @@ from paceline.cards import facts_with
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.engine.assemble import Assembled, assemble, warms_up
+from paceline.engine.evaluate import largest_batch
 from paceline.engine.statistics import fewest_together
 from paceline.facts import Card, this_machine
 from paceline.memory import attention
@@ -216,13 +217,11 @@ def _train(
 
 
 def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Ledger) -> None:
-    ids = next((dataset.splits[name] for name in ("validation", "test") if name in dataset.splits), None)
+    layout, size = assembled.build.layout, recipe.loop.evaluation_batch_size or recipe.loop.batch_size
+    ids = largest_batch(layout, dataset.splits, size)
     if ids is None or recipe.model.train == "features":
         return
-    layout, size = assembled.build.layout, recipe.loop.evaluation_batch_size or recipe.loop.batch_size
-    ordered = layout.sorted(ids)
-    pieces = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    batch = _collate(layout, max(pieces, key=lambda piece: layout.size(piece).slots), ledger)
+    batch = _collate(layout, ids, ledger)
     with ledger.during("evaluation"):
         assembled.engine.infer(batch)
 

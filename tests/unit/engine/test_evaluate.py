@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.evaluate import evaluate, inference
+from paceline.engine.evaluate import evaluate, inference, largest_batch
 from paceline.errors import RecipeError
 from paceline.seams import Alone
 from tests.unit.engine.splits import METRICS, OWN, SUMS, Split, bits
@@ -97,6 +97,19 @@ def test_every_rank_runs_equally_often_and_every_sample_is_run(size: int) -> Non
     assert {calls for calls, _ in found} == {math.ceil(math.ceil(size / 2) / 4)}
     lengths = np.diff(split.build().layout._tokens.offsets)
     assert set().union(*(widths for _, widths in found)) == set(lengths.tolist())
+
+
+def test_the_largest_batch_may_be_the_tests() -> None:
+    """Of a plan that looks at the validation split alone: the test split may have more texts, and longer ones."""
+    layout = Split("classification", 40).build().layout
+    by_slots = sorted(range(40), key=lambda row: layout.size(np.array([row])).slots)
+    short, long = np.sort(by_slots[:10]), np.sort(by_slots[10:])
+    most = layout.size(np.array(by_slots[-4:])).slots
+    for splits in ({"validation": short, "test": long}, {"validation": long, "test": short}, {"test": long}):
+        found = largest_batch(layout, {"train": np.arange(40), **splits}, 4)
+        assert found is not None
+        assert (len(found), layout.size(found).slots) == (4, most)
+    assert largest_batch(layout, {"train": np.arange(40)}, 4) is None
 
 
 def test_ranks_get_batches_of_like_slots() -> None:
