@@ -14,7 +14,6 @@ _LATE = {
 """What modules of transformers ask before they import a function, and the function."""
 
 _ASKING = ("transformers.generation.candidate_generator", "transformers.loss.loss_utils")
-_ASKED_IN = ("transformers.generation.", "transformers.loss.")
 
 
 def import_transformers() -> None:
@@ -37,7 +36,7 @@ def import_transformers() -> None:
     finally:
         for question, answer in answers.items():
             setattr(utils, question, answer)
-            for name in [name for name in sys.modules if name.startswith(_ASKED_IN)]:
+            for name in [name for name in sys.modules if name.startswith("transformers.")]:
                 _answer(sys.modules[name], question, answer)
 
 
