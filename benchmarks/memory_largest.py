@@ -79,6 +79,8 @@ def measure(predicted: Path, out: Path, only: str, deadline: float) -> None:
                 out, {"name": record["name"], "card": record["card"], "chosen": chosen, **trial, "versions": versions()}
             )
             print(record["name"], f"{size} samples, {size / chosen - 1:+.1%}", on_oom, trial, flush=True)
+            if trial["fits"] is None:
+                break  # nothing was found out
             if on_oom == "fail":
                 fits, does_not = (max(fits, size), does_not) if trial["fits"] else (fits, min(does_not, size))
             if not sizes and does_not - fits > 0.02 * chosen:
@@ -98,8 +100,9 @@ def tried(record: Record, size: int, on_oom: str, limit: float) -> Record:
             code = run_forked(["train", str(recipe), "--out", str(folder), *options], log, limit)
         except TimeoutError:
             return {**trial, "fits": None, "why": f"no end in {limit:.0f} s"}
-        trial |= {"fits": code == 0, "exit": code, "seconds": time.perf_counter() - begun}
         said = log.read_text(encoding="utf-8")
+        fits = None if code and "out of memory" not in said else code == 0
+        trial |= {"fits": fits, "exit": code, "seconds": time.perf_counter() - begun}
         if code == 0:
             summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
             trial |= {name: summary["memory"][name] for name in ("allocated", "reserved", "total")}

@@ -312,7 +312,9 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
     """What is told of the run when its memory is full; without a loop it was still being put together."""
     recipe, world = loop.job.recipe if loop else request.recipe, request.world
     step = loop.progress.step if loop else 0
-    num_samples = len(loop.job.dataset.splits["train"]) if loop else recipe.loop.batch_size
+    splits = loop.job.dataset.splits if loop else {}
+    num_samples = len(splits["train"]) if loop else recipe.loop.batch_size
+    held_out = max((len(splits[name]) for name in ("validation", "test") if name in splits), default=sys.maxsize)
     saved = request.checkpoint is not None or (loop is not None and loop.saved_step is not None)
     words = _planning(request, recipe) if recipe.device == "cuda" else []
 
@@ -327,7 +329,7 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
         recipe=recipe,
         resume=f"with one of them {_then(request, saved=True)}" if saved else "start it again: no step was saved",
         largest=largest_share(recipe, num_samples, world.size),
-        evaluated=recipe.loop.evaluation_batch_size or recipe.loop.batch_size,
+        evaluated=min(recipe.loop.evaluation_batch_size or recipe.loop.batch_size, held_out),
         step=min(step + 1, loop.job.total_steps) if loop else 0,
         total_steps=loop.job.total_steps if loop else 0,
         held=loop.job.assembled.engine.held() if loop else {},

@@ -79,7 +79,7 @@ def test_a_run_of_another_machine_goes_on_here(source: Path, tmp_path: Path) -> 
     file = tmp_path / "run" / "recipe.yaml"
     there = yaml.safe_load(file.read_text())
     there["device"], there["data"]["resident"] = "cuda", True
-    names = ("packing", "early_pooling", "compile", "capture", "fused_qkv", "fusion")
+    names = ("packing", "early_pooling", "compile", "capture", "fused_qkv", "fusion", "embedding_gradient")
     there["techniques"] |= dict.fromkeys(names, True)
     file.write_text(yaml.safe_dump(there))
     record = paceline.resume(tmp_path / "run", ["device=cpu", "loop.max_steps=null", "loop.epochs=2"])

@@ -249,3 +249,25 @@ def test_a_recorded_vision_transformer_attends_as_a_launched_one() -> None:
     # cuBLAS and cuBLASLt have workspaces of their own for the stream that is recorded
     more = peaks[1] - 2 * 32 * 2**20 - peaks[0]
     assert more < 0.05 * peaks[0], f"recorded steps take {more / 2**20:.1f} MiB more than launched ones"
+
+
+def test_closing_gives_back_what_the_pool_has_cached_and_recording_goes_on() -> None:
+    """``loop.on_oom: split`` begins anew so: what had not fitted stayed in the pool, and evaluations had no room."""
+    runner = Captured(CUDA)
+    runner.launch(lambda: torch.ones(2**28, device=CUDA).sum())  # 1 GiB, freed at once
+    x = torch.ones(8, device=CUDA)
+
+    def doubled(value: torch.Tensor) -> torch.Tensor:
+        return 2 * value
+
+    for _ in range(3):
+        runner.run(doubled, (x,))
+    assert runner.path == "captured: 1 graph"
+    before = torch.cuda.memory_reserved()
+    runner.close()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before - 2**30
+    for _ in range(3):
+        assert torch.equal(runner.run(doubled, (x,)), 2 * x)
+    assert runner.path == "captured: 1 graph"
+    runner.close()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from paceline.errors import RecipeError
 from paceline.techniques import embedding_gradient
-from paceline.techniques.compile import apply_compile, embeddings_of
+from paceline.techniques.compile import apply_compile, embeddings_of, takes_embeddings
 from paceline.techniques.embedding_gradient import apply_embedding_gradient
 from tests.parity.driving import assembled, recipe, train
 from tests.parity.reference import padded, samples, tiny_model, train_by_hand
@@ -74,18 +76,31 @@ def test_a_model_without_any_is_refused() -> None:
         if isinstance(module, nn.Embedding):
             module.weight.requires_grad_(False)
     with pytest.raises(RecipeError) as found:
-        embedding_gradient.apply(run.build, True, compiles=False)
+        embedding_gradient.apply(run.build, True, compiled=False)
     why = "trains no plain embedding of 64 rows or more"
     assert why in str(found.value)
-    left = embedding_gradient.apply(run.build, "auto", compiles=False)
+    left = embedding_gradient.apply(run.build, "auto", compiled=False)
     assert why in left.decisions[-1].reason
     assert "embedding_gradient" not in left.path
 
 
-@pytest.mark.parametrize("compiles", [True, False])
-def test_where_it_is_open_compiled_embeddings_are_left_to_their_compiler(compiles: bool) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_where_it_is_open_compiled_embeddings_are_left_to_their_compiler(compiled: bool) -> None:
     build = assembled(tiny_model(), recipe()).build
-    found = embedding_gradient.apply(build, "auto", compiles=compiles)
+    found = embedding_gradient.apply(build, "auto", compiled=compiled)
     assert found.decisions[-1].setting == "techniques.embedding_gradient"
-    assert found.decisions[-1].value == ("false" if compiles else "true")
-    assert found.path.get("embedding_gradient") == (None if compiles else "1 table")
+    assert found.decisions[-1].value == ("false" if compiled else "true")
+    assert found.path.get("embedding_gradient") == (None if compiled else "1 table")
+
+
+def test_bare_embeddings_are_not_compiled_with_the_blocks() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(80, 4)
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    build = assembled(tiny_model(), recipe()).build
+    assert takes_embeddings(build)
+    bare = Bare()
+    assert not takes_embeddings(replace(build, model=bare, blocks=list(bare.blocks)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,16 +42,16 @@ def duplicate_keys(table: Table) -> Ids:
     Texts are compared casefolded and with white space collapsed, both texts of a pair together; images and token
     sequences byte for byte.
     """
-    # most texts begin as no other does, and need not be read to their end
-    begins = None if table.texts is None else [_first_words(text) for text in table.texts]
-    alike = Counter(begins or ())
+    begins_alone = np.zeros(len(table), dtype=bool)
+    if table.texts is not None:
+        # most texts begin as no other does, and need not be read to their end; so do those whose hashes are not equal
+        begins = np.fromiter((hash(_first_words(text)) for text in table.texts), np.int64, len(table))
+        _, place, count = np.unique(begins, return_inverse=True, return_counts=True)
+        begins_alone = count[place] == 1
     seen: dict[object, int] = {}
     keys = np.empty(len(table), dtype=np.int64)
-    for row in range(len(table)):
-        if begins is not None and alike[begins[row]] == 1:
-            content: object = row
-        else:
-            content = hashlib.blake2b(_content(table, row), digest_size=16).digest()
+    for row, is_alone in enumerate(begins_alone.tolist()):
+        content = row if is_alone else hashlib.blake2b(_content(table, row), digest_size=16).digest()
         keys[row] = seen.setdefault(content, len(seen))
     return keys
 

@@ -132,7 +132,8 @@ def assemble_build(
         build = fused_qkv.apply(build, switches.fused_qkv)
     compiles, reckoned = _compiles(recipe, build, dataset)
     build = replace(build, decisions=(*build.decisions, *reckoned))
-    build = embedding_gradient.apply(build, switches.embedding_gradient, compiles=compiles)
+    compiled = compiles and compile.takes_embeddings(build)
+    build = embedding_gradient.apply(build, switches.embedding_gradient, compiled=compiled)
     # recompute takes hold of single blocks, and compile takes those in whole, recomputation included
     if switches.recompute:
         build = recompute.apply(build)
@@ -175,7 +176,7 @@ def assemble(
     rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
     trained = {parameter for group in groups for parameter in group.parameters}
     others = [t for t in (*build.model.parameters(), *build.model.buffers()) if t not in trained]
-    words = _summed_words(recipe, build, world) if world.size > 1 and not is_sharded else None
+    words = _summed_words(recipe, build) if world.size > 1 and not is_sharded else None
     if words is not None:
         build = replace(build, path={**build.path, "sums": "of the words only those that occur"})
     size = recipe.parallel.bucket_mib or bucket_mib
@@ -221,7 +222,7 @@ def assemble(
     )
 
 
-def _summed_words(recipe: Recipe, build: Build, world: World) -> nn.Parameter | None:
+def _summed_words(recipe: Recipe, build: Build) -> nn.Parameter | None:
     """The word embeddings of whose gradient ranks sum only the rows of words that occur; None: they sum all.
 
     Raises:

@@ -296,7 +296,7 @@ def _splits(names: set[str], recipe: Recipe) -> bool:
         recipe.loop.on_oom == "fail"
         and recipe.parallel.strategy != "fsdp"
         and recipe.model.train != "features"
-        and bool(names & {"warm_up", "accumulate", "evaluate"})
+        and bool(names & {"warm_up", "accumulate", "evaluated"})  # the last one is the loop's
     )
 
 

@@ -174,6 +174,9 @@ class _Backend(backend_registration._DummyBackendModule):
         def snapshot(self) -> tuple[()]:
             return ()
 
+        def use_count(self) -> int:
+            return 1
+
     class CUDAGraph:
         """A recording; what replaying it allocates was allocated when it was made."""
 

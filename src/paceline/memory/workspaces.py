@@ -24,8 +24,8 @@ USUAL_PROCESSORS = 108
 MOST_THREADS, WARP, FEWEST, MOST_A_THREAD = 512, 32, 16, 256
 """Of torch's sums: threads of a block, of a warp; values that a thread adds up at least, where blocks share a sum, and
 at most, where they do not."""
-RESIDENT_THREADS = 2048
-"""Of a multiprocessor: those of data centres' cards since 2016."""
+RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
+"""Of a multiprocessor, by compute capability (CUDA C++ Programming Guide, technical specifications); else 2,048."""
 SUMMED_IN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -86,7 +86,7 @@ def _summed_rows(args: Sequence[Any]) -> int:
     height = min(_power_of_2(min(rows, threads)), threads // min(_power_of_2(min(across, threads)), WARP))
     columns = min(_power_of_2(min(across, threads)), threads // height)
     grid, each = -(-across // columns), -(-rows // height)
-    resident = _processors(x) * (RESIDENT_THREADS // (columns * height))
+    resident = _processors(x) * (_resident_threads(x) // (columns * height))
     if each < MOST_A_THREAD or grid > resident:
         return 0
     blocks = max(min(-(-resident // grid), -(-each // FEWEST)), -(-each // MOST_A_THREAD))
@@ -95,7 +95,7 @@ def _summed_rows(args: Sequence[Any]) -> int:
 
 def _rows_summed(x: Any, dims: Any) -> tuple[int, int]:
     """T and N of a sum over all dimensions but the last, of values that lie one after the other; else (0, 0)."""
-    if not dims or x.dim() < 2 or not x.is_contiguous() or x.dtype not in SUMMED_IN_FP32:
+    if not dims or x.dim() < 2 or not x.numel() or not x.is_contiguous() or x.dtype not in SUMMED_IN_FP32:
         return 0, 0
     if sorted(dim % x.dim() for dim in dims) != list(range(x.dim() - 1)):
         return 0, 0
@@ -110,6 +110,11 @@ def _power_of_2(number: int) -> int:
 def _processors(tensor: Any) -> int:
     known = model_named(card_name(tensor.device))
     return (known.multiprocessors if known else None) or USUAL_PROCESSORS
+
+
+def _resident_threads(tensor: Any) -> int:
+    known = model_named(card_name(tensor.device))
+    return RESIDENT_THREADS.get((known.compute_capability if known else None) or (9, 0), 2048)
 
 
 def _rounded(size: int, multiple: int) -> int:

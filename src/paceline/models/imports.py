@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from functools import partial
@@ -27,12 +28,14 @@ def import_transformers() -> None:
 
     if any(package in sys.modules for package in ("sklearn", "scipy")):
         return
-    answers = {question: getattr(utils, question) for question in _LATE}
-    for question in _LATE:
+    # a version without these questions has no need of this, and one without these modules imports them elsewhere
+    answers = {question: getattr(utils, question) for question in _LATE if hasattr(utils, question)}
+    for question in answers:
         setattr(utils, question, _not_now)
     try:
         for name in _ASKING:
-            importlib.import_module(name)
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(name)
     finally:
         for question, answer in answers.items():
             setattr(utils, question, answer)
@@ -42,7 +45,7 @@ def import_transformers() -> None:
 
 def _answer(module: Any, question: str, answer: Any) -> None:
     """Put the real answer into a module that was told no, and the function that it did without."""
-    if getattr(module, question, None) is _not_now:
+    if vars(module).get(question) is _not_now:  # not by getattr: some modules import what they are asked for
         setattr(module, question, answer)
         origin, function = _LATE[question]
         vars(module).setdefault(function, partial(_call, origin, function))

@@ -192,6 +192,12 @@ def apply(build: Build, setting: bool | Literal["auto"], *, fusion: bool = False
     return replace(build, path=path)
 
 
+def takes_embeddings(build: Build) -> bool:
+    """Whether ``apply`` compiles the embeddings too: with the whole model, or where they do more than look up."""
+    by_blocks = bool(build.blocks) and not any(_has_convolutions(block) for block in build.blocks)
+    return not by_blocks or bool(embeddings_of(build.model, build.blocks))
+
+
 def fall_back(build: Build, setting: bool | Literal["auto"], error: BaseException) -> Build:
     """The build with every forward pass as written again, after compiling or tracing failed with ``error``.
 

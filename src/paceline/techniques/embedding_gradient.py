@@ -38,19 +38,19 @@ def apply_embedding_gradient(model: nn.Module) -> int:
     return len(found)
 
 
-def apply(build: Build, setting: bool | Literal["auto"], *, compiles: bool) -> Build:
+def apply(build: Build, setting: bool | Literal["auto"], *, compiled: bool) -> Build:
     """Take over the gradients of the embeddings of the build's model.
 
     Args:
         setting: ``auto`` leaves compiled embeddings alone: their gradient is one kernel already.
-        compiles: whether they will be compiled.
+        compiled: whether they will be.
 
     Raises:
         RecipeError: ``setting`` is true and there is none.
     """
     if setting is False:
         return build
-    open_, left = setting == "auto", "compiled embeddings have one kernel for it" if compiles else ""
+    open_, left = setting == "auto", "compiled embeddings have one kernel for it" if compiled else ""
     count = 0 if open_ and left else apply_embedding_gradient(build.model)
     if not count:
         why = left or f"this model trains no plain embedding of {FEW} rows or more"

@@ -14,6 +14,7 @@ from paceline.errors import CheckpointError, RecipeError
 from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
+from paceline.recipe.parts import TechniquesPart
 from paceline.run_folder import RunFolder
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
@@ -199,8 +200,9 @@ def _shared(world: World, make: Callable[[], RunFolder]) -> Iterator[RunFolder]:
 
 def _open_again(recipe: Recipe) -> Recipe:
     """A run's own recipe with what was switched on for its machine left open: this one may be another."""
-    names = ("packing", "early_pooling", "channels_last", "fused_qkv", "fusion", "compile", "capture")
-    opened = [f"techniques.{name}=auto" for name in names if getattr(recipe.techniques, name) is True]
+    fields = TechniquesPart.model_fields.items()
+    names = [name for name, field in fields if field.default == "auto" and getattr(recipe.techniques, name) is True]
+    opened = [f"techniques.{name}=auto" for name in names]
     if recipe.data.resident is True:
         opened.append("data.resident=auto")
     if recipe.parallel.strategy == "ddp":

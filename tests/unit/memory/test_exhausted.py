@@ -113,6 +113,11 @@ def test_splitting_is_not_advised_where_it_is_on_or_refused(setting: str) -> Non
     assert "split" not in exhausted(through("accumulate", "micro"), situation(setting)).fix
 
 
+def test_splitting_is_advised_of_a_runs_evaluations_and_of_no_others() -> None:
+    assert "on_oom=split halves batches" in exhausted(through("evaluated", "evaluate", "infer"), situation()).fix
+    assert "split" not in exhausted(through("evaluate_saved", "evaluate", "infer"), situation()).fix
+
+
 def test_what_is_of_no_use_is_not_advised() -> None:
     last = exhausted(through("accumulate", "micro"), situation("techniques.recompute=true", largest=1))
     assert last.settings == ()

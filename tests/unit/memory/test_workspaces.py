@@ -13,8 +13,8 @@ SUM = "aten.sum.dim_IntList"
 
 @pytest.fixture(autouse=True)
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An H200's multiprocessors."""
-    monkeypatch.setattr(workspaces, "_processors", lambda tensor: 132)
+    """An H200's."""
+    monkeypatch.setattr(workspaces, "card_name", lambda device: "NVIDIA H200")
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -26,6 +26,12 @@ def test_a_sum_over_many_rows_takes_what_was_seen_on_a_card() -> None:
     assert workspace_bytes(SUM, (rows(10_240, 1_536), [0], True)) == 125_829_120
 
 
+def test_a_card_with_fewer_threads_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "card_name", lambda device: "NVIDIA A10")
+    # 72 multiprocessors of 12 blocks each, for 12 pieces of the results
+    assert workspace_bytes(SUM, (rows(10_240, 1_536), [0])) == 4 * 1_536 * 128 * 72
+
+
 @pytest.mark.parametrize(
     ("shape", "dims"),
     [
@@ -34,6 +40,7 @@ def test_a_sum_over_many_rows_takes_what_was_seen_on_a_card() -> None:
         ((10_240, 1_536), [0, 1]),
         ((10_240, 1_536), []),
         ((16,), [0]),
+        ((10_240, 0), [0]),
     ],
 )
 def test_other_sums_take_nothing_that_is_known(shape: tuple[int, ...], dims: list[int]) -> None:
