@@ -279,10 +279,9 @@ class Captured(Runner):
     def close(self) -> None:
         self._recordings.clear()
         self._seen.clear()
-        self._anchor = None
-        # torch hands back what is cached in a pool only with the pool, which must not be in use by then
-        if self._pool.use_count() == 1:
-            self._pool = self._cuda.MemPool()
+        # torch hands back what a pool has cached only with the pool, which nothing but itself may use by then
+        if self._pool.use_count() == (1 if self._anchor is None else 2):
+            self._anchor, self._pool = None, self._cuda.MemPool()
 
     def launch(self, function: Callable[[], Any]) -> Any:
         # what is only cached elsewhere torch would not hand back for want of memory in this pool
