@@ -162,7 +162,7 @@ def test_while_the_result_is_measured(
 ) -> None:
     chosen, folder = recipe(pretrained, reviews), tmp_path / "run"
     with (
-        signals_in(monkeypatch, "paceline.run.evaluate", TERM),
+        signals_in(monkeypatch, "paceline.run._measure", TERM),
         pytest.raises(Preempted, match=r"^stopped by SIGTERM; paceline train .* --resume goes on$"),
     ):
         train(chosen, out=folder)
@@ -176,7 +176,7 @@ def test_what_is_nearly_done_is_done(
     """While the model is saved; and while it is measured when no checkpoint holds the end."""
     with signals_in(monkeypatch, "paceline.run.save_model", TERM):
         assert train(recipe(pretrained, reviews), out=tmp_path / "saving").status == "finished"
-    with signals_in(monkeypatch, "paceline.run.evaluate", TERM):
+    with signals_in(monkeypatch, "paceline.run._measure", TERM):
         chosen = recipe(pretrained, reviews, loop={"checkpoint_every": "never", "save_best": False})
         assert train(chosen, out=tmp_path / "never").status == "finished"
 
