@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -65,6 +67,34 @@ def test_every_gradient_is_that_of_a_whole_last_block(family: str) -> None:
     expected = slopes(build, batch)
     apply_early_pooling(build.model, build.blocks[-1])
     assert_equal(slopes(build, batch), expected, 1e-14)
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["an evaluation", "a step"])
+@pytest.mark.parametrize("also", ["alone", "with joined products"])
+def test_a_pass_leaves_nothing_to_the_garbage_collector(also: str, trains: bool) -> None:
+    """Else the rows of several batches lie in a card's memory until it comes."""
+    build = packed_build(model_of("bert"))
+    apply_early_pooling(build.model, build.blocks[-1])
+    if also != "alone":
+        apply_fused_qkv(build.model)
+    batch = build.layout.collate(IDS)
+    seen: list[weakref.ref[Tensor]] = []
+    for block in build.blocks:
+        block.register_forward_hook(lambda _block, _args, out: seen.append(weakref.ref(packing.hidden_of(out))))
+    build.model.train(trains)
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.set_grad_enabled(trains):
+            logits = build.forward(build.model, batch)
+            if trains:
+                torch.autograd.grad(logits.sum(), [p for p in build.model.parameters() if p.requires_grad])
+        del logits
+        left = sum(each() is not None for each in seen)
+    finally:
+        gc.enable()
+    assert len(seen) == len(build.blocks)
+    assert left == 0, f"of {len(seen)} blocks' results {left} are still there"
 
 
 @pytest.mark.parametrize("kind", ["multi_label", "regression"])

@@ -173,15 +173,14 @@ class OneQuery:
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str], chosen: Tensor, row: Tensor) -> None:
-        self._stands_for, self._chosen, self._row = module, chosen, row
+        self._stands_for, self._names, self._chosen, self._row = module, names, chosen, row
         query, key, value = (getattr(module, name) for name in names)
         self._query, self._others = query, (key, value)
         self._queries: Tensor | None = None
-        for name in names:
-            setattr(self, name, self._projected)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stands_for, name)
+        # not kept as attributes: the circle would hold the row until the garbage collector comes, a row a batch
+        return self._projected if name in self._names else getattr(self._stands_for, name)
 
     def _projected(self, hidden: Tensor) -> Tensor:
         """[1, P, C] -> [1, P, H D]: the queries, whoever asks."""

@@ -79,7 +79,7 @@ def check_recorded_steps_reserve_hardly_more() -> None:
 
 
 def check_compiled_blocks_keep_no_more() -> None:
-    eager, compiled = traced(), traced("techniques.compile=true")
+    eager, compiled = traced(WHOLE), traced(WHOLE, "techniques.compile=true")
     assert compiled.plan.path["compile"].startswith("each of 2 blocks"), compiled.plan.path
     # at their peaks, which come at different moments: without passing results, where the most is kept
     assert 0.4 * eager.kept < compiled.kept < 1.1 * eager.kept, f"{compiled.kept / eager.kept:.2f}"
@@ -88,7 +88,7 @@ def check_compiled_blocks_keep_no_more() -> None:
 
 
 def check_our_kernels_keep_less() -> None:
-    plain, fused = traced(), traced("techniques.fusion=true")
+    plain, fused = traced(WHOLE), traced(WHOLE, "techniques.fusion=true")
     assert fused.plan.path["fusion"] == "2 norms and 1 GELU a block", fused.plan.path
     assert 0.4 * plain.kept < fused.kept < plain.kept, f"{fused.kept / plain.kept:.2f}"
 

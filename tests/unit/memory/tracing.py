@@ -39,8 +39,8 @@ def check_the_peak_grows_with_the_batch() -> None:
 
 def check_a_last_block_that_is_pooled_early_keeps_less() -> None:
     early, whole = traced(), traced(WHOLE)
-    # of two blocks
-    assert 0.5 < early.kept / whole.kept < 0.75, early.kept / whole.kept
+    # of two blocks; with one short, the peak comes in the backward pass, when some has gone
+    assert 0.4 < early.kept / whole.kept < 0.75, early.kept / whole.kept
 
 
 def check_recompute_keeps_less() -> None:
