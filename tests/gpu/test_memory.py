@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.engine.flat import FlatLayout
 from paceline.facts import this_machine
+from paceline.models.saved import load_saved, save_model
 from paceline.recipe import Recipe
 from paceline.recipe.choose import EIGHT_BIT_PACKAGES
 from paceline.records import MemoryStages
 from paceline.report.stages import predicted
 from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.memory import memory, shown
+from tests.unit.models.test_saved import TEXT, bert
 
 EAGER = ["context", "model", "checks", "optimizer", "forward", "backward", "update", "steady"]
 PLAIN = {"packing": False, "early_pooling": False, "fused_qkv": False, "fusion": False, "compile": False}
@@ -117,3 +120,17 @@ def test_states_of_8_bits_are_there_after_the_first_update() -> None:
     added = stages["update"].allocated - stages["backward"].allocated
     assert added == pytest.approx(2 * found.plan.num_parameters, rel=0.3)
     assert predicted(found, stages["forward"]) is None, "the plan's forward passes stand beside the states"
+
+
+def test_saving_a_model_takes_nothing_of_the_card(tmp_path: Path) -> None:
+    """transformers clones, where they are, tensors that share their memory, as weights in a flat buffer do."""
+    model, tokenizer = bert()
+    model.cuda()
+    FlatLayout([list(model.parameters())]).move_in()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    save_model(model, tokenizer, tmp_path / "model", TEXT)
+    assert torch.cuda.max_memory_allocated() == before
+    loaded = load_saved(tmp_path / "model").model.state_dict()
+    assert all(torch.equal(value.cpu(), loaded[name]) for name, value in model.state_dict().items())

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,8 +80,7 @@ def save_model(
     """
     folder = Path(folder)
     module = unwrapped(model)
-    # in the usual order in memory, which is the only one that files have
-    state = {_plain_name(name): value.detach().contiguous() for name, value in (weights or module.state_dict()).items()}
+    state = on_host({_plain_name(name): value for name, value in (weights or module.state_dict()).items()})
     needed = sum(value.numel() * value.element_size() for value in state.values())
     with disk_errors(folder / FILE, needed):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -275,6 +274,20 @@ def _plain_name(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
+
+
+def on_host(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In main memory, in the usual order there, which is the only one that files have; equal views stay equal.
+
+    transformers clones what lies in memory with something else, as weights in a flat buffer do, where it is: on a card
+    that may have no room for a table of word embeddings once more.
+    """
+    copies: dict[Hashable, torch.Tensor] = {}
+    found = {}
+    for name, value in state.items():
+        place = value.device, value.data_ptr(), value.dtype, value.shape, value.stride()
+        found[name] = copies[place] = copies[place] if place in copies else value.detach().cpu().contiguous()
+    return found
 
 
 def _unshared(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

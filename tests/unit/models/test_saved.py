@@ -12,12 +12,13 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, AutoTokenizer
 
+from paceline.engine.flat import FlatLayout
 from paceline.errors import DiskFullError, ModelError
 from paceline.models import saved as saved_module
 from paceline.models.config import read_config
 from paceline.models.images import ImageSettings, image_settings, preferred_size
 from paceline.models.load import load_model
-from paceline.models.saved import SavedModel, load_saved, read_saved, save_model, unwrapped
+from paceline.models.saved import SavedModel, load_saved, on_host, read_saved, save_model, unwrapped
 from paceline.models.tokenizers import tokenizer_source
 from paceline.recipe.parts import ModelPart
 from paceline.testing.tiny import TEXTS, tiny_bert_config, tiny_vit_config
@@ -58,6 +59,23 @@ def test_a_saved_text_model_is_the_same_in_plain_transformers(tmp_path: Path) ->
     modes = {path.stat().st_mode for path in (tmp_path / "model").iterdir()}
     assert modes == {(tmp_path / "usual").stat().st_mode}, "others cannot read the saved model"
     assert not any(path.suffix in (".bin", ".pt", ".pth", ".pkl") for path in (tmp_path / "model").iterdir())
+
+
+def test_weights_in_a_flat_buffer_and_tied_ones_are_saved_as_ever(tmp_path: Path) -> None:
+    model, tokenizer = bert()
+    FlatLayout([list(model.parameters())]).move_in()
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    empty = {"floats": torch.empty(0), "whole": torch.empty(0, dtype=torch.int64)}
+    state = on_host({**model.state_dict(), **tied.state_dict(), **empty})
+    assert [state[name].dtype for name in empty] == [torch.float32, torch.int64]
+    assert state["0.weight"] is state["1.weight"], "one weight of two names would be written twice"
+    assert all(value.is_contiguous() for value in state.values())
+    save_model(model, tokenizer, tmp_path / "model", TEXT)
+    loaded = load_saved(tmp_path / "model").model.state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
+    size = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
+    assert size < 1.5 * sum(value.nbytes for value in model.state_dict().values()), "each weight once"
 
 
 def test_a_saved_model_is_read_back_whole(tmp_path: Path) -> None:
