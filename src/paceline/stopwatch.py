@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,14 +100,32 @@ class Stopwatch:
         alone they are not looked through later either, where it would hold up steps; nor are the frames that are open
         then, so that what they name lives on if they are part of a circle.
         """
+        with self._uncollected("import"):
+            yield
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """The phase ``compile``, likewise.
+
+        Compilers leave as many objects: to look through them takes a third of a second, and a thousand steps of a
+        small network take one. What is garbage by then may hold memory of a card: it is let go of once, at the end.
+        """
+        with self._uncollected("compile", last=gc.collect):
+            yield
+
+    @contextlib.contextmanager
+    def _uncollected(self, name: str, last: Callable[[], object] = lambda: None) -> Iterator[None]:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            with self.phase("import"):
-                yield
+            with self.phase(name):
+                try:
+                    yield
+                finally:
+                    if self._owns_process:
+                        last()
+                        gc.freeze()
         finally:
-            if self._owns_process:
-                gc.freeze()
             if collecting:
                 gc.enable()
 

@@ -119,27 +119,40 @@ def test_a_phase_that_fails_is_counted(clock: Clock) -> None:
     assert watch.seconds()["data"] == 3.0
 
 
+@pytest.mark.parametrize("name", ["import", "compile"])
 @pytest.mark.parametrize("collecting", [True, False])
-def test_importing_leaves_the_collector_as_it_was(collecting: bool) -> None:
+def test_importing_and_compiling_leave_the_collector_as_it_was(name: str, collecting: bool) -> None:
     before = gc.isenabled()
     try:
         (gc.enable if collecting else gc.disable)()
         watch = Stopwatch()
-        with contextlib.suppress(ImportError), watch.importing():
+        phase = watch.importing if name == "import" else watch.compiling
+        with contextlib.suppress(ImportError), phase():
             assert not gc.isenabled()
             raise ImportError
         assert gc.isenabled() == collecting
-        assert "import" in watch.seconds()
+        assert name in watch.seconds()
     finally:
         (gc.enable if before else gc.disable)()
 
 
-def test_in_a_process_of_its_own_what_was_imported_is_set_aside() -> None:
+@pytest.mark.parametrize("phase", ["importing", "compiling"])
+def test_in_a_process_of_its_own_what_was_made_is_set_aside(phase: str) -> None:
     code = "import gc, time\nfrom paceline.stopwatch import Stopwatch\n"
     code += "for since in (None, time.perf_counter()):\n"
-    code += "    with Stopwatch(since).importing(): pass\n    print(gc.get_freeze_count() > 0, gc.isenabled())"
+    code += f"    with Stopwatch(since).{phase}(): pass\n    print(gc.get_freeze_count() > 0, gc.isenabled())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False True", "True True"], "another's process was touched, or ours was not"
+
+
+def test_what_compiling_leaves_in_circles_is_let_go_of_before_the_rest_is_set_aside() -> None:
+    """It may hold memory of a card, and nobody looks through it again."""
+    code = "import gc, time, weakref\nfrom paceline.stopwatch import Stopwatch\nclass Held: pass\n"
+    code += "with Stopwatch(time.perf_counter()).compiling():\n"
+    code += "    held = Held(); held.itself = held; seen = weakref.ref(held); del held\n    print(seen() is not None)\n"
+    code += "print(seen() is not None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["True", "False"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process began")
