@@ -18,6 +18,7 @@ from paceline.data.dataset import Images
 from paceline.data.filler import Ones, as_filler
 from paceline.data.resident import resident_images
 from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
+from paceline.kernels.images import images as gathered_images
 from paceline.recipe.parts import AugmentPart
 from paceline.seams import Batch, Ids, Layout, Size
 
@@ -57,8 +58,10 @@ class ImageLayout(Layout):
         self._images, self._labels, self._device, self._format = images, labels, device, memory_format
         self._normalisation, self._augment = (mean, deviation), augment
         _, height, width, channels = images.pixels.shape
-        self._mean = torch.tensor(mean[:channels], device=device).view(-1, 1, 1)
-        self._deviation = torch.tensor(deviation[:channels], device=device).view(-1, 1, 1)
+        self._mean, self._deviation = (
+            torch.tensor(each[:channels], device=device).view(-1, 1, 1).expand(channels, 1, 1).contiguous()
+            for each in (mean, deviation)
+        )
         self._augmentation = None
         if augment is not None and augment.any:
             self._augmentation = Augmentation(augment, height, width, device)
@@ -71,18 +74,19 @@ class ImageLayout(Layout):
     def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
         if not len(ids):
             return as_filler(self.collate(self._stand_in))
+        at: Tensor | None = None
         if self._resident is not None:
-            chosen = to_device(ids, self._device)
-            pixels, labels = (kept.index_select(0, chosen) for kept in self._resident)
+            at = to_device(ids, self._device)
+            pixels, labels = self._resident[0], self._resident[1].index_select(0, at)
         else:
             sent = self._ahead.take(ids)
             pixels, labels = sent["pixels"], sent["labels"]
-        if draw is None or self._augmentation is None:
-            values = self._normalised(pixels.permute(0, 3, 1, 2))
-        else:
-            draws = self._augmentation.draw(len(ids), draw)
-            values = self._normalised(self._augmentation.rearranged(pixels, draws))
-            values = self._augmentation.blanked(values, draws)
+        change, draws = self._augmentation, None
+        if change is not None and draw is not None:
+            draws = change.draw(len(ids), draw)
+        crop, cutout = (change.crop, change.cutout) if change else (0, 0)
+        last = self._format is torch.channels_last
+        values = gathered_images(pixels, at, draws, self._mean, self._deviation, crop, cutout, last)
         return Batch({"pixel_values": values}, labels, self._ones(len(ids)))
 
     def over(self, inputs: Images, labels: NDArray[Any]) -> ImageLayout:
@@ -107,11 +111,6 @@ class ImageLayout(Layout):
 
     def sorted(self, ids: Ids) -> Ids:
         return ids
-
-    def _normalised(self, images: Tensor) -> Tensor:
-        # bytes divided are floats: one pass fewer than to make floats of them first
-        floats = images.contiguous(memory_format=self._format).div(255)
-        return floats.sub_(self._mean).div_(self._deviation)
 
     def _shapes(self, ids: Ids) -> Shapes:
         return {

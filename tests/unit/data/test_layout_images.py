@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from paceline.data.augment import Augmentation, Draws
+from paceline.data.augment import Augmentation
 from paceline.data.dataset import Images, Tokens
 from paceline.data.layout import ImageLayout, resident_bytes
 from paceline.data.resident import resident_images, resident_tokens
@@ -33,7 +33,8 @@ def normalised(pixels: np.ndarray) -> torch.Tensor:
     return (values - torch.tensor(MEAN).view(-1, 1, 1)) / torch.tensor(DEVIATION).view(-1, 1, 1)
 
 
-def numbers(samples: int, seed: int = 0, part: AugmentPart = EVERYTHING) -> Draws:
+def numbers(samples: int, seed: int = 0, part: AugmentPart = EVERYTHING) -> torch.Tensor:
+    """Mirrored or not; corners, rows and columns; centres."""
     return Augmentation(part, 10, 12, CPU).draw(samples, seed)
 
 
@@ -78,42 +79,14 @@ def test_the_whole_batch_equals_pil_and_numpy_by_hand() -> None:
     values = layout_of(augment=EVERYTHING).collate(ids, 7).inputs["pixel_values"]
     draws = numbers(40, seed=7)
     for place, sample in enumerate(ids):
-        top, left = (draws.corners[:, place] - 3).tolist()
+        top, left = (draws[1:3, place] - 3).tolist()
         image = Image.fromarray(PIXELS[sample]).crop((left, top, left + 12, top + 10))  # PIL fills with black
-        if draws.mirrored[place]:
+        if draws[0, place]:
             image = ImageOps.mirror(image)
         expected = normalised(np.asarray(image).copy()[None])[0]
-        top, left = (centre - 2 for centre in draws.centres[:, place].tolist())
+        top, left = (centre - 2 for centre in draws[3:, place].tolist())
         expected[:, max(top, 0) : top + 4, max(left, 0) : left + 4] = 0
         assert torch.equal(values[place], expected), f"sample {place} of the batch"
-
-
-def test_a_shift_uncovers_black_on_every_side() -> None:
-    augmentation = Augmentation(AugmentPart(crop=3), 10, 12, CPU)
-    white = torch.full((1, 10, 12, 3), 255, dtype=torch.uint8)
-    for shift, black in (
-        ((2, 0), np.s_[-2:, :]),
-        ((-2, 0), np.s_[:2, :]),
-        ((0, 3), np.s_[:, -3:]),
-        ((0, -3), np.s_[:, :3]),
-    ):
-        corners = torch.tensor(shift)[:, None] + 3
-        moved = augmentation.rearranged(white, Draws(torch.zeros(1, dtype=torch.bool), corners, corners))[0]
-        expected = torch.full((10, 12), 255, dtype=torch.uint8)
-        expected[black] = 0
-        assert torch.equal(moved, expected.expand(3, 10, 12)), f"shift {shift}"
-
-
-@pytest.mark.parametrize("side", [1, 2, 3, 8, 9])
-def test_a_square_has_the_side_asked_for_and_may_reach_beyond_the_border(side: int) -> None:
-    augmentation = Augmentation(AugmentPart(cutout=side), 10, 12, CPU)
-    centres = torch.cartesian_prod(torch.arange(10), torch.arange(12)).T
-    cut = augmentation.blanked(torch.ones(120, 2, 10, 12), Draws(torch.zeros(120).bool(), centres, centres))
-    for image, (row, column) in zip(cut, centres.T.tolist(), strict=True):
-        expected = torch.ones(2, 10, 12)
-        top, left = row - side // 2, column - side // 2
-        expected[:, max(top, 0) : top + side, max(left, 0) : left + side] = 0
-        assert torch.equal(image, expected), f"centre {row}, {column}"
 
 
 def test_the_layout_of_other_images_has_the_same_settings() -> None:
@@ -134,13 +107,12 @@ def test_the_resident_pixels_are_never_changed() -> None:
 
 def test_draws_cover_their_ranges_and_flip_every_second_time() -> None:
     draws = numbers(20_000)
-    assert draws.mirrored.float().mean().item() == pytest.approx(0.5, abs=0.02)
-    for corner in draws.corners:
+    assert draws[0].float().mean().item() == pytest.approx(0.5, abs=0.02)
+    for corner in draws[1:3]:
         assert corner.unique().tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert draws.centres[0].unique().tolist() == list(range(10))
-    assert draws.centres[1].unique().tolist() == list(range(12))
-    rows = torch.cat([draws.corners, draws.centres, draws.mirrored[None]]).double()
-    assert (torch.corrcoef(rows) - torch.eye(5)).abs().max() < 0.03, "all five numbers are drawn apart"
+    assert draws[3].unique().tolist() == list(range(10))
+    assert draws[4].unique().tolist() == list(range(12))
+    assert (torch.corrcoef(draws.double()) - torch.eye(5)).abs().max() < 0.03, "all five numbers are drawn apart"
 
 
 def test_equal_draws_are_equal_batches_and_others_are_not() -> None:
