@@ -201,7 +201,7 @@ class Loop:
         job = self.job
         if not warms_up(job.recipe, job.assembled.build.device):
             return
-        with job.watch.phase("compile"):
+        with job.watch.compiling():
             self._fitted(self._warmed_up)
         compiled = job.recipe.techniques.compile is True and "compile" not in job.assembled.engine.path
         if compiled and job.assembled.build.device.type == "cuda":
@@ -210,7 +210,9 @@ class Loop:
 
     def _warmed_up(self) -> None:
         ids, slots, alike = self._largest()
-        batch = self.job.assembled.build.layout.collate(ids, slots=slots)
+        # drawn, as those of steps are: what draws is compiled here, too
+        drawn = augmentation_seed(self.job.recipe.seed, 0, 0, self.job.world.rank)
+        batch = self.job.assembled.build.layout.collate(ids, drawn, slots=slots)
         self.job.assembled.engine.warm_up(batch, len(ids) or 1, alike=alike)
 
     def _fitted(self, work: Callable[[], Result]) -> Result:

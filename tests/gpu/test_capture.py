@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -270,4 +272,35 @@ def test_closing_gives_back_what_the_pool_has_cached_and_recording_goes_on() -> 
     for _ in range(3):
         assert torch.equal(runner.run(doubled, (x,)), 2 * x)
     assert runner.path == "captured: 1 graph"
+    runner.close()
+
+
+def test_what_is_recorded_is_differentiated_in_the_thread_that_launched() -> None:
+    """cuDNN looks for kernels once a thread, which it must not do while a graph is recorded."""
+    runner, weight, threads = Captured(CUDA), torch.ones(4, device=CUDA, requires_grad=True), []
+
+    def function(given: torch.Tensor) -> torch.Tensor:
+        product = weight * given
+        product.register_hook(lambda _: threads.append(threading.get_ident()))
+        return torch.autograd.grad(product.sum(), weight)[0]
+
+    given = torch.full((4,), 3.0, device=CUDA)
+    for _ in range(3):
+        assert torch.equal(runner.run(function, [given]), given)
+    assert runner.replays
+    assert threads == [threading.get_ident()] * 2, "launched once, recorded once"
+    runner.close()
+
+
+def test_convolutions_whose_kernels_are_tried_out_are_recorded() -> None:
+    with torch.backends.cudnn.flags(benchmark=True):
+        runner, layer = Captured(CUDA), nn.Conv2d(3, 8, 3).to(CUDA)
+
+        def function(images: torch.Tensor) -> torch.Tensor:
+            return torch.autograd.grad(layer(images).square().sum(), layer.weight)[0]
+
+        images = torch.randn(4, 3, 16, 16, device=CUDA)
+        launched, recorded = (runner.run(function, [images]) for _ in range(2))
+    assert runner.path == "captured: 1 graph", runner.path
+    torch.testing.assert_close(recorded, launched)
     runner.close()

@@ -119,8 +119,9 @@ class TorchEngine(Engine):
         self._owes_sums = self._world.size > 1
         for index, (batch, last) in enumerate(_with_last(batches)):
             if self._seed is not None:
+                seed = micro_batch_seed(self._seed, step, index, self._world.rank)
                 for generator in self._generators:
-                    generator.manual_seed(micro_batch_seed(self._seed, step, index, self._world.rank))
+                    generator.manual_seed(seed)
             if meet and not (first and last):
                 self._launch_from_now_on(SEVERAL)
             loss, extra = self._runner.run(self._step.micro, (batch, share), first, last, record=alike or not meet)

@@ -118,6 +118,8 @@ def _record(path: Path, number: int, line: bytes) -> Record:
 
 
 def _plain(value: Any) -> Any:
+    if value is None or type(value) in (int, bool):  # most of a step's numbers, and quicker than all that follows
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
     if isinstance(value, str):

@@ -165,7 +165,13 @@ class _Recording:
             if place is not None:
                 place.take(given)
         self.graph.replay()
-        return _pytree.tree_map_only(Tensor, torch.clone, self.outputs)
+        return _copied(self.outputs)
+
+
+def _copied(outputs: Any) -> Any:
+    if type(outputs) is tuple and all(isinstance(each, Tensor) for each in outputs):  # quicker, each step
+        return tuple(each.clone() for each in outputs)
+    return _pytree.tree_map_only(Tensor, torch.clone, outputs)
 
 
 @final
@@ -303,7 +309,7 @@ class Captured(Runner):
         ):
             outputs = function()
         caller.wait_stream(self._stream)
-        outputs = _pytree.tree_map_only(Tensor, torch.clone, outputs)
+        outputs = _copied(outputs)
         if looks:
             self._forget_if_grown(before)
         return outputs
@@ -345,7 +351,11 @@ class Captured(Runner):
             # memory that is only cached would be missing to the graphs' own pool
             self._cuda.synchronize(self._device)
             try:
-                with self._cuda.graph(graph, self._pool.id, self._stream, capture_error_mode="thread_local"):
+                with (
+                    self._cuda.graph(graph, self._pool.id, self._stream, capture_error_mode="thread_local"),
+                    # cuDNN's kernels are found, and kept, by each thread for itself: in the one that launched
+                    torch.autograd.set_multithreading_enabled(False),
+                ):
                     outputs = function(*_pytree.tree_unflatten(ours, structure), *options)
             except RuntimeError as error:
                 log.debug("recording failed", exc_info=True)
