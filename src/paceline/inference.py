@@ -43,7 +43,7 @@ _CARRIED_OUT = ("device", "loop.evaluation_batch_size", "techniques.precision", 
 _ONLY_TRAINING = (
     *("device=auto", "data.resident=false", "parallel.strategy=auto", "techniques.recompute=false"),
     *("techniques.early_pooling=auto", "techniques.fused_qkv=false", "techniques.fusion=false"),
-    "techniques.embedding_gradient=false",
+    *("techniques.fully_connected=false", "techniques.cudnn_benchmark=false", "techniques.embedding_gradient=false"),
     *("techniques.compile=false", "techniques.capture=false"),
 )
 """What a recipe says of steps and of another machine has no bearing here."""

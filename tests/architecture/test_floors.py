@@ -14,7 +14,7 @@ FLOORS = {
         *("errors", "records", "files", "facts", "cards", "recipe"),
         *("run_folder", "spans", "cluster", "references"),
     ),
-    "seams": ("device", "seams"),
+    "seams": ("device", "meta", "seams"),
     "kernels": ("kernels",),
     "parts": ("data", "distributed", "models", "tasks", "techniques"),
     "engine": ("engine",),

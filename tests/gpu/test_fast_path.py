@@ -161,19 +161,22 @@ def test_a_frozen_backbone_is_captured(tmp_path: Path) -> None:
     assert plain.path["steps"].startswith("captured"), plain.path
 
 
-def test_images_are_captured_with_channels_last_and_augmented(tmp_path: Path) -> None:
+@pytest.mark.parametrize("techniques", [{"compile": True}, {"cudnn_benchmark": True}], ids=["compiled", "tried out"])
+def test_images_are_captured_with_channels_last_and_augmented(tmp_path: Path, techniques: dict[str, bool]) -> None:
     recipe = Recipe.parse(
         {
             "model": {"config": RESNET},
             "data": {"source": "builtin:digits", "augment": {"crop": 1}},
             "loop": {"epochs": 4, "batch_size": 32},
             "optimizer": {"lr": 5e-3},
-            "techniques": {"compile": True},
+            "techniques": techniques,
             "observe": {"console": "off"},
         }
     )  # fmt: skip
     record = train(recipe, out=tmp_path / "run")
     assert record.path["steps"].startswith("captured"), record.path
+    assert record.path["fully_connected"] == "5 convolutions", record.path
+    assert torch.backends.cudnn.benchmark is False, "what a run sets is put back"
     assert record.path["channels_last"] == "on", record.path
     assert record.final["test"]["accuracy"] > 0.8
 

@@ -39,6 +39,8 @@ PLAIN: dict[str, Any] = {
     "fusion": False,
     "embedding_gradient": False,
     "channels_last": False,
+    "fully_connected": False,
+    "cudnn_benchmark": False,
     "compile": False,
     "capture": False,
 }

@@ -62,7 +62,7 @@ def test_batch_sizes_are_filled_in() -> None:
 
 def test_what_is_set_stays_and_choosing_again_changes_nothing() -> None:
     given = recipe("device=cpu", "techniques.precision=bf16", "loop.micro_batch_size=4", "loop.evaluation_batch_size=5")
-    switches = ("channels_last", "fused_qkv", "fusion", "embedding_gradient", "compile", "capture")
+    switches = ("channels_last", "fully_connected", "fused_qkv", "fusion", "embedding_gradient", "compile", "capture")
     given = given.with_settings(["data.resident=false", *(f"techniques.{name}=false" for name in switches)])
     assert choose(given, HOPPER) == (given, ())
     chosen, decisions = choose(recipe(), HOPPER)

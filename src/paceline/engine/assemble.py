@@ -39,10 +39,12 @@ from paceline.seams import Alone, Batch, Build, Forward, Layout, Task, World
 from paceline.techniques import (
     channels_last,
     compile,
+    cudnn_benchmark,
     dp,
     early_pooling,
     embedding_gradient,
     fsdp,
+    fully_connected,
     fused_qkv,
     packing,
     precision,
@@ -126,6 +128,9 @@ def assemble_build(
     # memory order before anything holds views of the weights
     if switches.channels_last is not False:
         build = channels_last.apply(build, switches.channels_last)
+    build = fully_connected.apply(build, switches.fully_connected, dataset.image_shape)
+    if switches.cudnn_benchmark:
+        build = cudnn_benchmark.apply(build)
     # autocast wraps the whole forward pass; recomputed blocks restore the autocast state they were first run under
     build = precision.apply(build, switches.precision)
     if switches.fused_qkv is not False:

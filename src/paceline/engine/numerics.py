@@ -28,15 +28,26 @@ def numerics(precision: str, *, deterministic: bool, device: str = "cpu") -> Ite
         torch.inference_mode(False),
         torch.enable_grad(),
         matmul_precision(precision),
+        _cudnn_put_back(),
         _strict() if deterministic else contextlib.nullcontext(),
     ):
         yield
 
 
 @contextlib.contextmanager
+def _cudnn_put_back() -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
+
+
+@contextlib.contextmanager
 def _strict() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    benchmark, workspace = torch.backends.cudnn.benchmark, os.environ.get(CUBLAS)
+    workspace = os.environ.get(CUBLAS)
     # loads torch's compiler, which takes a second: not for every run; interrupted in that it leaves nothing to undo
     torch.use_deterministic_algorithms(True)
     try:
@@ -45,6 +56,5 @@ def _strict() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = benchmark
         if workspace is None:
             os.environ.pop(CUBLAS, None)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.cards import PeakRates, peak_rates
 from paceline.data.dataset import Dataset, Tokens
+from paceline.meta import pass_images, without_data
 from paceline.seams import Build
 
 UNCOMPILED_MFU = 0.30
@@ -101,12 +101,9 @@ def flops_per_image(model: nn.Module, shape: tuple[int, int, int]) -> float:
     Args:
         shape: (C, H, W).
     """
-    parameters = {name: _without_data(tensor) for name, tensor in model.named_parameters()}
-    buffers = {name: _without_data(tensor) for name, tensor in model.named_buffers()}
-    # two images: batch normalisation in training refuses a single value a channel
-    images = torch.empty((2, *shape), device="meta")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        functional_call(model, {**parameters, **buffers}, (images,))
+    trial = without_data(model)
+    with FlopCounterMode(display=False) as counter:
+        pass_images(trial, shape)
     return float(TRAINING_PASSES * counter.get_total_flops() / 2)
 
 
@@ -154,7 +151,3 @@ def _rate(rates: PeakRates | None) -> float | None:
 def _width(block: nn.Module) -> int:
     """Width of a transformer block: its narrowest matrix input."""
     return min((module.in_features for module in block.modules() if isinstance(module, nn.Linear)), default=0)
-
-
-def _without_data(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta")

@@ -37,7 +37,7 @@ STATES_SHARE = 0.7
 activations, the workspace of kernels, and what the driver keeps: a margin, not a measurement."""
 
 _COPIED = "DataParallel copies the model at every pass, and a copy would compute with the first card's weights"
-_IN_PLACE = ("fused_qkv", "fusion", "embedding_gradient", "compile", "capture")
+_IN_PLACE = ("fully_connected", "fused_qkv", "fusion", "embedding_gradient", "compile", "capture")
 _WITH_STRATEGY: dict[str, dict[str, str]] = {
     "fsdp": {
         "techniques.channels_last": "a shard is cut from a weight in its usual order in memory",
@@ -387,6 +387,7 @@ _SWITCHES: tuple[Decide, ...] = (
     *(_beside_strategy(path) for path in dict.fromkeys(p for paths in _WITH_STRATEGY.values() for p in paths)),
     _on_cards_only("data.resident", "the device's memory is the host's"),
     _on_cards_only("techniques.channels_last", "not measured to pay on a CPU"),
+    _on_cards_only("techniques.fully_connected", "not measured to pay on a CPU"),
     _on_cards_only("techniques.fused_qkv", "not measured to pay on a CPU"),
     _on_cards_only("techniques.fusion", "its kernels are for cards"),
     _on_cards_only("techniques.embedding_gradient", "its kernels are for cards"),

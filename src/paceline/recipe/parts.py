@@ -365,6 +365,17 @@ class TechniquesPart(Part):
         description="Keep images and convolution weights with the channels last in memory. auto: for convolutions on"
         " a card.",
     )
+    fully_connected: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Compute convolutions that put out one pixel as matrix products over the pixels they see. auto: on"
+        " a card.",
+    )
+    cudnn_benchmark: bool = Field(
+        False,
+        json_schema_extra=EXECUTION,
+        description="Try all of cuDNN's kernels for each convolution of a step, and keep the quickest.",
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "pure_bf16"] = Field(
         "auto",
         description="auto: bf16 on cards that compute in it, fp32 elsewhere. pure_bf16: weights, gradients and the"

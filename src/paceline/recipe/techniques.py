@@ -96,6 +96,19 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
     ),
     TechniqueEntry("channels_last", "Keep images with the channels last in memory.", "layout", "up to rounding"),
     TechniqueEntry(
+        "fully_connected",
+        "Compute convolutions that put out one pixel as matrix products over the pixels they see.",
+        "layout",
+        "up to rounding",
+    ),
+    TechniqueEntry(
+        "cudnn_benchmark",
+        "Try all of cuDNN's kernels for each convolution of a step, and keep the quickest.",
+        "numerics",
+        "up to rounding",
+        needs=("device=cuda", "deterministic=false"),
+    ),
+    TechniqueEntry(
         "precision",
         "Compute in tf32, bf16, fp16, or only bf16.",
         "numerics",
@@ -182,8 +195,8 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         needs=("device=cuda",),
         excludes=(
             "model.train=features",
-            *("packing", "early_pooling", "fused_qkv", "fusion", "embedding_gradient"),
-            *("recompute", "compile", "capture"),
+            *("packing", "early_pooling", "fully_connected", "cudnn_benchmark", "fused_qkv", "fusion"),
+            *("embedding_gradient", "recompute", "compile", "capture"),
         ),
         choice="parallel.strategy",
     ),

@@ -150,7 +150,10 @@ def test_sixteen_bytes_a_parameter_with_adamw() -> None:
         (("parallel.strategy=dp",), cards(4), 4, "it is one process with several cards, and there are 4 processes"),
         *(
             (("parallel.strategy=dp", f"techniques.{name}=true"), cards(2), 1, f"cannot work with techniques.{name}")
-            for name in ("packing", "fused_qkv", "fusion", "embedding_gradient", "recompute", "compile", "capture")
+            for name in (
+                *("packing", "fully_connected", "cudnn_benchmark", "fused_qkv", "fusion", "embedding_gradient"),
+                *("recompute", "compile", "capture"),
+            )
         ),
     ],
 )
