@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from transformers import ResNetConfig, ResNetForImageClassification
 
+from paceline.kernels.convolution_gradients import convolution_gradients
 from paceline.techniques.compile import apply_compile, apply_compile_whole, embeddings_of, kept_cache
+from paceline.techniques.fully_connected import apply_fully_connected
 from paceline.techniques.fused_qkv import apply_fused_qkv
 from paceline.techniques.recompute import apply_recompute
 from tests.gpu.waiting import waits_are_errors
@@ -176,3 +179,69 @@ def test_a_convolution_network_is_one_graph_channels_last() -> None:
             compiled(images.contiguous(memory_format=torch.channels_last)), plain(images), rtol=1e-3, atol=1e-3
         )
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_gradients_of_a_whole_network_are_those_of_the_plain_pass() -> None:
+    """Small kernels are joined there, and layers that see one pixel are matrix products."""
+    config = ResNetConfig(
+        num_labels=10, embedding_size=16, hidden_sizes=[16, 32, 64], depths=[2, 2, 2], layer_type="basic"
+    )
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        plain, compiled = (ResNetForImageClassification(config).train() for _ in range(2))
+        images = torch.randn(64, 3, 16, 16).cuda().contiguous(memory_format=torch.channels_last)
+    compiled.load_state_dict(plain.state_dict())
+    for model in (plain, compiled):
+        model.cuda().to(memory_format=torch.channels_last)
+    assert len(apply_fully_connected(compiled, (3, 16, 16))) == 5
+    apply_compile_whole(compiled, static=True)
+    labels = torch.arange(64, device="cuda") % 10
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        for model in (plain, compiled):
+            nn.functional.cross_entropy(model(images).logits, labels).backward()
+    for (name, one), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        if other.ndim == 4 and other.shape[-1] > 1:  # of one pixel any order is both
+            assert other.grad.stride() == other.stride(), name
+    for (name, one), other in zip(plain.named_buffers(), compiled.buffers(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+def test_both_gradients_of_a_convolution_side_by_side_have_the_bits_of_one_after_the_other(recorded: bool) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    images, weight, grad = (
+        torch.randn(*shape, generator=generator, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
+        for shape in ((64, 32, 8, 8), (48, 32, 3, 3), (64, 48, 8, 8))
+    )
+    options = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    both = torch.ops.aten.convolution_backward.default
+    expected = both(grad, images, weight, None, *options, [True, True, False])[:2]
+
+    def passed() -> tuple[Tensor, ...]:
+        """Eight times, each of tensors of its own, which are freed at once and written over by whoever comes next."""
+        made: list[Tensor] = []
+        for _ in range(8):
+            mine = grad.clone(), images.clone()
+            made += convolution_gradients(*mine, weight, *options)
+            del mine
+            for like in (grad, images):
+                torch.full_like(like, 7.0)
+        return tuple(made)
+
+    if not recorded:
+        found = passed()
+    else:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            passed()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = passed()
+        graph.replay()
+    torch.cuda.synchronize()
+    for one, other in zip(found, expected * 8, strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
