@@ -2,10 +2,10 @@
 
     python benchmarks/step_anatomy.py --model distilbert --batch 64 --out FILE.jsonl [--set techniques.compile=false]
 
-Sequence lengths are drawn like IMDB's at 512 tokens (mean about 270, a seventh at 512), images are 32 x 32, weights are
-random: speed does not depend on either's meaning. The first figure is the steady rate over replayed steps; the parts
-are the kernels of one launched step, by torch.profiler. The floor of a part is its operations or bytes over the rate
-that the same card reaches on a large matrix product or copy in the same process.
+Sequence lengths are drawn like IMDB's at 512 tokens (mean about 270, a seventh at 512), images are 32 x 32 (224 x 224
+of resnet50), weights are random: speed does not depend on either's meaning. The first figure is the steady rate over
+replayed steps; the parts are the kernels of one launched step, by torch.profiler. The floor of a part is its operations
+or bytes over the rate that the same card reaches on a large matrix product or copy in the same process.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 4096,
     },
     "resnet18": {},
+    "resnet50": {"model_type": "resnet"},
     "tiny": {"model_type": "distilbert", "vocab_size": 500, "dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128},
 }
+SIDES = {"resnet18": 32, "resnet50": 224}
+"""Pixels of the images."""
+
 IMAGES: dict[str, Any] = {
     "model": {"factory": "benchmarks.contenders.resnet:resnet18"},
     "data": {"source": "builtin:random", "augment": {"flip": True, "crop": 4}},
@@ -86,10 +90,10 @@ def dataset(samples: int, vocabulary: int) -> Dataset:
     )
 
 
-def images(samples: int) -> Dataset:
+def images(samples: int, side: int) -> Dataset:
     generator = np.random.default_rng(0)
     return Dataset(
-        inputs=Images(generator.integers(0, 256, (samples, 32, 32, 3), dtype=np.uint8)),
+        inputs=Images(generator.integers(0, 256, (samples, side, side, 3), dtype=np.uint8)),
         labels=generator.integers(0, 10, samples),
         kind="classification",
         label_names=tuple(map(str, range(10))),
@@ -119,12 +123,12 @@ def build(recipe: Recipe, data: Dataset, steps: int) -> tuple[Assembled, Any]:
     config = None if recipe.model.factory else read_config(recipe.model)
     task = task_for(data.kind, data.label_names, recipe.task)
     labels = {"num_labels": task.num_outputs, "label_names": data.label_names, "kind": data.kind}
-    of_texts = {"vocabulary_size": config.vocab_size, "pad_id": 0} if config else {}
-    model = load_model(recipe.model, config, seed=0, **labels, **of_texts)
+    of_texts = {} if data.is_images else {"vocabulary_size": config.vocab_size, "pad_id": 0}
+    model = load_model(recipe.model, config, seed=0, image_shape=data.image_shape, **labels, **of_texts)
     found = [block for _, block in blocks(model)]
-    normal = ((), ()) if config else ((0.5,) * 3, (0.5,) * 3)
+    normal = ((0.5,) * 3, (0.5,) * 3) if data.is_images else ((), ())
     made = assemble_build(recipe, model, data, task, torch.device(recipe.device), blocks=found, normalisation=normal)
-    return assemble(recipe, made, steps), config
+    return assemble(recipe, made, steps), None if data.is_images else config
 
 
 class Run:
@@ -224,14 +228,13 @@ def main() -> None:
     facts = this_machine()
     for batch in chosen.batch:
         started = time.perf_counter()
-        settings = IMAGES if chosen.model == "resnet18" else {
-            "model": {"config": MODELS[chosen.model]},
-            "data": {"source": "builtin:random", "pad_to_multiple_of": 256},
-        }  # fmt: skip
+        side, model = SIDES.get(chosen.model), {"config": MODELS[chosen.model]}
+        texts = {"model": model, "data": {"source": "builtin:random", "pad_to_multiple_of": 256}}
+        settings = {**IMAGES, **({"model": model} if MODELS[chosen.model] else {})} if side else texts
         base = {"loop": {"batch_size": batch, "epochs": 3}, "techniques": {"compile": True} if facts.cards else {}}
         recipe, _ = choose(Recipe.parse({**settings, **base}).with_settings(chosen.settings), facts)
-        samples = max(8000, 100 * batch) if facts.cards else 400
-        data = images(samples) if recipe.model.factory else dataset(samples, MODELS[chosen.model]["vocab_size"])
+        samples = (max(8000, 100 * batch) if facts.cards else 400) if side != 224 else 10 * batch
+        data = images(samples, side) if side else dataset(samples, MODELS[chosen.model]["vocab_size"])
         with numerics(recipe.techniques.precision, deterministic=False, device=recipe.device):
             measure(chosen, recipe, data, batch, started)
         torch._dynamo.reset()
