@@ -35,7 +35,7 @@ from paceline.recipe import Recipe
 from paceline.records import Decision, EvaluationRecord, Notice, StepRecord
 from paceline.seams import Batch, Ids, Size
 from paceline.spans import mark, span
-from paceline.techniques.compile import note_kept
+from paceline.techniques.compile import forget_largest, note_kept
 from paceline.techniques.fsdp import collected, is_sharded
 from paceline.tracing.recorder import WindowRecorder
 
@@ -239,6 +239,7 @@ class Loop:
         result = "samples, order and loss are the same, and dropout draws anew"
         job.emit(Notice(message=f"{given}, and it is made again; {result}", level="warning"))
         self._keep_smaller(f"loop.micro_batch_size={now}", reason=f"{before}: {why}", order=order)
+        forget_largest(job.assembled.build.model)
         self._peak = None
         return True
 

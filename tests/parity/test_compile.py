@@ -19,7 +19,15 @@ from paceline.engine.assemble import assemble
 from paceline.errors import RecipeError
 from paceline.records import Decision
 from paceline.techniques import compile as technique
-from paceline.techniques.compile import apply_compile, apply_compile_whole, embeddings_of, kept_cache, reason_of, undo
+from paceline.techniques.compile import (
+    apply_compile,
+    apply_compile_whole,
+    embeddings_of,
+    forget_largest,
+    kept_cache,
+    reason_of,
+    undo,
+)
 from paceline.techniques.fused_qkv import apply_fused_qkv
 from paceline.techniques.packing import apply_packing
 from paceline.techniques.recompute import apply_recompute
@@ -216,6 +224,9 @@ def test_a_whole_model_is_compiled_for_its_largest_batch_only() -> None:
     assert counter.frame_count == 1, "the tail of an epoch was compiled for"
     model(torch.ones(32, 1, 8, 8))
     assert counter.frame_count == 2, "a larger batch came later and was not compiled for"
+    forget_largest(model)
+    model(torch.ones(8, 1, 8, 8))
+    assert counter.frame_count == 3, "batches were made smaller, and the largest of them was not compiled for"
 
 
 def test_the_path_says_what_is_compiled() -> None:

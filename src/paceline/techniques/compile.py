@@ -182,6 +182,10 @@ class TrainingPass:
         self._worked = True
         return result
 
+    def forget_largest(self) -> None:
+        """Take the next batch for the largest."""
+        self._largest = 0
+
     def _is_largest(self, tensors: Sequence[Tensor]) -> bool:
         rows = tensors[0].shape[0] if tensors else 0
         self._largest = max(self._largest, rows)
@@ -250,9 +254,15 @@ def fused(model: nn.Module) -> dict[str, str]:
     return {"fusion": str(tally)} if tally else {}
 
 
+def forget_largest(model: nn.Module) -> None:
+    """Compile for the batches that come, after they were made smaller for want of memory."""
+    for module in _compiled(model):
+        vars(module)["forward"].forget_largest()
+
+
 def undo(model: nn.Module) -> int:
     """Take every compiled training pass out of ``model``; returns how many there were."""
-    found = [module for module in model.modules() if isinstance(vars(module).get("forward"), TrainingPass)]
+    found = _compiled(model)
     for module in found:
         plain = vars(module)["forward"].plain
         del module.forward
@@ -362,6 +372,10 @@ def _mark_of(build: Build, folder: Path) -> Path:
     modules = sorted({repr(module) for module in build.blocks or (build.model,)})
     said = json.dumps([torch.__version__, device, type(build.layout).__name__, modules])
     return folder / f"paceline-{hashlib.sha256(said.encode()).hexdigest()[:16]}.mark"
+
+
+def _compiled(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(vars(module).get("forward"), TrainingPass)]
 
 
 def _forward(forward: Call, /, *args: Any, **kwargs: Any) -> Any:
