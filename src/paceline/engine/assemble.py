@@ -28,7 +28,7 @@ from paceline.engine.step import Objective, Step
 from paceline.engine.torch_engine import SEVERAL, TorchEngine
 from paceline.engine.updates import build_updates
 from paceline.engine.words import word_embeddings
-from paceline.engine.worth import compile_pays, flops_per_image, flops_per_text
+from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
 from paceline.errors import ModelError, RecipeError
 from paceline.files import compiled_folder
 from paceline.kernels.launch import are_noted
@@ -323,8 +323,11 @@ def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tup
     if isinstance(dataset.inputs, Tokens):
         flops, whole = flops_per_text(build.blocks, dataset.inputs.lengths[trained]), False
     else:
-        height, width, channels = dataset.inputs.shape
-        flops, whole = flops_per_image(build.model, (channels, height, width)), True
+        counted, whole = flops_of_image(build.model, dataset.inputs.shape), True
+        if counted is None:
+            why = "the operations of this model cannot be counted without data"
+            return False, (Decision(setting=compile.SETTING, value="false", reason=why),)
+        flops = counted
     loop = recipe.loop
     samples = min(len(trained) * loop.epochs, (loop.max_steps or sys.maxsize) * loop.batch_size)
     pays, reason = compile_pays(

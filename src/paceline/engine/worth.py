@@ -115,7 +115,7 @@ def flops_counter(build: Build, dataset: Dataset) -> Callable[[NDArray[Any]], fl
     """
     inputs = dataset.inputs
     if not isinstance(inputs, Tokens):
-        each = functools.cache(lambda: _flops_of_image(build.model, inputs.pixels.shape[1:]))
+        each = functools.cache(lambda: flops_of_image(build.model, inputs.shape))
         return lambda ids: (each() or 0.0) * len(ids) or None
     trained = [block for block in build.blocks if any(p.requires_grad for p in block.parameters())]
     frozen = [block for block in build.blocks if block not in trained]
@@ -128,12 +128,13 @@ def flops_counter(build: Build, dataset: Dataset) -> Callable[[NDArray[Any]], fl
     return of_texts
 
 
-def _flops_of_image(model: nn.Module, shape: Sequence[int]) -> float | None:
+def flops_of_image(model: nn.Module, shape: tuple[int, int, int]) -> float | None:
+    """As ``flops_per_image``, of (H, W, C); None of a model that cannot be copied, or be passed through without data."""
     height, width, channels = shape
     try:
         with torch.compiler.set_stance("force_eager"):
             return flops_per_image(model, (channels, height, width))
-    except (RuntimeError, NotImplementedError, TypeError):  # somebody's model that needs data to be passed through
+    except Exception:  # somebody's model says so in ways of its own
         return None
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.data.dataset import Images, Tokens
+from paceline.data.dataset import Dataset, Images, Origins, Tokens
+from paceline.engine.assemble import _compiles
 from paceline.engine.worth import compile_pays, flops_counter, flops_per_image, flops_per_text, peak_flops
+from paceline.recipe import Recipe
 from paceline.testing.tiny import tiny_resnet_config
 from tests.parity.reference import tiny_model
+from tests.parity.test_fully_connected import build_of
 
 H200, FLOPS = "NVIDIA H200", 75e9  # a review of 273 tokens through DistilBERT
 
@@ -142,3 +147,38 @@ def made(blocks: list[nn.Module], model: nn.Module | None = None) -> Any:
 
 def of(inputs: Any) -> Any:
     return SimpleNamespace(inputs=inputs)
+
+
+class Odd(nn.Module):
+    """Cannot be copied, or says in its own way that it needs data."""
+
+    def __init__(self, *, copies: bool) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 2, 3)
+        self.lock = None if copies else threading.Lock()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.device.type == "meta":
+            raise ValueError("no such device")
+        out: Tensor = self.layer(images)
+        return out
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["needs data", "cannot be copied"])
+def test_a_model_whose_operations_cannot_be_counted_is_not_compiled_by_itself(copies: bool) -> None:
+    build = build_of(Odd(copies=copies), 8)
+    dataset = Dataset(
+        inputs=Images(np.zeros((8, 8, 8, 1), np.uint8)),
+        labels=np.zeros(8, np.int64),
+        kind="classification",
+        label_names=("a", "b"),
+        splits={"train": np.arange(8)},
+        origins=Origins(("made",), np.zeros(8, np.int32), np.arange(8)),
+        fingerprint="made",
+    )
+    chosen = Recipe.parse({"model": {"source": "given"}, "data": {"source": "made.csv"}})
+    # some device that is no CPU: nothing is asked of it
+    compiled, decisions = _compiles(chosen, replace(build, device=torch.device("meta")), dataset)
+    assert not compiled
+    assert "cannot be counted" in decisions[0].reason
+    assert flops_counter(build, dataset)(np.arange(8)) is None
