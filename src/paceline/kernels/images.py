@@ -14,7 +14,7 @@ Source: He et al. 2016, arXiv:1512.03385, section 4.2 (padded crop, mirror); DeV
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -55,22 +55,9 @@ def images(
     Returns:
         fp32 [S, C, H, W].
     """
-    given = pixels, ids, draws, mean, deviation, crop, cutout, channels_last
-    # the way through torch takes longer than the kernel, and what it is good for are gradients and tensors without data
-    found: Tensor = (torch.ops.paceline.images if pixels.device.type == PLANNED else _images)(*given)
-    return found
-
-
-def _images(
-    pixels: Tensor,
-    ids: Tensor | None,
-    draws: Tensor | None,
-    mean: Tensor,
-    deviation: Tensor,
-    crop: int,
-    cutout: int,
-    channels_last: bool,
-) -> Tensor:
+    if pixels.device.type == PLANNED:  # else the way through torch would take longer than the kernel
+        found: Tensor = torch.ops.paceline.images(pixels, ids, draws, mean, deviation, crop, cutout, channels_last)
+        return found
     if not runs_kernels(pixels):
         return _by_torch(pixels, ids, draws, mean, deviation, crop, cutout, channels_last)
     pixels, (_, height, width, channels) = pixels.contiguous(), pixels.shape
@@ -107,21 +94,12 @@ def _images(
     return out
 
 
-torch.library.custom_op("paceline::images", _images, mutates_args=())
+torch.library.custom_op("paceline::images", images, mutates_args=())
 
 
 @torch.library.register_fake("paceline::images")
-def _(
-    pixels: Tensor,
-    ids: Tensor | None,
-    draws: Tensor | None,
-    mean: Tensor,
-    deviation: Tensor,
-    crop: int,
-    cutout: int,
-    channels_last: bool,
-) -> Tensor:
-    return _empty(pixels, ids, channels_last)
+def _(pixels: Tensor, ids: Tensor | None, *others: Any) -> Tensor:
+    return _empty(pixels, ids, others[-1])
 
 
 def _empty(pixels: Tensor, ids: Tensor | None, channels_last: bool) -> Tensor:

@@ -44,7 +44,7 @@ def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
     """
     if setting is False:
         return replace(build, path={**build.path, "channels_last": "off"})
-    if any(parameter.ndim == 4 for parameter in build.model.parameters()):
+    if has_convolutions(build.model):
         forward = apply_channels_last(build.model, build.forward)
         return replace(build, forward=forward, path={**build.path, "channels_last": "on"})
     reason = "this model has no convolution over images"
@@ -54,6 +54,11 @@ def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
     return replace(
         build, path={**build.path, "channels_last": f"off: {reason}"}, decisions=(*build.decisions, decision)
     )
+
+
+def has_convolutions(module: nn.Module) -> bool:
+    """Over images."""
+    return any(parameter.ndim == 4 for parameter in module.parameters())
 
 
 def _channels_last(value: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from paceline.errors import RecipeError
 from paceline.files import write_atomically
 from paceline.records import Decision
 from paceline.seams import Build
+from paceline.techniques.channels_last import has_convolutions
 from paceline.techniques.fusion import Seam, Serves, Tally, apply_fusion, give_narrow, serves
 
 log = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ def apply(build: Build, setting: bool | Literal["auto"], *, fusion: bool = False
         setting: false: nothing is compiled; blocks are traced all the same where ``fusion`` wants it.
         fusion: see ``techniques/fusion.py``; models of convolutions have no use for it.
     """
-    by_blocks = bool(build.blocks) and not any(_has_convolutions(block) for block in build.blocks)
+    by_blocks = bool(build.blocks) and not any(has_convolutions(block) for block in build.blocks)
     path = {**build.path, "compile": "off"}
     if fusion and not by_blocks:
         path["fusion"] = "off: the model has no blocks of linear layers"
@@ -214,14 +215,14 @@ def apply(build: Build, setting: bool | Literal["auto"], *, fusion: bool = False
             path["compile"] = f"each of {len(build.blocks)} blocks{' and the embeddings' if embeddings else ''}"
     elif setting:
         # convolution stages differ in shape, so that block by block would be many compilations; image sizes are fixed
-        apply_compile_whole(build.model, static=_has_convolutions(build.model), backend=backend)
+        apply_compile_whole(build.model, static=has_convolutions(build.model), backend=backend)
         path["compile"] = "the whole model"
     return replace(build, path=path)
 
 
 def takes_embeddings(build: Build) -> bool:
     """Whether ``apply`` compiles the embeddings too: with the whole model, or where they do more than look up."""
-    by_blocks = bool(build.blocks) and not any(_has_convolutions(block) for block in build.blocks)
+    by_blocks = bool(build.blocks) and not any(has_convolutions(block) for block in build.blocks)
     return not by_blocks or bool(embeddings_of(build.model, build.blocks))
 
 
@@ -446,7 +447,3 @@ def _mark_dynamic(tensors: Sequence[Tensor]) -> None:
 def _install(module: nn.Module, forward: TrainingPass) -> None:
     # on the instance, so that hooks, names of weights and every other model of the class are left alone
     module.forward = forward
-
-
-def _has_convolutions(module: nn.Module) -> bool:
-    return any(parameter.ndim == 4 for parameter in module.parameters())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline.errors import RecipeError
 from paceline.seams import Batch, Build, Forward
+from paceline.techniques.channels_last import has_convolutions
 
 ALL = 0
 """Value of ``torch.backends.cudnn.benchmark_limit``: no limit, where torch's own is ten kernels."""
@@ -48,7 +49,7 @@ def apply(build: Build) -> Build:
     Raises:
         RecipeError: the model has no convolution over images.
     """
-    if not any(parameter.ndim == 4 for parameter in build.model.parameters()):
+    if not has_convolutions(build.model):
         why = "this model has no convolution over images"
         raise RecipeError("techniques.cudnn_benchmark = true", why, "--set techniques.cudnn_benchmark=false")
     path = {**build.path, "cudnn_benchmark": "in training"}
