@@ -129,7 +129,7 @@ def flops_counter(build: Build, dataset: Dataset) -> Callable[[NDArray[Any]], fl
 
 
 def flops_of_image(model: nn.Module, shape: tuple[int, int, int]) -> float | None:
-    """As ``flops_per_image``, of (H, W, C); None of a model that cannot be copied, or be passed through without data."""
+    """As ``flops_per_image``, of (H, W, C); None of a model that cannot be copied, or not be passed without data."""
     height, width, channels = shape
     try:
         with torch.compiler.set_stance("force_eager"):
