@@ -304,3 +304,18 @@ def test_convolutions_whose_kernels_are_tried_out_are_recorded() -> None:
     assert runner.path == "captured: 1 graph", runner.path
     torch.testing.assert_close(recorded, launched)
     runner.close()
+
+
+def test_what_would_be_compiled_while_it_is_recorded_is_launched_once_more() -> None:
+    chosen = {"double": False}
+
+    @torch.compile(fullgraph=True)
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if chosen["double"] else x + 1
+
+    runner, x = Captured(CUDA), torch.arange(64.0, device=CUDA)
+    assert torch.equal(runner.run(scaled, (x,)), x + 1)
+    chosen["double"] = True  # the second call would be recorded
+    for _ in range(3):
+        assert torch.equal(runner.run(scaled, (x,)), x * 2)
+    assert runner.path == "captured: 1 graph"

@@ -2,7 +2,8 @@
 
 torch keeps one table of casts for each kind of device, written in C++, and has none for other people's devices. Which
 operators are in CUDA's table this build of torch tells itself; what is done to each is one of four things, and the few
-lists here say which. The casts of weights are kept until autocast ends, as CUDA's are, since they are memory too.
+lists here say which. The casts of weights are kept until autocast ends, as CUDA's are, since they are memory too. Casts
+are made and freed in CUDA's order: where blocks lie follows from it, and so does what is reserved.
 
 Source: torch/docs, Automatic Mixed Precision, "CUDA Op-Specific Behavior"; ATen/autocast_mode.h.
 """
@@ -102,7 +103,12 @@ class _Casts:
                 widened = torch.float32 in (*given[1:], *named.values())
                 if half is not None and widened and given and given[0].dtype == torch.float16:
                     return half(given[0], named.get("dim", *given[1:2]), True)
-                return op(*given, **named)
+                result = op(*given, **named)
+                casts = [*given]
+                del given
+                while casts:  # C++ lets go first of what it made last, which is the first of them
+                    del casts[0]
+                return result
 
         if name in SUMS_WIDE:
             return self._summing(op, SUMS_WIDE[name])
@@ -139,7 +145,9 @@ class _Casts:
         return args, {**kwargs, "dtype": torch.float32}
 
     def _all(self, args: Any, kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[Any, Mapping[str, Any]]:
-        return self._cast(args, dtype), {name: self._cast(value, dtype) for name, value in kwargs.items()}
+        # arguments of a C++ call, which g++ evaluates from the last to the first
+        named = {name: self._cast(value, dtype) for name, value in reversed([*kwargs.items()])}
+        return tuple(self._cast(value, dtype) for value in reversed(args))[::-1], named
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, (list, tuple)):

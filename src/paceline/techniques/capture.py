@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import math
+import sys
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 MOST_FAILURES = 2
 """Recordings that may fail before everything is launched: one bad shape is not the others' fault."""
+
+WOULD_COMPILE = "Detected recompile"
+"""How torch's message begins when something would be compiled inside of a recording."""
 
 Phase = Callable[[], contextlib.AbstractContextManager[None]]
 """Counts the seconds inside."""
@@ -208,6 +212,8 @@ class Captured(Runner):
         self._recordings: dict[Hashable, _Recording] = {}
         self._failed: dict[Hashable, str] = {}
         """Why, of each that could not be recorded."""
+        self._compiled_late: set[Hashable] = set()
+        """Of these something would have been compiled while they were recorded; they were launched once more."""
         self._problem: str | None = None
         self._launching = False
         self._anchor: Any = None
@@ -355,13 +361,15 @@ class Captured(Runner):
                     self._cuda.graph(graph, self._pool.id, self._stream, capture_error_mode="thread_local"),
                     # cuDNN's kernels are found, and kept, by each thread for itself: in the one that launched
                     torch.autograd.set_multithreading_enabled(False),
+                    _nothing_compiled(),
                 ):
                     outputs = function(*_pytree.tree_unflatten(ours, structure), *options)
             except RuntimeError as error:
                 log.debug("recording failed", exc_info=True)
                 problem = f"recording failed: {str(error).splitlines()[0]}"
             if self._agree(bool(problem)):
-                self._break_off(key, problem or "recording failed on another rank")
+                late = self._agree(WOULD_COMPILE in problem)
+                self._break_off(key, problem or "recording failed on another rank", late=late)
                 return None
         places = [
             _Input(leaf, changes=leaf._version != version) if isinstance(leaf, Tensor) else None
@@ -386,13 +394,21 @@ class Captured(Runner):
             tick.zero_()  # an empty graph is warned of
         self._anchor = graph, tick
 
-    def _break_off(self, key: Hashable, problem: str) -> None:
-        """This key is launched from now on, the others are recorded anew; after some failures nothing is any more."""
+    def _break_off(self, key: Hashable, problem: str, *, late: bool) -> None:
+        """This key is launched from now on, the others are recorded anew; after some failures nothing is any more.
+
+        Args:
+            late: something would have been compiled: that is done by launching the key once more, the first time.
+        """
         self._cuda.synchronize(self._device)
         # where the end of a recording fails, torch 2.11 leaves the pool taken: nothing else could have memory of it
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self._cuda.current_device(), self._pool.id)
-        self._failed[key] = problem
+        if late and key not in self._compiled_late:
+            self._compiled_late.add(key)
+            self._seen.discard(key)
+        else:
+            self._failed[key] = problem
         if len(self._failed) >= MOST_FAILURES:
             self._problem = next(iter(self._failed.values()))  # those behind it may be consequences
         self._recordings.clear()
@@ -400,6 +416,14 @@ class Captured(Runner):
         # with the same numbers, which no graph knows, takes its place
         generator: Any = self._cuda.default_generators[self._cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
+
+
+def _nothing_compiled() -> contextlib.AbstractContextManager[Any]:
+    """What torch would compile inside raises a RuntimeError: compilers read what is on the card."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()  # nothing is compiled in this process, and it takes a second to import
+    raising: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
+    return raising
 
 
 def _blocks(segment: Mapping[str, Any]) -> Iterator[tuple[int, str]]:

@@ -7,6 +7,7 @@ reaches the operators beneath, and in which formats, is the truth that the stand
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
@@ -200,7 +201,8 @@ FORMATS = {
 
 @final
 class _Below(TorchDispatchMode):
-    """Notes which operators are reached beneath autocast, with formats and shapes of what they take and give."""
+    """Notes which operators are reached beneath autocast, with formats and shapes of what they take and give, and when
+    casts are freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,6 +212,8 @@ class _Below(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if not str(func).startswith("prim."):  # questions, such as where a tensor is
             self.seen.append(f"{func}: {_formats((args, kwargs))} -> {_formats(out)}")
+        if func is torch.ops.aten._to_copy.default:
+            weakref.finalize(out, self.seen.append, f"freed: {_formats(out)}")
         return out
 
 
@@ -233,10 +237,10 @@ def _autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _seen(device: str, call: Call, formats: Sequence[torch.dtype], dtype: torch.dtype) -> tuple[str, list[str]]:
-    """Formats of a call's results, and the operators beneath; which of a call's arguments is cast first is left out."""
+    """Formats of a call's results, and the operators beneath, in their order."""
     with torch.no_grad(), _autocast(device, dtype), _Below() as below:
         out = call(Make(device, formats))
-    return _formats(out), sorted(below.seen)
+    return _formats(out), below.seen
 
 
 def _apart(dtype: torch.dtype, formats: dict[str, list[torch.dtype]], calls: dict[str, Call]) -> dict[str, str]:
