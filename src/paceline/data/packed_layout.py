@@ -190,9 +190,14 @@ class PackedLayout(Layout):
         positions = torch.arange(row.slots, device=self._device)
         which = torch.searchsorted(bounds[1:], positions, right=True)
         read = flat.index_select(0, positions + shift_on.index_select(0, which))
-        inputs = {"input_ids": read.long()[None], "position_ids": (positions - origin.index_select(0, which))[None]}
+        # no views: a tracer looks at what they are views of, and takes the copies that a graph reads for something else
+        across = positions[None]
+        inputs = {
+            "input_ids": read[None].to(torch.int64, copy=True),
+            "position_ids": across - origin.index_select(0, which),
+        }
         if self._second is not None:
-            inputs["token_type_ids"] = (positions >= sent[5].index_select(0, which)).long()[None]
+            inputs["token_type_ids"] = (across >= sent[5].index_select(0, which)).long()
         return {
             **inputs,
             "cu_seqlens": bounds.int(),

@@ -358,6 +358,7 @@ class Captured(Runner):
             self._cuda.synchronize(self._device)
             try:
                 with (
+                    _empty_without_a_warning(),
                     self._cuda.graph(graph, self._pool.id, self._stream, capture_error_mode="thread_local"),
                     # cuDNN's kernels are found, and kept, by each thread for itself: in the one that launched
                     torch.autograd.set_multithreading_enabled(False),
@@ -416,6 +417,14 @@ class Captured(Runner):
         # with the same numbers, which no graph knows, takes its place
         generator: Any = self._cuda.default_generators[self._cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
+
+
+@contextlib.contextmanager
+def _empty_without_a_warning() -> Iterator[None]:
+    """A recording that breaks off before its first kernel has an error of its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        yield
 
 
 def _nothing_compiled() -> contextlib.AbstractContextManager[Any]:

@@ -196,6 +196,15 @@ def test_a_resident_batch_takes_few_launches_and_one_copy() -> None:
     assert len(counter.names) <= 14, counter.names
 
 
+@pytest.mark.parametrize("resident", [False, True])
+def test_what_the_model_reads_is_a_view_of_nothing(resident: bool) -> None:
+    batch = layout_of(tokens_of(lengths_of(30), pairs=True), token_types=True, resident=resident).collate(np.arange(8))
+    assert batch.packed is not None
+    assert len(batch.inputs) == 3
+    for name, tensor in {**batch.inputs, "cu_seqlens": batch.packed.cu_seqlens}.items():
+        assert not tensor._is_view(), f"{name}: what torch compiles for it is compiled anew for a copy"
+
+
 def test_buckets_are_powers_of_two_between_64_and_2048() -> None:
     generator = np.random.default_rng(0)
     lengths = np.minimum(generator.lognormal(5.4, 0.6, 10_000), 512).astype(np.int64)
