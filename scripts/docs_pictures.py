@@ -31,10 +31,8 @@ from paceline.tracing import CATEGORIES, Budgets, budget, read_window, windows_i
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-RECORDS = tuple(
-    ROOT / "benchmarks" / f"memory_h200_2026-11-{which}.jsonl" for which in ("22", "22_second", "23_third", "23")
-)
-"""Runs predicted and measured; of a case that was measured again the later record counts."""
+RECORDS = ROOT / "benchmarks" / "memory_h200_2026-11-23_seventh.jsonl"
+"""Runs predicted and measured."""
 
 LARGE: Final = (
     "{model_type: bert, hidden_size: 1024, num_hidden_layers: 24, num_attention_heads: 16, intermediate_size: 4096}"
@@ -124,7 +122,7 @@ def main() -> None:
 
 def records() -> list[dict[str, Any]]:
     """The newest of each case."""
-    lines = [line for path in RECORDS for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = RECORDS.read_text(encoding="utf-8").splitlines()
     return list({record["name"]: record for record in map(json.loads, lines)}.values())
 
 
