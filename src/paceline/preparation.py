@@ -254,7 +254,6 @@ def build_for(
     device: torch.device,
     *,
     world: World = Alone(),  # noqa: B008 - it has no state
-    compare: bool = True,
 ) -> Build:
     """``assemble_build`` for a model that is to be trained on these data; arguments and errors are its."""
     images = image_settings(recipe.model, dataset.image_shape) if dataset.image_shape else None
@@ -267,7 +266,6 @@ def build_for(
         blocks=[block for _, block in blocks(model)],
         normalisation=(images.mean, images.std) if images else ((), ()),
         world=world,
-        compare=compare,
     )
 
 

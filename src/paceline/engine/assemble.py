@@ -81,12 +81,8 @@ def assemble_build(
     blocks: Sequence[nn.Module],
     normalisation: Normalisation,
     world: World = Alone(),  # noqa: B008 - it has no state
-    compare: bool = True,
 ) -> Build:
     """Model, data and techniques, without an optimizer; enough to evaluate and to predict.
-
-    Args:
-        compare: whether packed and padded results are compared before batches are packed.
 
     Raises:
         RecipeError: a technique was asked for that this model cannot have.
@@ -119,12 +115,10 @@ def assemble_build(
     if packs:
         packed = packed_layout(recipe, model, dataset, device, first_position=packing.first_position(model))
         number_format = precision.PRODUCTS.get(switches.precision, torch.float32)
-        build = packing.apply(
-            build, packed, ids, required=switches.packing is True, dtype=number_format, compare=compare
-        )
+        build = packing.apply(build, packed, ids, required=switches.packing is True, dtype=number_format)
         if build.layout is layout:  # it cannot be packed
             build = replace(build, layout=padded_layout(recipe, model, dataset, device))
-    build = early_pooling.apply(build, switches.early_pooling, ids, compare=compare)
+    build = early_pooling.apply(build, switches.early_pooling, ids)
     # memory order before anything holds views of the weights
     if switches.channels_last is not False:
         build = channels_last.apply(build, switches.channels_last)

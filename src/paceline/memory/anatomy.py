@@ -67,18 +67,18 @@ def plan_of(trace: Trace, subject: Subject, card: Card, allocator: Allocator | N
     kept: Counter[str] = Counter()
     phases: dict[str, int] = {}
     peak, at_peak, kept_at_peak, moment = 0, Counter[str](), Counter[str](), ""
-    computing: set[Hashable] = set()
+    computing: set[tuple[Hashable, bool]] = set()
     for event in trace.events:
         if event is None:
             allocator.empty_cache()
             continue
         number = event if event >= 0 else ~event
         made = trace.allocations[number]
-        if made.pool not in computing and made.operator in PRODUCTS:
-            # the first product in a pool makes them, and they stay
-            computing.add(made.pool)
-            alive["workspaces"] += sum(constants.workspaces)
-            for size in constants.workspaces:
+        if made.operator in PRODUCTS and (made.pool, made.beside) not in computing:
+            # the first product of a thread in a pool makes its own, and it stays
+            computing.add((made.pool, made.beside))
+            for size in constants.workspaces[made.beside :][:1]:
+                alive["workspaces"] += size
                 allocator.allocate(size, made.pool, made.stream)
         sign = 1 if event >= 0 else -1
         if event >= 0:

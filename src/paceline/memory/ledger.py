@@ -35,6 +35,8 @@ class Allocation:
     """What it is, where somebody said so: parameters, gradients, ..."""
     stream: Hashable = 0
     """That was the current one; 0: the one that computes."""
+    beside: bool = False
+    """Made by a thread of the backward pass's own, which has its own handles of libraries."""
 
 
 Compute = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
@@ -196,7 +198,9 @@ class Ledger(TorchDispatchMode):
     def _enter(self, num_bytes: int, operator: str, name: str = "") -> int:
         backward = torch._C._current_graph_task_id() != -1
         phase = "backward" if backward and self._phase == "forward" else self._phase
-        self.allocations.append(Allocation(num_bytes, operator, phase, self._pool, name, self._stream))
+        # what is recorded, and all that shares its pool, is differentiated in the thread that launches it
+        beside = backward and self._pool == DEFAULT
+        self.allocations.append(Allocation(num_bytes, operator, phase, self._pool, name, self._stream, beside))
         self.events.append(len(self.allocations) - 1)
         return len(self.allocations) - 1
 

@@ -37,7 +37,6 @@ from paceline.recipe.choose import choose_strategy
 from paceline.records import Decision
 from paceline.seams import Alone, Build, Ids, Layout, World
 from paceline.techniques.compile import fused
-from paceline.techniques.packing import CHECKED_SAMPLES
 from paceline.techniques.precision import summed_in
 
 MOST_STEPS = 5000
@@ -147,8 +146,7 @@ def _assembled(
     ledger.name("parameters", model.parameters())
     ledger.name("buffers", model.buffers())
     with ledger.during("preparation"):
-        compare = _comparison_counts(recipe, model)
-        build = build_for(recipe, model, subject.dataset, device, world=world, compare=compare)
+        build = build_for(recipe, model, subject.dataset, device, world=world)
     gc.collect()
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
     with ledger.during("optimizer"):
@@ -157,23 +155,6 @@ def _assembled(
     ledger.name("parameters", map(_own, model.parameters()))
     _name_gradients(model, ledger)
     return assembled, (*subject.decisions, *build.decisions)
-
-
-def _comparison_counts(recipe: Recipe, model: nn.Module) -> bool:
-    """Whether comparing packed with padded batches may take more memory than the steps; tracing it takes as long.
-
-    It has a copy of the weights and their gradients twice, where a step of Adam's has the gradients and two states; and
-    the activations of four texts, at most four times as large as in a step: in fp32, each operator's kept, where
-    recomputed steps keep next to nothing.
-    """
-    trained = all(parameter.requires_grad for parameter in model.parameters())
-    samples = recipe.loop.micro_batch_size or recipe.loop.batch_size
-    return (
-        recipe.techniques.recompute
-        or not trained
-        or recipe.optimizer.type not in ("adam", "adamw")
-        or samples < 4 * CHECKED_SAMPLES
-    )
 
 
 def _name_gradients(model: nn.Module, ledger: Ledger) -> None:

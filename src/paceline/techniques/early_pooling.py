@@ -69,29 +69,19 @@ def apply_early_pooling(model: nn.Module, block: nn.Module) -> None:
     setattr(model, packing.POOLS_EARLY, True)
 
 
-def undo_early_pooling(model: nn.Module, block: nn.Module) -> None:
-    """The model as it was before; what others have put on its modules stays."""
-    for module in block.modules():
-        ours = getattr(vars(module).get("forward"), "__func__", None)
-        if ours is not None and ours.__module__ == __name__:
-            del module.forward
-    setattr(model, packing.POOLS_EARLY, False)
-
-
-def apply(build: Build, setting: bool | Literal["auto"], ids: Ids, *, compare: bool = True) -> Build:
+def apply(build: Build, setting: bool | Literal["auto"], ids: Ids) -> Build:
     """The build with a shorter last block, if its model computes the same with it.
 
     Args:
         build: before anything else has taken hold of its blocks.
         ids: the first micro-batch; both ways are compared on some of it.
-        compare: False: look at the way the pass takes, not at its numbers; for a plan, which has none.
 
     Raises:
         RecipeError: ``setting`` is true, and the model cannot have it.
     """
     if setting is False:
         return replace(build, path={**build.path, "early_pooling": "off"})
-    reason = difference(build, ids, compare=compare)
+    reason = difference(build, ids)
     if reason is None:
         apply_early_pooling(build.model, build.blocks[-1])
         agreed = "the head reads one position a text, and gradients without the others are equal up to rounding"
@@ -115,7 +105,7 @@ def unsupported(build: Build) -> str | None:
     return None
 
 
-def difference(build: Build, ids: Ids, *, compare: bool = True) -> str | None:
+def difference(build: Build, ids: Ids) -> str | None:
     """Where results with and without differ: logits, then the gradient of each parameter; None where they are equal.
 
     Computed in fp32 without dropout on a copy of the model, as packing is. What raises is a difference too.
@@ -126,34 +116,23 @@ def difference(build: Build, ids: Ids, *, compare: bool = True) -> str | None:
     name = next(name for name, module in build.model.named_modules() if module is build.blocks[-1])
     batch = build.layout.collate(packing.spread(build.layout, ids))
     with packing.exactly(build.device):
-        trial = packing.trial_of(build.model) if compare else build.model
+        trial = packing.trial_of(build.model)
         block = trial.get_submodule(name)
-
-        def passed(*, compare: bool) -> packing.Results | None:
-            if compare:
-                return packing.results(trial, build.forward, build, batch)
+        with _watched(trial, block) as calls:
+            expected = packing.results(trial, build.forward, build, batch)
+        if calls != [True]:
+            return "something comes after its last block, or the block is passed more than once"
+        try:
+            apply_early_pooling(trial, block)
+            found = packing.results(trial, build.forward, build, batch)
+            block.train()  # what training alone puts between products and attention is seen too
             with torch.no_grad():
                 build.forward(trial, batch)
-            return None
-
-        with _modes_kept(trial):
-            trial.eval()
-            with _watched(trial, block) as calls:
-                expected = passed(compare=compare)
-            if calls != [True]:
-                return "something comes after its last block, or the block is passed more than once"
-            try:
-                apply_early_pooling(trial, block)
-                found = passed(compare=True) if compare else None
-                block.train()  # what training alone puts between products and attention is seen too
-                passed(compare=False)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # whatever it is, it is the answer to the question, and is reported
-                return f"a shorter last block fails with {type(error).__name__}: {packing.first_line(error)}"
-            finally:
-                undo_early_pooling(trial, block)
-    if expected is None or found is None or build.device.type == PLANNED:
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever it is, it is the answer to the question, and is reported
+            return f"a shorter last block fails with {type(error).__name__}: {packing.first_line(error)}"
+    if build.device.type == PLANNED:
         return None
     name = type(build.model).__name__
     return packing.compared(name, expected, found, build.device, ways=("early pooled", "late pooled"))
@@ -265,13 +244,3 @@ def _watched(model: nn.Module, block: nn.Module) -> Iterator[list[bool]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextlib.contextmanager
-def _modes_kept(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

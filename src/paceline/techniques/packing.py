@@ -51,7 +51,6 @@ def apply(
     *,
     required: bool = False,
     dtype: torch.dtype = torch.float32,
-    compare: bool = True,
 ) -> Build:
     """The build with packed batches, if its model computes the same with them.
 
@@ -61,7 +60,6 @@ def apply(
         ids: the first micro-batch; packed and padded are compared on some of it.
         required: the recipe insists on packing.
         dtype: number format that the steps compute in; it decides about the attention operator.
-        compare: False: take it for granted that packed and padded agree; for a plan, which has no numbers to compare.
 
     Returns:
         A build whose decisions say why its batches are packed, or why they stay padded.
@@ -69,7 +67,7 @@ def apply(
     Raises:
         RecipeError: ``required``, and the model cannot be packed.
     """
-    reason = difference(build, packed, ids) if compare else unsupported(build.model)
+    reason = difference(build, packed, ids)
     if reason is not None:
         if required:
             raise RecipeError("techniques.packing = true", reason, "set it to false; auto does so by itself")

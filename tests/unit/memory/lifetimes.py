@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.facts import Card
+from paceline.memory.allocator import DEFAULT
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import known, main
@@ -181,6 +182,19 @@ def check_a_backward_pass_is_a_phase_of_its_own_in_the_forward_phase_alone(at: P
             loss.backward(gradient)
         assert {one.phase for one in at.ledger.allocations[start:forward]} == {around}
         assert {one.phase for one in at.ledger.allocations[forward:]} == {inside}, "recomputed or not"
+        weight.grad = None
+
+
+def check_a_backward_pass_has_a_thread_of_its_own_where_nothing_is_recorded(at: Place) -> None:
+    weight = at.weight(10, 10)
+    for pool, beside in ((DEFAULT, True), ("graphs", False)):
+        start = len(at.ledger.allocations)
+        with at.ledger.into(pool):
+            loss, gradient = weight.sin().sum(), at.empty(1).view(())
+            forward = len(at.ledger.allocations)
+            loss.backward(gradient)
+        assert {one.beside for one in at.ledger.allocations[start:forward]} == {False}
+        assert {one.beside for one in at.ledger.allocations[forward:]} == {beside}, pool
         weight.grad = None
 
 

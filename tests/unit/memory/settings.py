@@ -114,12 +114,10 @@ def check_augmented_images() -> None:
     assert augmented.plan.allocated >= plain.plan.allocated
 
 
-def check_a_recomputed_run_is_not_below_its_comparison_of_packed_and_padded() -> None:
-    deep = {**BERT, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 8}
-    settings = ("techniques.recompute=true", "techniques.packing=true")
-    # 15 samples, and one less than four times what is compared: it is traced
-    steps, compared = traced(*settings, config=deep), traced(*settings, "loop.batch_size=15", config=deep)
-    assert compared.plan.phases["preparation"] <= steps.plan.allocated
+def check_packed_and_padded_are_compared_in_a_plan_as_in_a_run() -> None:
+    packed, padded = traced(), traced("techniques.packing=false")
+    before = packed.plan.phases["preparation"] - padded.plan.phases["preparation"]
+    assert before > 3 * flat(packed.weights), "a copy, and its gradients twice"
 
 
 def check_states_of_eight_bits_are_beside_the_largest_batch() -> None:
