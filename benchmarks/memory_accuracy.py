@@ -2,7 +2,10 @@
 
     python benchmarks/memory_accuracy.py predict --gpu h200 --out PREDICTED.jsonl [--only PATTERN]
     python benchmarks/memory_accuracy.py measure --predicted PREDICTED.jsonl --out MEASURED.jsonl [--deadline SECONDS]
-    python benchmarks/memory_accuracy.py table --measured MEASURED.jsonl
+    python benchmarks/memory_accuracy.py table --measured MEASURED.jsonl [--predicted PREDICTED.jsonl]
+
+Predict with the versions that will run: which tensors a compiled pass keeps is torch's own decision, and changes.
+``table --predicted`` puts later predictions beside measurements that are there; for looking back, it proves nothing.
 
 Cases are in memory_cases.yaml. A measurement is ``paceline train`` in a fresh process, of one rank forked off one that
 has imported what all need and never touched the card; summary.json says what torch's allocator counted and what was
@@ -91,7 +94,7 @@ def predict(gpu: str, out: Path, only: str) -> None:
 
 
 def measure(predicted: Path, out: Path, only: str, deadline: float) -> None:
-    begun, done = time.monotonic(), {record["name"] for record in read(out)}
+    begun, done, here = time.monotonic(), {record["name"] for record in read(out)}, versions()
     for record in read(predicted):
         if record["name"] in done or not fnmatch(record["name"], only) or "problem" in record:
             continue
@@ -99,6 +102,8 @@ def measure(predicted: Path, out: Path, only: str, deadline: float) -> None:
         if left < LIMIT_SECONDS / 4:
             print("no time left: the same command goes on")
             return
+        if record["versions"] != here:
+            print(f"{record['name']}: predicted with {record['versions']}, measured with {here}")
         measured = measured_by_a_run(record, min(left, LIMIT_SECONDS))
         append(out, {**record, **measured})
         print(record["name"], *line_of({**record, **measured}), flush=True)
@@ -178,9 +183,12 @@ def line_of(record: Record) -> list[str]:
     return shown
 
 
-def table(measured: Path) -> str:
-    """Markdown: a line a case, then the errors by kind of case."""
-    records = list(read(measured))
+def table(measured: Path, predicted: Path | None) -> str:
+    """Markdown: a line a case, then the errors by kind of case, then the total that is too low by most."""
+    records = read(measured)
+    if predicted:
+        later = {record["name"]: record for record in read(predicted)}
+        records = [{**record, **later[record["name"]]} for record in records if record["name"] in later]
     heads = [part for name in MEASURES for part in (f"{name}, predicted", "measured", "off")]
     lines = [f"| case | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     lines += [f"| {record['name']} | {' | '.join(line_of(record))} |" for record in records]
@@ -190,6 +198,9 @@ def table(measured: Path) -> str:
         chosen = [record for record in good if tag == "all" or tag in record["tags"]]
         if chosen:
             summary.append(f"| {tag} | {len(chosen)} | " + " | ".join(errors(chosen, name) for name in MEASURES) + " |")
+    if good:
+        lowest = min(good, key=lambda record: record["total"] / record["measured"]["total"])
+        summary += ["", f"The lowest total: {lowest['name']}, {lowest['total'] / lowest['measured']['total'] - 1:+.1%}"]
     return "\n".join([*lines, "", *summary])
 
 
@@ -230,6 +241,7 @@ def main() -> None:
             command.add_argument("--deadline", type=float, default=3600.0, help="seconds")
         if name == "table":
             command.add_argument("--measured", type=Path, required=True)
+            command.add_argument("--predicted", type=Path, help="in place of the predictions that were measured")
         else:
             command.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
@@ -239,7 +251,7 @@ def main() -> None:
         case "measure":
             measure(chosen.predicted, chosen.out, chosen.only, chosen.deadline)
         case _:
-            print(table(chosen.measured))
+            print(table(chosen.measured, chosen.predicted))
 
 
 if __name__ == "__main__":

@@ -88,6 +88,9 @@ def paceline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         def __exit__(self, *_: object) -> None:
             pass
 
+        def start(self) -> None:
+            pass
+
         def plan(self, *args: Any, **options: Any) -> MemoryPlan:
             with turn:
                 return tracing.plan(*args, **options)

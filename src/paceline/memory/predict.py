@@ -65,9 +65,7 @@ class Predictor:
             "read_data": read_data,
             "world_size": world_size,
         }
-        if self._process is None or self._process.poll() is not None:
-            self._process = _started(self._niceness)
-        process = self._process
+        process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -78,6 +76,12 @@ class Predictor:
             self.close()
             raise PlanFailed(f"the tracing process ended without an answer (exit code {process.returncode})")
         return _read(json.loads(line))
+
+    def start(self) -> subprocess.Popen[str]:
+        """The process, which imports what plans need as soon as it is there; a plan starts it by itself."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = _started(self._niceness)
+        return self._process
 
     def close(self) -> None:
         """End the process; another plan starts a new one."""

@@ -351,7 +351,7 @@ def calibrate() -> None:
     each = " + ".join(f"{size / mib:,.0f}" for size in constants.workspaces)
     rows = {
         "context": f"{constants.context / mib:,.0f} MiB, the driver's and the code of a run's kernels",
-        "workspaces": f"{each} MiB, cuBLAS's, in each pool of torch's allocator",
+        "workspaces": f"{each} MiB, cuBLAS's, of the forward and of the backward pass",
         "communicator": "not measured: it takes two cards"
         if constants.communicator is None
         else f"{constants.communicator / mib:,.0f} MiB, NCCL's on two cards",

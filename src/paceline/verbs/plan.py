@@ -155,7 +155,10 @@ def plan(
             return lambda chosen, cards: predictor.plan(chosen, card, read_data=read_data, world_size=cards)
 
         # tracing is one thread's work, and most machines have more than one to give
-        beside = trace_with(other) if here.cpu_count > 1 else None
+        beside = None
+        if here.cpu_count > 1:
+            other.start()  # it imports while the first plan is made
+            beside = trace_with(other)
         return planned(recipe, card, here, trace_with(one), beside=beside, gpus=gpus, progress=progress)
 
 

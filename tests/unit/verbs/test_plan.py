@@ -394,6 +394,9 @@ class Stub:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def start(self) -> None:
+        pass
+
     def plan(self, chosen: Recipe, card: Card, **options: Any) -> MemoryPlan:
         type(self).asked.append(options)
         return type(self).answer(chosen, card)
