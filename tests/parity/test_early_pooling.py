@@ -97,6 +97,26 @@ def test_a_pass_leaves_nothing_to_the_garbage_collector(also: str, trains: bool)
     assert left == 0, f"of {len(seen)} blocks' results {left} are still there"
 
 
+def test_comparing_leaves_no_copy_to_the_garbage_collector() -> None:
+    """Else the steps' memory lies around it."""
+    model = tiny_model(dropout=0.0)
+    mine = {id(parameter) for parameter in model.parameters()}
+    gc.collect()
+    before = {id(parameter) for parameter in _alive()} - mine
+    gc.disable()
+    try:
+        run = assembled(model, recipe(techniques={"packing": True, "early_pooling": True}))
+        left = [tuple(parameter.shape) for parameter in _alive() if id(parameter) not in mine | before]
+    finally:
+        gc.enable()
+    assert run.build.path["early_pooling"] == "the last block"
+    assert not left, f"copies of {left} are still there"
+
+
+def _alive() -> list[nn.Parameter]:
+    return [thing for thing in gc.get_objects() if type(thing) is nn.Parameter]
+
+
 @pytest.mark.parametrize("kind", ["multi_label", "regression"])
 def test_in_every_task_and_in_pairs(kind: str) -> None:
     build = packed_build(model_of("bert", 1 if kind == "regression" else 3), kind, pairs=True)

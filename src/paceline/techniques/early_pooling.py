@@ -132,6 +132,10 @@ def difference(build: Build, ids: Ids) -> str | None:
             raise
         except Exception as error:  # whatever it is, it is the answer to the question, and is reported
             return f"a shorter last block fails with {type(error).__name__}: {packing.first_line(error)}"
+        finally:
+            # each is bound to its own module: a circle, which would hold the copy until the garbage collector comes
+            for module in block.modules():
+                vars(module).pop("forward", None)
     if build.device.type == PLANNED:
         return None
     name = type(build.model).__name__
