@@ -12,8 +12,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
@@ -264,14 +262,6 @@ class OptimizerPart(Part):
         if self.type == "sgd" and self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs momentum above 0")
         return self
-
-    @field_validator("lr_scaling", mode="wrap")
-    @classmethod
-    def _known_scaling(cls, value: object, check: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return check(value)
-        except ValidationError:  # it would name the words alone
-            raise ValueError(f"{value!r} is neither none, linear or sqrt nor a factor above 0") from None
 
     @model_validator(mode="after")
     def _scaling(self) -> Self:

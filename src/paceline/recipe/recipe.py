@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from paceline.errors import RecipeError, excerpt, nearest
 from paceline.recipe.parts import (
@@ -227,6 +228,10 @@ def _copy(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
 
 
+AWAITED = "Input should be "
+"""Most messages of pydantic's begin so."""
+
+
 def _teach(model: type[BaseModel], error: ValidationError) -> RecipeError:
     """The first problem of a pydantic error in our three parts."""
     problems = error.errors(include_url=False)
@@ -260,7 +265,18 @@ def _teach(model: type[BaseModel], error: ValidationError) -> RecipeError:
         return RecipeError(what, f"it is {field.description}")
     default = field.default if field is not None else None
     fix = f"{dotted}={default}, for example" if isinstance(default, int | float | str) else ""
+    # where values of several kinds may stand, each has its own problem with this one
+    kinds = (one for one in problems if _written_path(model, [*map(str, one["loc"])])[0] == path)
+    awaited = dict.fromkeys(_awaited(one) for one in kinds if one["msg"].startswith(AWAITED))
+    message = AWAITED + ", or ".join(awaited) if awaited else message
     return RecipeError(what, message[0].lower() + message[1:], fix)
+
+
+def _awaited(problem: ErrorDetails) -> str:
+    """What should stand there, such as ``'auto'``, ``true or false`` or ``greater than 0``."""
+    if problem["type"].startswith("bool"):
+        return "true or false"
+    return problem["msg"].removeprefix(AWAITED).partition(", unable to")[0]
 
 
 def _field_at(model: type[BaseModel], path: Iterable[str]) -> tuple[type[BaseModel] | None, FieldInfo | None]:
