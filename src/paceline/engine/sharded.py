@@ -242,7 +242,11 @@ def build_sharded_updates(
     mesh = first.device_mesh
     copies = 1 if mesh.ndim == 1 else mesh.size(0)
     kind = ShardedGradients if first.device.type == device.type else OffloadedGradients
-    return ShardedUpdates(shards, updates), kind(model, shards, world, copies=copies, device=device)
+    gradients = kind(model, shards, world, copies=copies, device=device)
+    # states are there from the start: made by the first update, in the pool of recorded steps, they would be taken for
+    # something that a step leaves behind, and all that was recorded would be dropped
+    updates.rehearse()
+    return ShardedUpdates(shards, updates), gradients
 
 
 @torch.no_grad()

@@ -77,6 +77,7 @@ class TorchEngine(Engine):
         def micro() -> None:
             # not the last one: what fails on one rank alone must not leave the others waiting in a sum
             self._step.micro(batch, share, first=True, last=False)
+            self._step.gradients.zero()  # those of shards are whole so far, and no step holds them into its next pass
 
         # the first pass compiles kernels, all at once, the second loads them, which may wait; the one after them shows
         # what a step itself does

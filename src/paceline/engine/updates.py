@@ -36,8 +36,8 @@ class Updates(ABC):
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         """One update with the gradients times ``factor`` if ``finite``; nothing otherwise. Both are device scalars."""
 
-    def rehearse(self) -> None:  # noqa: B027 - torch's own kernels are compiled already
-        """Launch what ``apply`` does, so that nothing changes: for kernels that are still to be compiled."""
+    def rehearse(self) -> None:  # noqa: B027 - where the host reads the gate there is nothing to launch
+        """Launch what ``apply`` does, so that nothing changes; kernels are compiled by then, and states are there."""
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class Updates(ABC):
 
     @abstractmethod
     def tensors(self, names: Names) -> dict[str, Tensor]:
-        """``parameter.key`` -> the states that are tensors, not copies; none before the first update.
+        """``parameter.key`` -> the states that are tensors, not copies; none, or zeros, before the first update.
 
         Keys are torch's: ``exp_avg``, ``exp_avg_sq`` and ``step`` of Adam, ``momentum_buffer`` of SGD.
         """
@@ -151,13 +151,20 @@ class DeviceGated(OptimizerUpdates):
             group["lr"] = rate
 
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
+        self._launch(factor, finite)
+        self._applied += finite
+
+    def rehearse(self) -> None:
+        one = torch.ones((), device=self._applied.device)
+        self._launch(one, one.isnan())
+
+    def _launch(self, factor: Tensor, finite: Tensor) -> None:
         row = self._rates.index_select(0, self._applied.clamp(max=len(self._rates) - 1))[0]
         torch._foreach_copy_(self._current, list(row.unbind()))
         # the fused kernels divide by grad_scale and do nothing where found_inf is 1
         self._optimizer.grad_scale = factor.reciprocal()
         self._optimizer.found_inf = (~finite).float()
         self._optimizer.step()
-        self._applied += finite
 
     @property
     def applied(self) -> int:

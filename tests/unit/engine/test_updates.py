@@ -98,6 +98,26 @@ def test_primed_updates_have_every_state_that_a_first_update_leaves(device: torc
     assert sorted(primed.tensors(names(other))) == sorted(stepped.tensors(names(one)))
 
 
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+def test_a_rehearsal_makes_the_states_and_changes_nothing(kind: str) -> None:
+    module, part = model(), OptimizerPart(type=kind)
+    found = groups(module, part)
+    updates = DeviceGated(build_optimizer(found, part, fused=True), np.full((9, len(found)), 0.1), CPU)
+    gradients = FlatGradients(list(module.parameters()))
+    gradients.zero()
+    for steps in range(3):
+        before = [parameter.clone() for parameter in module.parameters()]
+        states = {name: state.clone() for name, state in updates.tensors(names(module)).items()}
+        updates.rehearse()
+        assert all(map(torch.equal, before, module.parameters()))
+        rehearsed = updates.tensors(names(module))
+        assert len(rehearsed) == (1 if kind == "sgd" else 3) * len(before)
+        for name, state in rehearsed.items():
+            assert torch.equal(state, states.get(name, torch.zeros_like(state))), name
+        assert updates.applied == steps
+        step(module, updates, gradients)
+
+
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 @pytest.mark.parametrize(("old", "new"), [(CPU, CARD), (CARD, CPU), (CARD, CARD)])
 def test_a_run_goes_on_from_what_the_other_kind_saved(old: torch.device, new: torch.device, kind: str) -> None:
