@@ -77,7 +77,7 @@ def plan_of(trace: Trace, subject: Subject, card: Card, allocator: Allocator | N
         if made.operator in PRODUCTS and (made.pool, made.beside) not in computing:
             # the first product of a thread in a pool makes its own, and it stays
             computing.add((made.pool, made.beside))
-            for size in constants.workspaces[made.beside :][:1]:
+            if size := constants.workspace(beside=made.beside):
                 alive["workspaces"] += size
                 allocator.allocate(size, made.pool, made.stream)
         sign = 1 if event >= 0 else -1

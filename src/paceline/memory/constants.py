@@ -31,6 +31,10 @@ class Constants:
     """Kept by matrix products from the first on, from the allocator's pool that they compute in: cuBLAS's, one for each
     thread, that of the forward and that of the backward pass."""
 
+    def workspace(self, *, beside: bool) -> int:
+        """Of the thread that launches, or of the backward pass's own beside it; 0 where that one has none."""
+        return self.workspaces[beside] if beside < len(self.workspaces) else 0
+
 
 def measured_file() -> Path:
     """Where ``paceline calibrate`` keeps what it measured on this machine."""
