@@ -6,6 +6,7 @@ encoded before, or are made from nothing; otherwise every text is taken for as l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +58,22 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
     size = preferred_size(part, config) if part.source else None
     decisions = tuple(shape_decisions(recipe, max_positions(config), size))
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in decisions)
+    assumed = tuple[str, ...]()
     if read_data or recipe.data.source.startswith(PREFIX):
-        return Subject(recipe, decisions, config, encoded(recipe)[0], ())
-    found = _encoded_before(recipe, config)
-    if found is not None:
-        return Subject(recipe, decisions, config, found, ())
-    dataset, assumed = _assumed(recipe, config)
-    return Subject(recipe, decisions, config, dataset, assumed)
+        dataset: Dataset | None = encoded(recipe)[0]
+    else:
+        dataset = _encoded_before(recipe, config)
+    if dataset is None:
+        dataset, assumed = _assumed(recipe, config)
+    return Subject(recipe, decisions, config, dataset, (*assumed, *_not_counted(recipe)))
+
+
+def _not_counted(recipe: Recipe) -> Iterator[str]:
+    """What no trace of such a run shows."""
+    if recipe.parallel.offload:
+        yield "weights, gradients and states in main memory, which is not counted; on the card not measured"
+    if recipe.techniques.cudnn_benchmark:
+        yield "what cuDNN's kernels work in while they are tried (techniques.cudnn_benchmark) is not counted"
 
 
 def _encoded_before(recipe: Recipe, config: PretrainedConfig | None) -> Dataset | None:

@@ -56,9 +56,6 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
     card = Card(**{**given, "compute_capability": tuple(given["compute_capability"] or ()) or None})
     try:
         subject = subject_of(recipe, read_data=request["read_data"])
-        if recipe.parallel.offload:
-            said = "weights, gradients and states in main memory, which is not counted; on the card not measured"
-            subject = replace(subject, assumed=(*subject.assumed, said))
         if recipe.parallel.strategy == "dp":
             return _dealt(subject, card, request["world_size"])
         return plan_of(trace(subject, card, request["world_size"]), subject, card)

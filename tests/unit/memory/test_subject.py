@@ -47,6 +47,14 @@ def test_images_have_the_size_that_is_set_or_no_plan() -> None:
     assert found.assumed[0].startswith("24 x 24 pixels an image")
 
 
+def test_what_no_trace_shows_is_said() -> None:
+    size = ("data.image_size=24", "device=cuda")
+    plain = subject(tiny_resnet_config(), *size, source="nowhere").assumed
+    tried = subject(tiny_resnet_config(), *size, "techniques.cudnn_benchmark=true", source="nowhere").assumed
+    (said,) = set(tried) - set(plain)
+    assert "cuDNN's kernels" in said
+
+
 @pytest.mark.parametrize(
     ("kind", "shape", "dtype", "names"),
     [
