@@ -126,6 +126,8 @@ def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
                 done = run.engine.accumulate(batches, BATCH, step=index)
                 run.engine.update()
             losses.append(world.sum_(done.loss.clone()).item())
+            if index == 0:
+                kept = run.engine.path["steps"]
         path = run.engine.path["steps"]
         del batches, done
         if kind == "recorded":
@@ -135,6 +137,7 @@ def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
         torch._C._cuda_clearCublasWorkspaces()  # 32 MiB that have nothing to do with the model
         said = {
             "losses": losses,
+            "kept": kept,
             "path": path,
             "bytes": torch.cuda.memory_allocated(),
             "weights": {name: tensor.flatten()[:256].tolist() for name, tensor in whole(run.engine.export())},
@@ -167,6 +170,7 @@ def on_two_cards(folder: Path, kind: str, number_format: str) -> list[dict[str, 
 def test_shards_on_two_cards_train_as_ddp_in_half_the_memory(tmp_path: Path, number_format: str) -> None:
     kinds = ("ddp", "fsdp", "offload", "recorded")
     ddp, shards, offloaded, recorded = (on_two_cards(tmp_path, kind, number_format) for kind in kinds)
+    assert [found["kept"] for found in recorded] == ["captured: 1 graph"] * 2, "the warm-up's, and the update leaves it"
     assert [found["path"] for found in recorded] == ["captured: 2 graphs"] * 2, "forward and backward, and the update"
     for kind, found in (("fsdp", shards), ("offload", offloaded), ("recorded", recorded)):
         assert found[0]["weights"] == found[1]["weights"], f"{kind}: the ranks gather different weights"
