@@ -149,6 +149,10 @@ class DeviceGated(OptimizerUpdates):
         self._current = [torch.zeros((), device=device) for _ in optimizer.param_groups]
         for group, rate in zip(optimizer.param_groups, self._current, strict=True):
             group["lr"] = rate
+        # the fused kernels divide by grad_scale and do nothing where found_inf is 1
+        fused: Any = optimizer
+        self._scale = fused.grad_scale = torch.ones((), device=device)
+        self._skips = fused.found_inf = torch.zeros((), device=device)
 
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         self._launch(factor, finite)
@@ -161,9 +165,8 @@ class DeviceGated(OptimizerUpdates):
     def _launch(self, factor: Tensor, finite: Tensor) -> None:
         row = self._rates.index_select(0, self._applied.clamp(max=len(self._rates) - 1))[0]
         torch._foreach_copy_(self._current, list(row.unbind()))
-        # the fused kernels divide by grad_scale and do nothing where found_inf is 1
-        self._optimizer.grad_scale = factor.reciprocal()
-        self._optimizer.found_inf = (~finite).float()
+        self._scale.copy_(factor.reciprocal())
+        self._skips.copy_(~finite)
         self._optimizer.step()
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -116,6 +118,27 @@ def test_a_rehearsal_makes_the_states_and_changes_nothing(kind: str) -> None:
             assert torch.equal(state, states.get(name, torch.zeros_like(state))), name
         assert updates.applied == steps
         step(module, updates, gradients)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+def test_a_rehearsed_update_leaves_no_tensor_that_was_not_there(kind: str) -> None:
+    """Else what was recorded before it is dropped: it may use the memory that the tensor has taken."""
+    module, part = model(), OptimizerPart(type=kind)
+    found = groups(module, part)
+    updates = DeviceGated(build_optimizer(found, part, fused=True), np.full((9, len(found)), 0.1), CPU)
+    gradients = FlatGradients(list(module.parameters()))
+    gradients.add(module(torch.ones(3, 4)).square().sum(), first=True, last=True)
+    updates.rehearse()
+    factor, finite = torch.tensor(0.5), torch.tensor(True)
+    before = alive()
+    updates.apply(gradients, factor, finite)
+    left = {place: shape for place, shape in alive().items() if place not in before}
+    assert not left, f"tensors of {list(left.values())}"
+
+
+def alive() -> dict[int, torch.Size]:
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter)]
+    return {tensor.untyped_storage().data_ptr(): tensor.shape for tensor in tensors}
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
