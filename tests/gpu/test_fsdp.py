@@ -114,7 +114,7 @@ def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
         run = made(world, kind, number_format)
         losses = []
         if kind == "recorded":  # as a run does; the first passes are recorded at once then
-            run.engine.warm_up(run.build.layout.collate(np.arange(4)), 4)
+            run.engine.warm_up(run.build.layout.collate(np.arange(BATCH // 2)), BATCH)
         for index in range(STEPS):
             ids = np.array_split((np.arange(BATCH) + BATCH * index) % 64, 2)[rank]
             # dropout-free, so that a micro-batch more or less changes the rounding alone
