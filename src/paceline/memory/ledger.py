@@ -46,6 +46,23 @@ Compute = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 _DEVICE_OF = torch.ops.prim.device.default
 
 
+ADDED_IN_PLACE: Mapping[Any, Any] = {
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put_.default,
+}
+"""What torch's backward formulas do to zeros that they have just made: out of place for subclasses of tensors, which
+fake ones are taken for, and in place for plain ones (FunctionsManual.cpp, ``isTensorSubclassLike``)."""
+
+ZEROS = frozenset(f"aten.{name}.default" for name in ("zeros", "new_zeros", "zeros_like"))
+
+
+def _is_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
 def _computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return func(*args, **kwargs)
 
@@ -80,6 +97,8 @@ class Ledger(TorchDispatchMode):
         return True  # for any other mode torch.compile gives up
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in ADDED_IN_PLACE and self._adds_to_new_zeros(args[0]):
+            func = ADDED_IN_PLACE[func]
         out = self._compute(func, args, kwargs or {})
         if func is _DEVICE_OF or self._is_blind:
             return out  # the former is asked of tensors all the time, and nothing is made
@@ -180,6 +199,11 @@ class Ledger(TorchDispatchMode):
         """Of all storages that are alive now."""
         return sum(self.allocations[number].num_bytes for number in self._live.values())
 
+    def _adds_to_new_zeros(self, tensor: Tensor) -> bool:
+        last = len(self.allocations) - 1
+        new = self._live.get(tensor.untyped_storage()._cdata) == last >= 0
+        return new and self.allocations[last].operator in ZEROS and _is_backward()
+
     def _see(self, tensor: Tensor, func: Any) -> None:
         # a fake tensor's device is asked of all that it is made by
         device = getattr(tensor, "fake_device", None) or tensor.device
@@ -196,7 +220,7 @@ class Ledger(TorchDispatchMode):
             weakref.finalize(storage, self._freed, key, number).atexit = False
 
     def _enter(self, num_bytes: int, operator: str, name: str = "") -> int:
-        backward = torch._C._current_graph_task_id() != -1
+        backward = _is_backward()
         phase = "backward" if backward and self._phase == "forward" else self._phase
         # what is recorded, and all that shares its pool, is differentiated in the thread that launches it
         beside = backward and self._pool == DEFAULT

@@ -198,6 +198,23 @@ def check_a_backward_pass_has_a_thread_of_its_own_where_nothing_is_recorded(at: 
         weight.grad = None
 
 
+def check_gradients_of_chosen_rows_are_added_up_in_the_zeros_made_for_them(at: Place) -> None:
+    weight, rows = at.weight(100, 10), torch.zeros(3, dtype=torch.long, device=at.device)
+    ways: dict[str, Any] = {
+        "index_select": lambda: weight.index_select(0, rows),
+        "indexing": lambda: weight[rows],
+        "gather": lambda: weight.gather(0, rows[:, None].expand(3, 10)),
+        "amax": lambda: weight.max(0).values,
+    }
+    for name, way in ways.items():
+        loss, gradient = way().sum(), at.empty(1).view(())
+        start = len(at.ledger.allocations)
+        loss.backward(gradient)
+        whole = [one.operator for one in at.ledger.allocations[start:] if one.num_bytes == 4 * weight.numel()]
+        assert len(whole) == 1, f"{name}: {whole}"
+        weight.grad = None
+
+
 def check_phases_and_pools_nest_and_end_with_an_error(at: Place) -> None:
     def seen() -> tuple[str, Any]:
         made = at.empty()
