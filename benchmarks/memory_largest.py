@@ -64,7 +64,7 @@ def predict(gpu: str, out: Path, only: str) -> None:
         print(name, found, flush=True)
 
 
-def measure(predicted: Path, out: Path, only: str, deadline: float) -> None:
+def measure(predicted: Path, out: Path, only: str, deadline: float, trials: int) -> None:
     ends = time.monotonic() + deadline
     for record in read(predicted):
         if not fnmatch(record["name"], only):
@@ -72,8 +72,9 @@ def measure(predicted: Path, out: Path, only: str, deadline: float) -> None:
         chosen = record["largest"]["samples"]
         fits, does_not = chosen, int(chosen / SHARE) + 1
         sizes: list[tuple[int, str]] = [(chosen, "fail"), (does_not, "fail"), (does_not, "split")]
-        while sizes and time.monotonic() < ends:
-            size, on_oom = sizes.pop(0)
+        left = trials
+        while sizes and left and time.monotonic() < ends:
+            (size, on_oom), left = sizes.pop(0), left - 1
             trial = tried(record, size, on_oom, min(LIMIT_SECONDS, ends - time.monotonic()))
             append(
                 out, {"name": record["name"], "card": record["card"], "chosen": chosen, **trial, "versions": versions()}
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--predicted", type=Path)
     parser.add_argument("--deadline", type=float, default=3600.0, help="seconds")
+    parser.add_argument("--trials", type=int, default=20, help="of a run, at most; 1: the plan's answer alone")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
     if chosen.command == "predict":
@@ -124,7 +126,7 @@ def main() -> None:
     elif chosen.predicted is None:
         parser.error("measure needs --predicted")
     else:
-        measure(chosen.predicted, chosen.out, chosen.only, chosen.deadline)
+        measure(chosen.predicted, chosen.out, chosen.only, chosen.deadline, chosen.trials)
 
 
 if __name__ == "__main__":
