@@ -2,7 +2,7 @@
 
     python benchmarks/memory_accuracy.py predict --gpu h200 --out PREDICTED.jsonl [--only PATTERN]
     python benchmarks/memory_accuracy.py measure --predicted PREDICTED.jsonl --out MEASURED.jsonl [--deadline SECONDS]
-    python benchmarks/memory_accuracy.py table --measured MEASURED.jsonl [--predicted PREDICTED.jsonl]
+    python benchmarks/memory_accuracy.py table --measured MEASURED.jsonl... [--predicted PREDICTED.jsonl]
 
 Predict with the versions that will run: which tensors a compiled pass keeps is torch's own decision, and changes.
 ``table --predicted`` puts later predictions beside measurements that are there; for looking back, it proves nothing.
@@ -183,9 +183,12 @@ def line_of(record: Record) -> list[str]:
     return shown
 
 
-def table(measured: Path, predicted: Path | None) -> str:
-    """Markdown: a line a case, then the errors by kind of case, then the total that is too low by most."""
-    records = read(measured)
+def table(measured: Sequence[Path], predicted: Path | None) -> str:
+    """Markdown: a line a case, then the errors by kind of case, then the total that is too low by most.
+
+    Of a case that is in several files the last one counts.
+    """
+    records = list({record["name"]: record for file in measured for record in read(file)}.values())
     if predicted:
         later = {record["name"]: record for record in read(predicted)}
         records = [{**record, **later[record["name"]]} for record in records if record["name"] in later]
@@ -240,7 +243,7 @@ def main() -> None:
             command.add_argument("--predicted", type=Path, required=True)
             command.add_argument("--deadline", type=float, default=3600.0, help="seconds")
         if name == "table":
-            command.add_argument("--measured", type=Path, required=True)
+            command.add_argument("--measured", type=Path, nargs="+", required=True)
             command.add_argument("--predicted", type=Path, help="in place of the predictions that were measured")
         else:
             command.add_argument("--out", type=Path, required=True)
