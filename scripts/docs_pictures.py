@@ -31,7 +31,7 @@ from paceline.tracing import CATEGORIES, Budgets, budget, read_window, windows_i
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-RECORDS = [ROOT / "benchmarks" / f"memory_h200_2026-11-23_{time}.jsonl" for time in ("seventh", "eighth", "ninth")]
+RECORDS = [ROOT / "benchmarks" / f"memory_h200_2026-11-23_{time}.jsonl" for time in ("seventh", "ninth")]
 """Runs predicted and measured; of a case the last counts."""
 
 LARGE: Final = (
