@@ -171,10 +171,11 @@ def test_what_is_not_finite_in_one_sequence_stays_there(bad: float) -> None:
         assert torch.equal(other[:-1], clean[:-1]), "it spread to another sequence"
 
 
+# narrow formats add up in fp32 and round once; fp32 has nothing wider, and each CPU adds up in an order of its own
 @pytest.mark.usefixtures("_way")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("dtype", "roundings"), [(torch.bfloat16, 1), (torch.float16, 1), (torch.float32, 8)])
 @pytest.mark.parametrize("dropout", [0.0, 1e-12])  # rounded to none, on the path of dropout
-def test_narrow_formats_are_right_to_their_rounding(dtype: torch.dtype, dropout: float) -> None:
+def test_formats_are_right_to_their_rounding(dtype: torch.dtype, roundings: int, dropout: float) -> None:
     q, kv, grad = states(RAGGED, dtype)
     out = one_query_attention(q, kv, bounds(RAGGED), 64, dropout=dropout)
     exact = [t.detach().double().requires_grad_() for t in (q, kv)]
@@ -184,7 +185,8 @@ def test_narrow_formats_are_right_to_their_rounding(dtype: torch.dtype, dropout:
         ("output", "dq", "dkv"), (out, *torch.autograd.grad(out, (q, kv), grad)), (wanted, *slopes), strict=True
     ):
         assert one.dtype == dtype
-        assert relative(one, other) < 2 * torch.finfo(dtype).eps, f"{name} is off by {relative(one, other):.1e}"
+        off = relative(one, other) / torch.finfo(dtype).eps
+        assert off < roundings, f"{name} is off by {off:.1f} roundings"
 
 
 # ---- dropout, in plain torch
