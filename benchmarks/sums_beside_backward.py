@@ -11,6 +11,7 @@ weights as in step_anatomy.py. Each variant is a line such as ``bucket_mib=25,ct
 - ``ctas``: multiprocessors that NCCL may take at most (0: as many as it likes);
 - ``first``: NCCL's kernels go before others that wait (a high-priority stream);
 - ``bf16``: gradients are summed in bf16;
+- ``copies=1``: copy engines carry the bytes of stretches that are summed whole (``sums_by_copies.py``), not NCCL;
 - ``words=1``: of the word embeddings' gradient, which is complete last, only the rows of words that occur on any rank
   are summed.
 """
@@ -18,9 +19,11 @@ weights as in step_anatomy.py. Each variant is a line such as ``bucket_mib=25,ct
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +32,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from step_anatomy import MODELS, build, dataset, synchronize
+from sums_by_copies import Copies, zeros
 
 from paceline.cluster import find_place
 from paceline.distributed.group import joined
 from paceline.engine import assemble as assembling
+from paceline.engine import flat
 from paceline.engine.buckets import BUCKET_BYTES, Reduction
 from paceline.engine.numerics import numerics
 from paceline.engine.words import Words
@@ -53,6 +58,11 @@ VARIANTS = (
     "bucket_mib=1000,apart=0",
     "bucket_mib=60,ctas=8",
     "bucket_mib=180,words=1",
+    "bucket_mib=25,copies=1",
+    "bucket_mib=60,copies=1",
+    "bucket_mib=180,copies=1",
+    "bucket_mib=60,copies=1,words=1",
+    "bucket_mib=180,copies=1,words=1",
     "bucket_mib=60,bf16=1",
     "bucket_mib=180,bf16=1",
     "sums=none",
@@ -60,15 +70,17 @@ VARIANTS = (
 
 
 class Through:
-    """The ranks of a run, whose gradients are summed by another group."""
+    """The ranks of a run, whose gradients are summed by another group, or by copies where memory allows it."""
 
-    def __init__(self, world: World, group: Any) -> None:
-        self._world, self._group = world, group
+    def __init__(self, world: World, group: Any, copies: Copies | None) -> None:
+        self._world, self._group, self._copies = world, group, copies
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
 
     def start_sum_(self, tensor: torch.Tensor) -> Any:
+        if self._copies is not None and self._copies.reaches(tensor):
+            return self._copies.start_sum_(tensor)
         return dist.all_reduce(tensor, group=self._group, async_op=True).wait
 
 
@@ -104,6 +116,18 @@ def rates(group: Any, device: torch.device) -> dict[str, float]:
         call()
         found[str(mib)] = round(tensor.nbytes * 2 * (ranks - 1) / ranks / seconds_of(call, 10) / 1e9, 1)
     return found
+
+
+@contextlib.contextmanager
+def shared_buffers(wanted: bool) -> Iterator[None]:
+    """Inside, flat buffers are made where other ranks can read them."""
+    usual = flat._zeros
+    if wanted:
+        flat._zeros = lambda sizes: {kind: zeros(size, *kind) for kind, size in sizes.items()}
+    try:
+        yield
+    finally:
+        flat._zeros = usual
 
 
 def _reduction(said: dict[str, str], world: World, order: Any, **more: Any) -> Reduction:
@@ -146,8 +170,10 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
         number_format = torch.bfloat16 if said.get("bf16") else None
         assembling.Reduction = partial(_reduction, said)  # type: ignore[attr-defined] # a measurement looks inside
         group = group_of(int(said.get("ctas", 0)), first=bool(said.get("first")))
-        summing: Any = Alone() if "sums" in said else Through(world, group)
-        run = assembling.assemble(recipe, made, 100_000, world=summing, reduce_dtype=number_format)
+        copies = Copies(group, device) if said.get("copies") else None
+        summing: Any = Alone() if "sums" in said else Through(world, group, copies)
+        with shared_buffers(copies is not None):
+            run = assembling.assemble(recipe, made, 100_000, world=summing, reduce_dtype=number_format)
         engine = run.engine
         words = Words(data.inputs, run.words) if said.get("words") and run.words is not None else None
         engine.warm_up(made.layout.collate(shares[0]), chosen.batch)
