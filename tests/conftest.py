@@ -11,6 +11,7 @@ import itertools
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -64,6 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     ask_for_it(os.environ)  # as the command line does
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # what a script starts in the background ignores it, and hands that on to every process of a test
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:
         # workers share the cores: more threads than cores make every one of them slower
         os.environ["OMP_NUM_THREADS"] = "1"
