@@ -173,6 +173,14 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
     if recipe.data.source == "memory":
         raise DataError(f"{run.path}: was trained on rows in memory", fix="give --data FILE, or rows= from Python")
     dataset, _ = encoded(recipe)
+    if run.manifest.exists() and dataset.fingerprint != run.read_manifest()["starts"][-1].get("data_fingerprint"):
+        # dealt anew: a sample of this test split may be one that the run was trained on
+        raise DataError(
+            "the data have changed since the run",
+            file=recipe.data.source,
+            why="its splits cannot be dealt again",
+            fix="put them back, or --data FILE measures on other data",
+        )
     if split not in dataset.splits:
         fix = " or ".join(f"--split {name}" for name in dataset.splits)
         raise UserError(f"--split {split}: the run has no such split", nearest(split, dataset.splits), fix)

@@ -77,6 +77,24 @@ def test_evaluate_measures_what_the_run_measured(trained: Path, paceline: Paceli
     assert done.err == ""
 
 
+@pytest.mark.parametrize("change", ["more rows", "another label", "one label more"])
+def test_splits_of_data_that_changed_are_not_the_runs_own(paceline: Paceline, tmp_path: Path, change: str) -> None:
+    """Dealt anew, what the run trained on would be measured, and other labels would have the old ones' places."""
+    rows = reviews(60)
+    if change == "more rows":
+        rows += reviews(66)[60:]
+    elif change == "another label":
+        rows = [{**row, "label": row["label"].replace("positive", "good")} for row in rows]
+    else:
+        rows += [{"text": f"so so {i}", "label": "average"} for i in range(20)]
+    run = train_run(tmp_path, write_csv(tmp_path / "reviews.csv", reviews(60)))
+    write_csv(tmp_path / "reviews.csv", rows)
+    done = paceline("evaluate", run)
+    assert (done.code, done.out) == (2, "")
+    assert "the data have changed since the run" in done.err
+    assert "--data FILE" in done.err
+
+
 def test_evaluate_on_a_file_says_what_it_guessed(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
     rows = [{"review": r["text"], "label": r["label"]} for r in reviews(60)]
     write_csv(tmp_path / "labelled.csv", rows)
@@ -340,9 +358,10 @@ def test_a_folder_that_takes_no_files(
     trained: Path, paceline: Paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_csv(tmp_path / "new.csv", reviews(3))
-    done = paceline("predict", trained, "new.csv", "-o", "/proc/paceline/out.csv")
-    assert done.code == 2, done
-    assert "/proc" in done.err
+    for out in ("/proc/paceline/out.csv", "/proc/out.csv"):
+        done = paceline("predict", trained, "new.csv", "-o", out)
+        assert done.code == 2, done
+        assert "/proc" in done.err
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # root may write everywhere
     done = paceline("predict", trained, "new.csv", "-o", "made/out.csv")
     assert done.code == 2, done
@@ -373,6 +392,20 @@ def test_a_disk_that_fills_up_leaves_the_old_file(
     assert "bytes free" in done.err
     assert (tmp_path / "out.csv").read_text() == "what was there"
     assert sorted(os.listdir(tmp_path)) == ["new.csv", "out.csv"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("lengths", [[10], [10, 9_000, 9_000]], ids=["told at the end", "told in the middle"])
+def test_a_disk_without_room_for_what_is_kept(
+    trained: Path, paceline: Paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int]
+) -> None:
+    """A buffer that could not be written is tried again when its file is closed."""
+    write_csv(tmp_path / "new.csv", [{"text": "x" * length} for length in lengths])
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda *_, **__: open("/dev/full", "r+", encoding="utf-8"))
+    done = paceline("predict", trained, "new.csv", "-o", "out.csv")
+    assert done.code == 2, done
+    assert "no room for writing out.csv" in done.err
+    assert os.listdir(tmp_path) == ["new.csv"]
 
 
 def test_predicting_rows_in_memory(trained: Path, tmp_path: Path) -> None:
