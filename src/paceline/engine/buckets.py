@@ -188,8 +188,8 @@ class BucketSums:
         others = table.index_fill(0, rows, 0.0)
         found = self._world.any(bool(others.any()))
         if found:
-            own = others.clone()
-            table += self._world.sum_(others) - own
+            # what was summed is taken as it is: added to what a rank has, it would be rounded otherwise on each
+            table.copy_(self._world.sum_(others).index_copy_(0, rows, table.index_select(0, rows)))
         return found
 
 

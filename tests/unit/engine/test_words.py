@@ -15,6 +15,8 @@ from paceline.engine.buckets import Reduction
 from paceline.engine.flat import FlatLayout
 from paceline.engine.gradients import FlatGradients
 from paceline.engine.words import Words, word_embeddings
+from paceline.seams import World
+from paceline.testing.distributed import run_distributed
 from tests.unit.engine.test_gradients_ranks import Likes
 
 ROWS, WIDTH = 40, 4
@@ -110,6 +112,29 @@ def test_ranks_sum_the_words_alone_if_the_others_are_zero(about_all: float, dtyp
             torch.testing.assert_close(value, expected, rtol=1e-2 if dtype and about_all else 0, atol=0)
         by_rows = (len(rows), WIDTH) in [tuple(tensor.shape) for tensor in world.begun]
         assert by_rows == (not about_all or step == 0)
+
+
+def summed_with_all_words(world: World) -> Tensor:
+    """The words' gradient of a step whose loss is about words that do not occur, too."""
+    model = Texts()
+    parameters = list(model.parameters())
+    reduction = Reduction(world, tuple(parameters), words=model.words.weight)
+    gradients = FlatGradients(parameters, FlatLayout([parameters]), reduction)
+    torch.manual_seed(world.rank)
+    gradients.touch(torch.tensor([3, 5]))
+    # numbers of many sizes, of which additions in another order have other bits
+    shares = torch.randn(ROWS, WIDTH) * torch.logspace(-3, 3, WIDTH)
+    loss = model(torch.tensor([3, 5, 3])) + (shares * model.words.weight).sum()
+    gradients.add(loss, first=True, last=True)
+    gradients.finish()
+    return gradients.flat.views[0].clone()
+
+
+def test_the_other_words_have_the_same_bits_on_all_ranks() -> None:
+    first, *others = run_distributed(summed_with_all_words, 4)
+    assert first.any(dim=1).all(), "rows were not summed"
+    for words in others:
+        assert torch.equal(words, first)
 
 
 def test_a_step_without_any_gradient_shows_nothing_about_the_others() -> None:
