@@ -6,6 +6,7 @@ so the memory holds one piece of them, and the result appears whole or not at al
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -55,15 +56,16 @@ class PredictionFile:
         with disk_errors(self._out):
             try:
                 self._out.parent.mkdir(parents=True, exist_ok=True)
+                self._kept = tempfile.TemporaryFile("w+", dir=self._out.parent, encoding="utf-8", newline="\n")
             except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:  # gone, or a system's own folder
                 raise _unwritable(self._out, f"{self._out.parent}: {error.strerror}") from None
-            self._kept = tempfile.TemporaryFile("w+", dir=self._out.parent, encoding="utf-8", newline="\n")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._kept.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take is tried once more, and is not wanted now
+            self._kept.close()
 
     def add(self, rows: Sequence[Mapping[str, Any]], scores: NDArray[np.float32]) -> None:
         """Take rows and their scores [n, C]: probabilities, or the value itself for regression."""
@@ -77,10 +79,10 @@ class PredictionFile:
         """Put the file in its place; returns the number of its rows."""
         names = _added_names(kind, label_names, self._columns)
         joined = self._delimiter is not None
-        self._kept.seek(0)
         kept = (json.loads(line) for line in self._kept)
         rows = (row | dict(zip(names, _added(kind, label_names, scores, joined), strict=True)) for row, scores in kept)
         with disk_errors(self._out):
+            self._kept.seek(0)  # writes what is still in memory
             _write(self._out, self._delimiter, [*self._columns, *names], rows)
         return self._count
 
