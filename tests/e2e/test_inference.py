@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -401,7 +402,8 @@ def test_a_disk_without_room_for_what_is_kept(
 ) -> None:
     """A buffer that could not be written is tried again when its file is closed."""
     write_csv(tmp_path / "new.csv", [{"text": "x" * length} for length in lengths])
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda *_, **__: open("/dev/full", "r+", encoding="utf-8"))
+    full = partial(open, "/dev/full", "r+", encoding="utf-8")
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda *_, **__: full())
     done = paceline("predict", trained, "new.csv", "-o", "out.csv")
     assert done.code == 2, done
     assert "no room for writing out.csv" in done.err
