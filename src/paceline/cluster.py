@@ -68,6 +68,14 @@ class Place:
     init_method: str | None = None
     """Where ranks meet: tcp://HOST:PORT, file:///PATH or env:// (MASTER_ADDR, MASTER_PORT); None: alone."""
 
+    @property
+    def is_rank(self) -> bool:
+        """Whether a launcher started this process, or somebody as one of several.
+
+        Variables that number a world of one process are what clusters leave to a single replica: it may start ranks.
+        """
+        return self.world_size > 1 or self.started in ("paceline", "torchrun")
+
 
 def find_place(
     environment: Mapping[str, str], *, init: str | None = None, rank: int | None = None, world_size: int | None = None

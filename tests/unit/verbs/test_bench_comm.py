@@ -34,6 +34,7 @@ from paceline.verbs.bench.comm import (
 from paceline.verbs.bench.start import parse_size
 
 NAMES = ["all-reduce", "all-gather", "reduce-scatter"]
+RANK = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
 
 
 def measures(world: World, largest_bytes: int) -> tuple[Measurement, ...]:
@@ -178,10 +179,13 @@ def test_one_process_has_nobody_to_measure_with(alone: None) -> None:
         bench_comm()
 
 
+@pytest.mark.parametrize("variables", [{}, RANK | {"WORLD_SIZE": "1"}], ids=["alone", "a world of one"])
 @pytest.mark.parametrize(("cards", "expected"), [(0, {"processes": 2}), (1, {"processes": 2}), (4, {"gpus": 4})])
 def test_by_itself_it_measures_between_all_cards_or_two_processes(
-    cards: int, expected: dict[str, int], alone: None, monkeypatch: pytest.MonkeyPatch
+    cards: int, expected: dict[str, int], variables: dict[str, str], alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     machine = Facts(
         python="3.12",
         platform="x",
@@ -201,8 +205,7 @@ def test_by_itself_it_measures_between_all_cards_or_two_processes(
 
 
 def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
-    for name, value in values.items():
+    for name, value in RANK.items():
         monkeypatch.setenv(name, value)
     assert start.start_ranks(gpus=None, devices=None, processes=None) is None
     with pytest.raises(UserError, match="--gpus 2: this process is a rank already"):

@@ -46,6 +46,7 @@ def machine(num_cards: int, cuda: str | None = "13.0", uuids: bool = False) -> F
         ({"devices": "0,3"}, {"CUDA_VISIBLE_DEVICES": "4,5, 6,7"}, Ranks(count=2, cards="4,7", threads=5)),
         # what clusters leave lying about does not matter
         ({"gpus": 2}, {"WORLD_SIZE": "1", "MASTER_ADDR": "x"}, Ranks(count=2, threads=5)),
+        ({"gpus": 2}, {**BY_HAND, "WORLD_SIZE": "1"}, Ranks(count=2, threads=5)),
     ],
     ids=str,
 )
@@ -81,6 +82,7 @@ def test_cards_go_by_the_name_that_no_two_programs_count_differently() -> None:
         (4, {"gpus": 2}, BY_HAND, ("--gpus 2: this process is a rank already", "by hand", "RANK=0", "or unset MASTER")),
         (4, {"gpus": 2}, {**BY_HAND, "TORCHELASTIC_RUN_ID": "x"}, ("already", "started by torchrun")),
         (4, {"gpus": 2}, {**BY_HAND, LAUNCHER: "9"}, ("already", "by paceline's launcher")),
+        (4, {"gpus": 2}, {**BY_HAND, LAUNCHER: "9", "WORLD_SIZE": "1"}, ("already", "by paceline's launcher")),
         (4, {"gpus": 2}, {"RANK": "1", "WORLD_SIZE": "2"}, ("no MASTER_ADDR", "unset RANK WORLD_SIZE")),
     ],
 )

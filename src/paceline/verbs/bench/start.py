@@ -24,7 +24,7 @@ def start_ranks(*, gpus: int | None, devices: str | None, processes: int | None)
     """
     options: dict[str, Any] = {"gpus": gpus, "devices": devices, "processes": processes}
     if not any(value is not None for value in options.values()):
-        if find_place(os.environ).started != "alone":
+        if find_place(os.environ).is_rank:
             return None
         facts = this_machine()
         num_cards = len(facts.cards) if facts.cuda_problem is None else 0

@@ -117,11 +117,11 @@ def _check_together(command: str, options: list[str], environment: Mapping[str, 
         }
         why = "; ".join(f"{option.split()[0]}: {whys[option.split()[0]]}" for option in options)
         raise UserError(" with ".join(options), why, " or ".join(f"{command} {option}" for option in options))
-    started = find_place(environment).started
-    if started != "alone":
+    place = find_place(environment)
+    if place.is_rank:
         names = " ".join(f"{name}={environment[name]}" for name in RENDEZVOUS)
-        by = {"torchrun": "by torchrun", "paceline": "by paceline's launcher"}.get(started, f"by hand: {names}")
-        unset = f", or unset {' '.join(RENDEZVOUS)}" if started == "environment" else ""
+        by = {"torchrun": "by torchrun", "paceline": "by paceline's launcher"}.get(place.started, f"by hand: {names}")
+        unset = f", or unset {' '.join(RENDEZVOUS)}" if place.started == "environment" else ""
         raise UserError(f"{options[0]}: this process is a rank already", f"started {by}", f"{command}{unset}")
 
 
