@@ -160,6 +160,16 @@ def test_one_label_a_text(paceline: Paceline, train: Train, tmp_path: Path) -> N
     check_runs_again(paceline, folder)
 
 
+def test_one_label_in_all(paceline: Paceline, train: Train, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "reviews.csv", reviews(20, labels=["film"]))
+    folder = train({"model": BERT, "data": {"source": str(data), "allow_single_class": True}})
+    check_evaluate(paceline, folder)
+    rows = predicted(paceline, folder, data)
+    assert [row["prediction"] for row in rows] == ["film"] * 20
+    check_probabilities(rows, transformers_scores(folder, [row["text"] for row in rows]), ["film"], sigmoid=False)
+    check_saved_names(folder, ["film"])
+
+
 def test_pairs_reach_bert_with_their_token_types(paceline: Paceline, train: Train, tmp_path: Path) -> None:
     rows = [
         {"premise": row["text"], "hypothesis": f"it was {THEN[at % 3]}", "label": str(at % 3)}

@@ -99,7 +99,8 @@ def load_model(
     config = copy.deepcopy(config)
     config.id2label = dict(enumerate(label_names))
     config.label2id = {name: index for index, name in enumerate(label_names)}
-    config.problem_type = PROBLEM_TYPES[kind]
+    # transformers reads no configuration that says one class; paceline.json does
+    config.problem_type = None if (kind, num_labels) == ("classification", 1) else PROBLEM_TYPES[kind]
     if modality(part, config) == "image":
         _fit_images(part, config, image_shape)
     else:
