@@ -159,6 +159,8 @@ class MemoryPlan:
     decisions: tuple[Decision, ...] = ()
     communicator: int = 0
     """Taken like ``context`` by NCCL, whose buffers carry what ranks exchange; 0: there is nothing to exchange."""
+    normalises_batches: bool = False
+    """Whether what becomes of a sample depends on the others of its micro-batch: by batch normalisation."""
 
     @property
     def outside(self) -> int:

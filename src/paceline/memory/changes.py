@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, get_args
 
 from paceline.cards import peak_rates
@@ -127,7 +127,7 @@ def cheapest_changes(
     if len(found) > 1 and not any(best.fits for best in found):
         keep(_together(found, list(pieces.values()), traced))
     if not any(best.fits for best in found):
-        keep(_first_that_fits(map(traced, _more_cards(recipe, gpus))))
+        keep(_first_that_fits(map(traced, _more_cards(recipe, plan, gpus))))
     # all together may be no more than the best of them
     return tuple(sorted({best.change: best for best in found}.values(), key=_rank))
 
@@ -182,15 +182,25 @@ def single_changes(recipe: Recipe, card: Card) -> Iterator[Change]:
         )
 
 
-def _more_cards(recipe: Recipe, gpus: int) -> Iterator[Change]:
+def _more_cards(recipe: Recipe, plan: MemoryPlan, gpus: int) -> Iterator[Change]:
     """Shards of the model, the optimizer's states and the batch: first on as many cards as there are."""
-    shared = recipe.parallel.strategy == "fsdp"
+    strategy = recipe.parallel.strategy
     if recipe.model.train == "features":
         return  # fitted in one process
     for cards in sorted({gpus, *MORE_CARDS}):
-        if cards > gpus or (cards == gpus > 1 and not shared):
+        if cards > gpus or (cards == gpus > 1 and strategy != "fsdp"):
             speed = f"each of {cards} cards has its share of a step, and they exchange weights and gradients"
-            yield Change(settings=("parallel.strategy=fsdp",), gpus=cards, speed=speed)
+            change = Change(settings=("parallel.strategy=fsdp",), gpus=cards, speed=speed)
+            dealt_as_now = cards == gpus and strategy != "dp"
+            yield change if dealt_as_now else _dealt_anew(change, plan, "each card's share by itself")
+
+
+def _dealt_anew(change: Change, plan: MemoryPlan, sees: str) -> Change:
+    """The change, which puts other samples together: to batch normalisation that is another computation."""
+    if not plan.normalises_batches:
+        return change
+    speed = f"{change.speed}; batch normalisation then sees {sees}"
+    return replace(change, speed=speed, preserves="changes the result")
 
 
 def _smaller_evaluation(plan: MemoryPlan) -> Change:
@@ -238,7 +248,6 @@ def _smaller_micro_batches(recipe: Recipe, plan: MemoryPlan) -> dict[int, Change
         size = -(-size // 2)
         pieces = -(-batch // size)
         speed = f"about {ACCUMULATION_SLOWDOWN:.0%} slower: {pieces:,} micro-batches a step, each reads the weights"
-        if plan.slots == plan.samples:  # images
-            speed += f"; batch normalisation, where there is any, then sees {size:,} at a time"
-        found[size] = Change(settings=(f"loop.micro_batch_size={size}",), slowdown=ACCUMULATION_SLOWDOWN, speed=speed)
+        change = Change(settings=(f"loop.micro_batch_size={size}",), slowdown=ACCUMULATION_SLOWDOWN, speed=speed)
+        found[size] = _dealt_anew(change, plan, f"at most {size:,} samples at a time")
     return found

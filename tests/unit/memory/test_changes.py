@@ -13,7 +13,7 @@ from paceline.errors import RecipeError
 from paceline.memory.changes import TracedChange, cheapest_changes
 from paceline.memory.search import usable_bytes
 from paceline.recipe import Recipe
-from paceline.recipe.choose import choose
+from paceline.recipe.choose import choose, num_processes
 from paceline.records import MemoryPlan
 from tests.unit.memory.plans import GIB, HERE, bert_large, memory_plan, recipe
 
@@ -57,7 +57,8 @@ class Offered:
         return replace(found, reserved=found.reserved // gpus) if gpus else found
 
     def _chosen(self, settings: tuple[str, ...], gpus: int) -> Recipe:
-        return choose(self.asked.with_settings(settings), facts_with([self.card] * gpus, HERE), gpus)[0]
+        asked = self.asked.with_settings(settings)
+        return choose(asked, facts_with([self.card] * gpus, HERE), num_processes(asked, gpus))[0]
 
     def __getitem__(self, setting: str) -> TracedChange:
         return next(made for made in self.changes if made.change.settings == (setting,))
@@ -297,15 +298,56 @@ def test_features_have_no_step_to_change() -> None:
         assert bool(offered.changes) == (limit > GIB)
 
 
-def test_batch_normalisation_is_named_for_images_alone() -> None:
-    images: Any = {"samples": 32, "slots": 32}
+def normalised(chosen: Recipe) -> MemoryPlan:
+    """A GiB a sample of each micro-batch, which batch normalisation takes its statistics of."""
+    return memory_plan((chosen.loop.micro_batch_size or 32) * GIB, normalises_batches=True)
+
+
+def test_a_smaller_micro_batch_changes_what_batch_normalisation_computes() -> None:
+    """So it comes behind what keeps the result, however fast it is."""
 
     def memory(chosen: Recipe) -> MemoryPlan:
-        return memory_plan((chosen.loop.micro_batch_size or 32) * GIB, **images)
+        return replace(normalised(chosen), reserved=10 * GIB) if chosen.techniques.recompute else normalised(chosen)
 
     offered = Offered("v100-16gb", largest=15, memory=memory)
-    assert "batch normalisation" in offered["loop.micro_batch_size=8"].change.speed
-    assert "batch normalisation" not in Offered("v100-16gb", largest=11)["loop.micro_batch_size=8"].change.speed
+    assert offered.settings == ["techniques.recompute=true", "loop.micro_batch_size=8"]
+    piece = offered["loop.micro_batch_size=8"].change
+    assert piece.preserves == "changes the result"
+    assert piece.speed.endswith("; batch normalisation then sees at most 8 samples at a time")
+
+
+def test_without_batch_normalisation_nothing_is_said_of_it() -> None:
+    """Whether of texts or of images: a ConvNeXt and a ViT have none."""
+    offered = Offered(
+        "v100-16gb", largest=15, memory=lambda chosen: replace(normalised(chosen), normalises_batches=False)
+    )
+    piece = offered["loop.micro_batch_size=8"].change
+    assert piece.preserves == "up to rounding"
+    assert "batch normalisation" not in piece.speed
+
+
+@pytest.mark.parametrize(
+    ("gpus", "strategy", "cards", "preserves"),
+    [
+        (1, "auto", 4, "changes the result"),
+        (4, "auto", 4, "up to rounding"),
+        (4, "dp", 4, "changes the result"),
+        (4, "fsdp", 8, "changes the result"),
+    ],
+)
+def test_a_batch_that_is_dealt_anew_is_normalised_otherwise(
+    gpus: int, strategy: str, cards: int, preserves: str
+) -> None:
+    """Ranks that hold whole models have the same shares of a batch as those that hold shards."""
+    offered = Offered(
+        *("v100-16gb", f"parallel.strategy={strategy}"),
+        limit=8 * GIB,
+        memory=lambda _: memory_plan(28 * GIB, normalises_batches=True),
+        gpus=gpus,
+    )
+    (cut,) = offered.changes
+    assert (cut.change.gpus, cut.change.preserves) == (cards, preserves)
+    assert ("batch normalisation" in cut.change.speed) == (preserves == "changes the result")
 
 
 def test_savings_too_small_to_tell_are_left_out() -> None:
