@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import unicodedata
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import tokenizers
 
-from paceline.errors import ModelError
+from paceline.errors import ModelError, PacelineError
 from paceline.files import write_atomically
 from paceline.models.config import max_positions
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, fetch
@@ -103,7 +104,7 @@ class WordPieceTrainer:
         """See ``TokenizerSource.settle``: texts are not read again for a cached data set, so its name must do."""
         path = self._cache / "tokenizers" / f"of-{dataset}.json" if self._cache else None
         vocabulary = self._latest or (_read_vocabulary(path) if path else None)
-        if self._latest and path and not path.exists():
+        if self._latest and path and _read_vocabulary(path) is None:
             _write_vocabulary(path, self._latest)
         return bert_tokenizer(vocabulary, self._max_length, self._has_token_types) if vocabulary else None
 
@@ -272,13 +273,15 @@ def _sample(texts: Sequence[str]) -> Sequence[str]:
 
 
 def _write_vocabulary(path: Path, vocabulary: dict[str, int]) -> None:
-    write_atomically(path, json.dumps(vocabulary, ensure_ascii=False).encode())
+    """Keep a vocabulary for the next time; a cache is a convenience, and the run goes on where it cannot be written."""
+    with contextlib.suppress(OSError, PacelineError):
+        write_atomically(path, json.dumps(vocabulary, ensure_ascii=False).encode())
 
 
 def _read_vocabulary(path: Path) -> dict[str, int] | None:
-    """A vocabulary from the cache; None when it is not there or was damaged, and is trained anew."""
+    """A vocabulary from the cache; None when it cannot be read or was damaged, and is trained anew."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return None
     return found if isinstance(found, dict) and all(token in found for token in SPECIAL_TOKENS) else None

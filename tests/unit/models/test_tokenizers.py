@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,41 @@ def test_a_trained_vocabulary_is_kept_and_a_damaged_one_replaced(
     assert trained(tiny_bert_config(), tmp_path).get(TEXTS).get_vocab() == first
     monkeypatch.setattr("paceline.models.tokenizers.train_wordpiece", lambda *_: pytest.fail("trained again"))
     assert trained(tiny_bert_config(), tmp_path).get(TEXTS).get_vocab() == first
+
+
+@pytest.mark.parametrize("cause", ["a file", "a full disk", "a disk that is only read", "/proc"])
+def test_a_cache_that_cannot_be_used_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    cache = Path("/proc/paceline") if cause == "/proc" else tmp_path / "cache"
+    if cause == "a file":
+        cache.write_text("in the way")
+    elif cause == "a full disk":
+        monkeypatch.setattr(os, "fsync", raising(errno.ENOSPC))
+    elif cause == "a disk that is only read":
+        monkeypatch.setattr(Path, "mkdir", raising(errno.EROFS))
+    expected = trained(tiny_bert_config()).get(TEXTS).get_vocab()
+    source = trained(tiny_bert_config(), cache)
+    assert source.get(TEXTS).get_vocab() == expected
+    settled = source.settle("data")
+    assert settled is not None
+    assert settled.get_vocab() == expected
+    assert trained(tiny_bert_config(), cache).settle("data") is None, "nothing has been kept"
+
+
+def test_a_damaged_vocabulary_of_cached_data_is_kept_again(tmp_path: Path) -> None:
+    source = trained(tiny_bert_config(), tmp_path)
+    source.get(TEXTS)
+    (tmp_path / "tokenizers" / "of-data.json").write_text("{")
+    source.settle("data")
+    assert trained(tiny_bert_config(), tmp_path).settle("data") is not None
+
+
+def raising(number: int) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
 def test_a_saved_tokenizer_is_the_same_in_plain_transformers(tmp_path: Path) -> None:
