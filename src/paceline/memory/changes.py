@@ -10,6 +10,7 @@ from paceline.cards import peak_rates
 from paceline.errors import UserError
 from paceline.facts import Card
 from paceline.recipe import Recipe
+from paceline.recipe.choose import num_processes
 from paceline.recipe.techniques import Preserves
 from paceline.records import MemoryPlan
 
@@ -114,7 +115,7 @@ def cheapest_changes(
         smaller = traced(_smaller_evaluation(plan))
         if smaller is not None and smaller.fits:
             return (smaller,)  # nothing else is in the way
-    pieces = _smaller_micro_batches(recipe, plan)
+    pieces = _smaller_micro_batches(recipe, plan, gpus)
     enough = [piece for size, piece in pieces.items() if size <= largest] or list(pieces.values())[-1:]
     found: list[TracedChange] = []
 
@@ -165,6 +166,12 @@ def _together(
         if found.fits:
             break
     return found
+
+
+def samples_of_a_process(recipe: Recipe, gpus: int) -> tuple[int, int]:
+    """Of its largest micro-batch, and of its share of the global batch: at most."""
+    share = -(-recipe.loop.batch_size // num_processes(recipe, gpus))
+    return min(recipe.loop.micro_batch_size or share, share), share
 
 
 def single_changes(recipe: Recipe, card: Card) -> Iterator[Change]:
@@ -238,15 +245,15 @@ def _eight_bit(recipe: Recipe) -> Iterator[Change]:
     )
 
 
-def _smaller_micro_batches(recipe: Recipe, plan: MemoryPlan) -> dict[int, Change]:
+def _smaller_micro_batches(recipe: Recipe, plan: MemoryPlan, gpus: int) -> dict[int, Change]:
     """Size -> the same batch in more pieces: halves of the micro-batch, quarters and so on, down to one sample."""
     found: dict[int, Change] = {}
-    size, batch = recipe.loop.micro_batch_size or recipe.loop.batch_size, recipe.loop.batch_size
+    size, share = samples_of_a_process(recipe, gpus)
     if recipe.model.train == "features":
         return found
     while size > 1:
         size = -(-size // 2)
-        pieces = -(-batch // size)
+        pieces = -(-share // size)
         speed = f"about {ACCUMULATION_SLOWDOWN:.0%} slower: {pieces:,} micro-batches a step, each reads the weights"
         change = Change(settings=(f"loop.micro_batch_size={size}",), slowdown=ACCUMULATION_SLOWDOWN, speed=speed)
         found[size] = _dealt_anew(change, plan, f"at most {size:,} samples at a time")

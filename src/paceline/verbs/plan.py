@@ -16,7 +16,7 @@ from rich.text import Text
 from paceline.cards import card_for, facts_with
 from paceline.errors import RecipeError, UserError
 from paceline.facts import Card, Facts, this_machine
-from paceline.memory.changes import PlanWith, TracedChange, cheapest_changes, single_changes
+from paceline.memory.changes import PlanWith, TracedChange, cheapest_changes, samples_of_a_process, single_changes
 from paceline.memory.formula import Textbook, textbook
 from paceline.memory.predict import Predictor
 from paceline.memory.search import LargestMicroBatch, largest_micro_batch, usable_bytes
@@ -266,9 +266,7 @@ def _first_card(here: Facts) -> Card:
 
 def _largest(chosen: Recipe, gpus: int, plan_with: PlanWith, usable: int) -> tuple[LargestMicroBatch, tuple[str, ...]]:
     """The search's end, and the settings that lead there."""
-    loop = chosen.loop
-    share = -(-loop.batch_size // num_processes(chosen, gpus))
-    now = min(loop.micro_batch_size or share, share)
+    now, share = samples_of_a_process(chosen, gpus)
 
     def settings(samples: int) -> tuple[str, ...]:
         plain = () if samples == now else (f"loop.micro_batch_size={samples}",)

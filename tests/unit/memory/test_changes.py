@@ -142,6 +142,20 @@ def test_halves_of_an_odd_micro_batch_are_rounded_up_and_one_cannot_be_halved() 
     assert not [setting for setting in offered.settings if "micro" in setting]
 
 
+@pytest.mark.parametrize(("strategy", "share"), [("ddp", 16), ("fsdp", 16), ("dp", 64)])
+def test_pieces_are_those_of_a_process(strategy: str, share: int) -> None:
+    """Four cards have 16 of 64 samples each, or one process has all 64 and deals them itself."""
+
+    def memory(chosen: Recipe) -> MemoryPlan:
+        return memory_plan(min(chosen.loop.micro_batch_size or share, share) * GIB)
+
+    for largest, pieces in ((share // 2, 2), (1, share)):
+        settings = ("loop.batch_size=64", f"parallel.strategy={strategy}")
+        offered = Offered("v100-16gb", *settings, limit=largest * GIB, largest=largest, memory=memory, gpus=4)
+        piece = offered[f"loop.micro_batch_size={largest}"].change
+        assert f"{pieces} micro-batches a step" in piece.speed
+
+
 def test_a_piece_that_is_found_too_large_after_all_is_halved_again() -> None:
     """Memory that does not grow evenly: the search said 16, a trace says otherwise."""
     card = card_for("v100-32gb")
