@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.data.order import OrderState
@@ -63,6 +63,10 @@ class Progress:
             return ""
         was, now = f"{sign * self.best:.4g} at step {self.best_step:,}", f"{sign * value:.4g} at step {newest.step:,}"
         return f"validation {name} went from {was} to {now}"
+
+    def judged_anew(self) -> Progress:
+        """The same steps without a best one: what was measured before cannot be compared with what will be."""
+        return replace(self, best=None, best_step=None, evaluations_without_gain=0, evaluations=())
 
     def plain(self) -> dict[str, Any]:
         """JSON-ready."""

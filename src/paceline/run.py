@@ -103,6 +103,8 @@ def _carried_out(request: Request) -> RunRecord:
         learned, carried_out = _changes(request, prepared)
         with watch.phase("model"):
             job, progress = job_of(request, prepared, emit, stop)
+            if _measures_otherwise(request, prepared):
+                progress = progress.judged_anew()
         stack.callback(job.assembled.engine.close)
         stack.callback(job.store.close)
         if job.recorder is not None:
@@ -225,6 +227,19 @@ def _changes(request: Request, prepared: Prepared) -> tuple[list[str], list[str]
     return learned, [str(change) for change in execution]
 
 
+def _measures_otherwise(request: Request, prepared: Prepared) -> str:
+    """What a resumed run measures with that it did not before the checkpoint; empty where all is as it was."""
+    if request.checkpoint is None:
+        return ""
+    saved, recipe = Recipe.parse(request.checkpoint.state["recipe"]), prepared.recipe
+    changed = {
+        "the data": request.checkpoint.state["fingerprint"] != prepared.dataset.fingerprint,
+        "the task": saved.task.model_dump() != recipe.task.model_dump(),
+        "loop.best_metric": saved.loop.best_metric != recipe.loop.best_metric,
+    }
+    return " and ".join(name for name, is_other in changed.items() if is_other)
+
+
 def _refuse_finished(request: Request, loop: Loop) -> None:
     """A run that has its summary has nothing to go on with, unless a setting made it longer."""
     if loop.ended and request.folder.summary.exists():
@@ -305,6 +320,9 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
         found.append(Notice(message=rounded_away(prepared.recipe.optimizer), level="warning"))
     if request.checkpoint:
         found += [Notice(message=message, level="warning") for message in request.checkpoint.notices]
+    if otherwise := _measures_otherwise(request, prepared):
+        anew = f"{otherwise} changed: the best step is looked for anew, and what was measured before does not count"
+        found.append(Notice(message=anew, level="warning"))
     return found
 
 

@@ -253,6 +253,29 @@ def test_other_data_are_refused(halfway: Path) -> None:
     assert resume(halfway, [f"data.source={data}"]).status == "finished"
 
 
+@pytest.mark.parametrize("change", ["data", "metric"])
+def test_what_is_measured_otherwise_is_judged_anew(
+    pretrained: Path, reviews: Path, tmp_path: Path, change: str
+) -> None:
+    """The best of other data, or by another metric, is beaten by nothing and would be what is saved."""
+    data = tmp_path / "own.csv"
+    data.write_bytes(reviews.read_bytes())
+    first = train(recipe(pretrained, data, loop={"best_metric": "accuracy"}), out=tmp_path / "run")
+    assert first.best_step, "the test lost its point"
+    if change == "data":
+        data.write_text(data.read_text().replace("film 5:", "film five:"))
+        settings = [f"data.source={data}"]
+    else:
+        settings = ["loop.best_metric=-loss"]
+    record = resume(tmp_path / "run", [*settings, f"loop.max_steps={2 * STEPS}", "loop.epochs=9"])
+    since = {found.step: found.loss for found in record.evaluations}
+    assert min(since) >= first.steps, "what was measured before still counts"
+    assert record.best_step in since
+    assert record.final["validation"]["loss"] == since[record.best_step]
+    (notice,) = [line["message"] for line in lines(tmp_path / "run", "notice") if "looked for anew" in line["message"]]
+    assert notice.startswith("the data changed" if change == "data" else "loop.best_metric changed")
+
+
 def damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-8] ^= 4
