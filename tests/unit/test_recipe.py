@@ -75,6 +75,13 @@ def test_the_last_setting_wins_and_the_recipe_itself_is_left_alone() -> None:
         ("techniques.capture=maybe", r"techniques\.capture = 'maybe'\n.*'auto', or true or false\n.*capture=auto"),
         ("optimizer.groups=[{mach: x}]", r"optimizer\.groups\.0\.ma(t)?ch"),
         ("optimizer.momentum=0.5", r"momentum: has no effect with type: adamw"),
+        ("optimizer.betas=[0.9,1.0]", r"optimizer\.betas.* = '1\.0'\n.*less than 1"),
+        ("optimizer.betas=[-0.1,0.9]", r"optimizer\.betas.* = '-0\.1'\n.*greater than or equal to 0"),
+        ("data.label_separator=''", r"data\.label_separator = ''\n.*at least 1 character"),
+        ("data.splits.validation=2.5", r"data\.splits\.validation: 2\.5 is neither a share below 1 nor a whole number"),
+        ("data.splits.test=.inf", r"data\.splits\.test: inf is neither a share"),
+        ("data.splits.train=-5", r"data\.splits\.train = '-5'\n.*greater than or equal to 0"),
+        ("schedule.warmup=2.5", r"schedule\.warmup: 2\.5 is neither a share"),
         ("data.splits.validation=0.95", r"data\.splits: shares add up to 1.05"),
         ("model.source=null", r"no model: set model\.source"),
         ("model.factory=a.b:c", r"factory builds the whole model"),
@@ -86,6 +93,11 @@ def test_the_last_setting_wins_and_the_recipe_itself_is_left_alone() -> None:
 def test_a_setting_that_cannot_work_is_refused_with_a_lesson(setting: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         recipe().with_settings([setting])
+
+
+@pytest.mark.parametrize("setting", ["data.splits.test=20.0", "data.splits.test=0", "optimizer.betas=[0,0.99]"])
+def test_a_setting_at_its_bounds_is_taken(setting: str) -> None:
+    recipe().with_settings([setting])
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 Columns = str | tuple[str, ...]
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+"""Share that a running mean keeps of itself at each step."""
+
 Switch = Literal["auto"] | bool
 """``auto``: on where it is safe and pays, which is recorded with the reason."""
 
@@ -37,6 +40,12 @@ LARGEST = 1e30
 def _within_fp32(value: float | None) -> float | None:
     if value is not None and value > LARGEST:
         raise ValueError(f"{value:g} is more than any optimizer can use, at most {LARGEST:g}")
+    return value
+
+
+def _share_or_count(value: float | None) -> float | None:
+    if value is not None and value % 1 and not 0 < value < 1:
+        raise ValueError(f"{value:g} is neither a share below 1 nor a whole number")
     return value
 
 
@@ -90,10 +99,12 @@ class ModelPart(Part):
 class SplitsPart(Part):
     """How rows without a given split are dealt: a share below 1, a number of rows from 1, or the rest (null)."""
 
-    train: float | int | None = Field(None, description="Null: everything that the others leave.")
+    train: float | int | None = Field(None, ge=0, description="Null: everything that the others leave.")
     validation: float | int = Field(0.1, ge=0, description="Share or number of rows; 0 for none.")
     test: float | int = Field(0.1, ge=0, description="Share or number of rows; 0 for none.")
     seed: int = Field(0, ge=0, description="Of the deal alone, so that runs with other seeds share their splits.")
+
+    _usable = field_validator("train", "validation", "test")(_share_or_count)
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
@@ -140,7 +151,9 @@ class DataPart(Part):
     pair: str | None = Field("auto", description="Column of the second text of a pair; null for none.")
     label: Columns = Field("auto", description="Column of the label; several 0/1 columns for multi-label.")
     split: str | None = Field("auto", description="Column naming each row's split; null for none.")
-    label_separator: str | None = Field(None, description="Splits a label cell into several labels (multi-label).")
+    label_separator: str | None = Field(
+        None, min_length=1, description="Splits a label cell into several labels (multi-label)."
+    )
     splits: SplitsPart = SplitsPart()
     max_length: int = Field(512, ge=4, description="Tokens kept of a sample; never more than the model's positions.")
     image_size: int | None = Field(None, ge=8, description="Images are resized to this many pixels a side.")
@@ -199,6 +212,8 @@ class SchedulePart(Part):
     )
     floor: float = Field(0.0, ge=0, le=1, description="Factor at the end of a decay.")
 
+    _usable = field_validator("warmup")(_share_or_count)
+
 
 class GroupPart(Part):
     """Settings of the parameters whose names match; the first group that matches a name takes it."""
@@ -234,7 +249,7 @@ class OptimizerPart(Part):
         description="Null: 0.01 with adamw and adamw8bit, which decay the weights apart from the gradient; else 0.",
     )
     decay_all: bool = Field(False, description="Decay biases and normalisation weights too.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Of adam and adamw.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="Of adam and adamw.")
     eps: float = Field(1e-8, gt=0, description="Of adam and adamw.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd.")
     nesterov: bool = Field(True, description="Of sgd.")
