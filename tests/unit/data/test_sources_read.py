@@ -92,6 +92,14 @@ def test_list_of_dicts_and_iterators():
     check(read(DataPart(source="unused.csv"), rows=(dict(row) for row in ROWS)))
 
 
+def test_columns_are_texts_as_those_of_a_data_frame():
+    rows = [{0: row["text"], 1: row["label"]} for row in ROWS]
+    table = read(DataPart(source="unused.csv", label="1"), rows=rows)
+    assert (table.texts, table.columns) == ([row["text"] for row in ROWS], {"text": "0", "label": "1"})
+    with pytest.raises(DataError, match=r"no label column found\n.*the columns '0', '1'"):
+        read(DataPart(source="unused.csv"), rows=rows)
+
+
 def test_data_frame():
     pandas = pytest.importorskip("pandas")
     table = read(DataPart(source="unused.csv"), rows=pandas.DataFrame(ROWS, index=range(100, 106)))

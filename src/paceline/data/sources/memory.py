@@ -51,7 +51,7 @@ def _mappings(rows: Iterable[object], name: str) -> Iterator[Row]:
                 why=f"found {type(values).__name__}",
                 fix='{"text": "...", "label": "..."}',
             )
-        yield Row(name, number, values)
+        yield Row(name, number, {str(column): value for column, value in values.items()})
 
 
 def _frame(frame: Any, name: str) -> Source:
