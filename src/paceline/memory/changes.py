@@ -168,10 +168,13 @@ def _together(
     return found
 
 
-def samples_of_a_process(recipe: Recipe, gpus: int) -> tuple[int, int]:
+def samples_of_a_process(recipe: Recipe, plan: MemoryPlan, gpus: int) -> tuple[int, int]:
     """Of its largest micro-batch, and of its share of the global batch: at most."""
     share = -(-recipe.loop.batch_size // num_processes(recipe, gpus))
-    return min(recipe.loop.micro_batch_size or share, share), share
+    size = min(recipe.loop.micro_batch_size or share, share)
+    if size == share:
+        size = share = min(share, plan.samples)  # there may be fewer than a batch
+    return size, share
 
 
 def single_changes(recipe: Recipe, card: Card) -> Iterator[Change]:
@@ -248,7 +251,7 @@ def _eight_bit(recipe: Recipe) -> Iterator[Change]:
 def _smaller_micro_batches(recipe: Recipe, plan: MemoryPlan, gpus: int) -> dict[int, Change]:
     """Size -> the same batch in more pieces: halves of the micro-batch, quarters and so on, down to one sample."""
     found: dict[int, Change] = {}
-    size, share = samples_of_a_process(recipe, gpus)
+    size, share = samples_of_a_process(recipe, plan, gpus)
     if recipe.model.train == "features":
         return found
     while size > 1:

@@ -266,7 +266,7 @@ def _first_card(here: Facts) -> Card:
 
 def _largest(chosen: Recipe, gpus: int, plan_with: PlanWith, usable: int) -> tuple[LargestMicroBatch, tuple[str, ...]]:
     """The search's end, and the settings that lead there."""
-    now, share = samples_of_a_process(chosen, gpus)
+    now, share = samples_of_a_process(chosen, plan_with(()), gpus)
 
     def settings(samples: int) -> tuple[str, ...]:
         plain = () if samples == now else (f"loop.micro_batch_size={samples}",)
@@ -283,6 +283,8 @@ def _largest(chosen: Recipe, gpus: int, plan_with: PlanWith, usable: int) -> tup
             return None
 
     found = largest_micro_batch(plan_of, start=now, most=share, limit_bytes=usable)
+    if found.plan is not None and found.too_large is None:
+        found = dataclasses.replace(found, samples=found.plan.samples)  # there may be fewer than a batch
     return found, settings(found.samples) if found.samples else ()
 
 
@@ -391,8 +393,10 @@ def _largest_told(plan: Plan, largest: LargestMicroBatch) -> Rows:
     told = f"{largest.samples:,} of {batch:,}{positions}, take {gib(largest.plan.total)}"
     if largest.too_large is not None:
         told += f"; {largest.too_large:,} do not fit"
+    elif num_processes(plan.recipe, plan.gpus) > 1:
+        told += ": a card's share of the batch"
     else:
-        told += ": the whole batch" if num_processes(plan.recipe, plan.gpus) == 1 else ": a card's share of the batch"
+        told += ": the whole batch" if largest.samples == batch else ": all training samples"
     return [("samples", told), *([("set", _typed(plan.largest_settings))] if plan.largest_settings else [])]
 
 

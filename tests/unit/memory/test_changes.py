@@ -147,7 +147,8 @@ def test_pieces_are_those_of_a_process(strategy: str, share: int) -> None:
     """Four cards have 16 of 64 samples each, or one process has all 64 and deals them itself."""
 
     def memory(chosen: Recipe) -> MemoryPlan:
-        return memory_plan(min(chosen.loop.micro_batch_size or share, share) * GIB)
+        samples = min(chosen.loop.micro_batch_size or share, share)
+        return memory_plan(samples * GIB, samples=samples)
 
     for largest, pieces in ((share // 2, 2), (1, share)):
         settings = ("loop.batch_size=64", f"parallel.strategy={strategy}")

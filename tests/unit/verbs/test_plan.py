@@ -143,6 +143,30 @@ def test_a_small_micro_batch_that_fits_is_told_the_larger_that_would() -> None:
     assert found.largest_settings == ("loop.micro_batch_size=29",)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "settings", "told"),
+    [
+        ("h200", (), "205 of 100,000, take 128.46 GiB: all training samples"),
+        ("h200", ("loop.micro_batch_size=8",), "205 of 100,000, take 128.46 GiB: all training samples"),
+        ("v100-32gb", (), "48 of 100,000, take 30.33 GiB; 51 do not fit"),
+    ],
+)
+def test_no_micro_batch_has_more_samples_than_there_are(gpu: str, settings: tuple[str, ...], told: str) -> None:
+    """205 of training, 0.625 GiB each, in batches of 100,000."""
+
+    def memory(chosen: Recipe) -> MemoryPlan:
+        samples = min(chosen.loop.micro_batch_size or 100_000, 205)
+        return memory_plan(samples * 5 * GIB // 8 + GIB // 3, samples=samples, slots=samples)
+
+    found = made(gpu, "loop.batch_size=100000", *settings, memory=memory)
+    assert section(shown(found), "largest micro-batch")[0] == f"  samples  {told}"
+    assert found.largest is not None
+    assert found.largest.plan is not None
+    assert found.largest.samples == found.largest.plan.samples
+    changed = [made.change.speed for made in found.changes if "loop.micro_batch_size=26" in made.change.settings]
+    assert ["8 micro-batches a step" in speed for speed in changed] == ([] if found.fits else [True])
+
+
 def test_not_even_one_sample() -> None:
     text = shown(made("v100-16gb", memory=lambda _: memory_plan(40 * GIB)))
     assert section(text, "largest micro-batch") == ["  samples  none: not even 1 of 32 at a time"]
