@@ -272,8 +272,8 @@ def test_a_terminal_is_drawn_the_same_words_in_colour() -> None:
 # -- what a program reads ----------------------------------------------------------------------------------------------
 
 KEYS = {
-    "": "name model gpus batch_size micro_batch_size memory usable_bytes fits spare_bytes largest_micro_batch changes"
-    " formula decisions",
+    "": "name model gpus strategy precision optimizer batch_size micro_batch_size memory usable_bytes fits spare_bytes"
+    " largest_micro_batch changes formula decisions",
     "memory": "card capacity allocated reserved context parts activations moment phases samples slots num_parameters"
     " num_trained assumed path total",
     "largest_micro_batch": "samples slots total too_large settings",
@@ -298,6 +298,17 @@ def test_the_object_has_these_keys_and_adds_up() -> None:
     assert len(found["changes"]) == 4, "all of them, not the three that a person is shown"
     for change in found["changes"]:
         assert change["total"] == memory["total"] - change["saving_bytes"]
+
+
+@pytest.mark.parametrize(("strategy", "micro"), [("ddp", 8), ("dp", 32)])
+def test_a_program_reads_how_the_step_is_made(strategy: str, micro: int) -> None:
+    """Of 32 samples each of four ranks has 8, or one process all: its micro-batch, beside the memory of the same."""
+    settings = (f"parallel.strategy={strategy}", "techniques.precision=bf16", "optimizer.type=sgd")
+    memory = memory_plan(GIB, samples=micro, slots=micro * 512)
+    found = planned(recipe(*settings), card_for("h200"), HERE, lambda *_: memory, gpus=4).plain()
+    assert (found["strategy"], found["precision"], found["optimizer"]) == (strategy, "bf16", "sgd")
+    assert found["micro_batch_size"] == found["memory"]["samples"] == micro
+    assert made("h200").plain()["strategy"] is None, "one card shares nothing"
 
 
 def test_the_formula_is_that_of_the_run() -> None:
