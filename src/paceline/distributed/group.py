@@ -7,6 +7,7 @@ values go through the store, past the card (exchange.py).
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
 import socket
@@ -47,6 +48,9 @@ SUM = "a sum over the ranks"
 
 PACKAGES = ("paceline", "torch", "transformers")
 
+_joins = itertools.count()
+"""How often this process has joined at torchrun's: as often as the others, which run the same program."""
+
 
 @contextmanager
 def joined(
@@ -71,9 +75,13 @@ def joined(
     if dist.is_initialized():
         why = "this process has joined its ranks already, and can do so once"
         raise UserError("torch.distributed: a process group is open", why, "torch.distributed.destroy_process_group()")
-    # torchrun's agent keeps its store when it starts ranks again
+    # imported with a group open, its functions would keep that as a default, and rank 0's store would listen for good
+    from torch.distributed import nn  # noqa: F401
+
+    # torchrun's agent keeps its store when it starts ranks again, and for the next run of one program
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = PrefixStore(f"paceline/{attempt}", open_store(place, timeout_seconds))
+    turn = next(_joins) if place.started == "torchrun" else 0
+    store = PrefixStore(f"paceline/{attempt}/{turn}", open_store(place, timeout_seconds))
     exchange = Exchange(store, place.rank, place.world_size, timeout_seconds)
     try:
         present = call_roll(exchange, place)

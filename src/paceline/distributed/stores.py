@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from urllib.parse import urlsplit
 
@@ -21,7 +21,7 @@ from torch.distributed import DistNetworkError, FileStore, TCPStore  # type: ign
 from torch.distributed.distributed_c10d import Store
 
 from paceline.cluster import LOOPBACK, STORE_FD, Place, listen
-from paceline.distributed.exchange import LostRank, seconds
+from paceline.distributed.exchange import GRACE_SECONDS, LostRank, seconds
 from paceline.errors import UserError
 
 PAUSE_SECONDS = 0.05
@@ -37,18 +37,10 @@ def open_store(place: Place, timeout_seconds: float) -> Store:
         UserError: an address that cannot be used, or is taken.
         LostRank: rank 0 does not answer there within ``timeout_seconds``.
     """
-    method = urlsplit(place.init_method or "env://")
-    if method.scheme == "file":
-        return _file_store(method.path, place.world_size)
-    if method.scheme == "tcp":
-        host, port = method.hostname or "", method.port or 0
-    else:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if on_one_machine(place) and not is_agents:
-        # the name may stand for an address of the network, where the store does not listen
-        host = LOOPBACK
-    if place.rank == 0 and not is_agents:
+    if path := _meeting_file(place):
+        return _file_store(path, place.world_size)
+    host, port = _address(place)
+    if place.rank == 0 and not _is_agents():
         return _serve(host, port, place, timeout_seconds)
     return _connect(host, port, place.world_size, timeout_seconds)
 
@@ -57,19 +49,47 @@ def open_store(place: Place, timeout_seconds: float) -> Store:
 def leaving(place: Place) -> Iterator[None]:
     """Inside, a rank drops its store, as all others do; a file where they met is gone when the last one has.
 
+    Afterwards rank 0's store is gone too, so that a rank which joins again does not meet the one it has left.
+
     torch counts who has left the file, and who has it open, one after the other, and removes it where one rank finds
     both counts full: of two that leave at the same time, each may find the other's half missing. A file opened for no
     ranks is removed by the second count alone.
     """
-    method = urlsplit(place.init_method or "env://")
-    last = FileStore(method.path, 0) if method.scheme == "file" else None
+    path = _meeting_file(place)
+    last = FileStore(path, 0) if path else None
+    watched = None if place.rank == 0 or path or _is_agents() else _watched(*_address(place))
     yield
     del last
+    if watched is not None:
+        with watched, suppress(OSError):
+            # nothing is ever sent there, but the end is told
+            watched.recv(1)
 
 
 def on_one_machine(place: Place) -> bool:
     """Whether all ranks are known to be on this machine."""
     return place.local_world_size == place.world_size
+
+
+def _is_agents() -> bool:
+    """Whether the store is that of torchrun's agent, which outlives the ranks."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _meeting_file(place: Place) -> str:
+    """Where ranks meet in a file; else empty."""
+    method = urlsplit(place.init_method or "env://")
+    return method.path if method.scheme == "file" else ""
+
+
+def _address(place: Place) -> tuple[str, int]:
+    method = urlsplit(place.init_method or "env://")
+    if method.scheme == "tcp":
+        host, port = method.hostname or "", method.port or 0
+    else:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # the name may stand for an address of the network, where the store does not listen
+    return (LOOPBACK if on_one_machine(place) and not _is_agents() else host), port
 
 
 def _file_store(path: str, world_size: int) -> Store:
@@ -163,6 +183,14 @@ def _await_listener(host: str, port: int, deadline: float, timeout_seconds: floa
                 why = f"no answer within {seconds(timeout_seconds)}: {error.strerror or error}"
                 raise _no_answer(host, port, why) from None
             time.sleep(PAUSE_SECONDS)
+
+
+def _watched(host: str, port: int) -> socket.socket | None:
+    """A connection that ends with the store, read for ``GRACE_SECONDS`` at most; None: the store has ended."""
+    try:
+        return socket.create_connection((host, port), timeout=GRACE_SECONDS)
+    except OSError:
+        return None
 
 
 def _no_answer(host: str, port: int, why: str) -> LostRank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -126,6 +127,39 @@ def meets_often(rank: int, size: int, ports: list[int]) -> list[Any]:
 def test_a_process_can_join_again_after_it_has_left() -> None:
     port = free_port()
     assert run_processes(meets_often, 2, 2, [port, free_port(), port]) == [[[2, 0, 1]] * 3] * 2
+
+
+def meets_beside_an_import(rank: int, size: int, port: int) -> list[Any]:
+    """As transformers' models import it; what the server has loaded, from which ranks are forked, is loaded again."""
+    for name in [name for name in sys.modules if name.startswith("torch.distributed.nn")]:
+        del sys.modules[name]
+    found = []
+    for _ in range(2):
+        with joined(at(rank, size, f"tcp://127.0.0.1:{port}"), device=CPU, timeout_seconds=20) as world:
+            importlib.import_module("torch.distributed.nn")
+            found.append(world.gather(rank))
+    return found
+
+
+def test_a_process_can_join_again_at_the_same_port() -> None:
+    """Functions that took the group for a default, when they were imported, kept it and its store."""
+    assert run_processes(meets_beside_an_import, 2, 2, free_port()) == [[[0, 1]] * 2] * 2
+
+
+def meets_again_at_once(rank: int, size: int, init_method: str) -> list[Any]:
+    """Rank 0 needs half a second more to close its end, and the store with it."""
+    closed = dist.destroy_process_group
+
+    def late() -> None:
+        time.sleep(0.5 if rank == 0 else 0)
+        closed()
+
+    dist.destroy_process_group = late
+    return [meets(rank, size, init_method) for _ in range(2)]
+
+
+def test_a_rank_that_joins_again_at_once_does_not_meet_the_store_it_has_left() -> None:
+    assert run_processes(meets_again_at_once, 2, 2, tcp()) == [[[2, 0, 1]] * 2] * 2
 
 
 def test_one_process_opens_nothing() -> None:
@@ -344,6 +378,22 @@ def under_torchrun(folder: Path, *options: str, failures: int = 0) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def meets_at_an_agents(rank: int, port: int) -> list[Any]:
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ.update(variables)
+    found = []
+    for _ in range(2):
+        with joined(at(rank, 2, "env://", started="torchrun"), device=CPU, timeout_seconds=20) as world:
+            found.append([world.sum_(torch.ones(1)).item(), *world.gather(rank)])
+    return found
+
+
+def test_ranks_join_the_store_of_torchruns_agent_again() -> None:
+    """As in a script with two runs: the store outlives the first, and knows its ranks."""
+    agents = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert run_processes(meets_at_an_agents, 2, agents.port) == [[[2, 0, 1]] * 2] * 2
 
 
 @pytest.mark.slow
