@@ -103,21 +103,24 @@ def _file_store(path: str, world_size: int) -> Store:
 
 
 def _serve(host: str, port: int, place: Place, timeout_seconds: float) -> Store:
+    listening = _descriptor(port) if on_one_machine(place) else _descriptor_at(host, port)
     try:
         return TCPStore(
-            host,
+            # rank 0 connects to its own store, deaf to signals: the address may be no machine's, or one that passes on
+            LOOPBACK if listening is None else host,
             port,
             place.world_size,
             is_master=True,
             timeout=timedelta(seconds=timeout_seconds),
             wait_for_workers=False,  # our own roll call names who is missing
-            master_listen_fd=_descriptor(port) if on_one_machine(place) else _descriptor_at(host, port),
+            master_listen_fd=listening,
         )
     except DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-        why = "another process listens there, perhaps a rank of an earlier run"
-        raise UserError(f"MASTER_PORT = {port}: in use on this machine", why, f"MASTER_PORT={port + 1}") from None
+        if "EADDRINUSE" in str(error):
+            why = "another process listens there, perhaps a rank of an earlier run"
+            raise UserError(f"MASTER_PORT = {port}: in use on this machine", why, f"MASTER_PORT={port + 1}") from None
+        what, why = f"MASTER_PORT = {port}: the store cannot be opened", str(error).splitlines()[0]
+        raise UserError(what, why, "another port, such as MASTER_PORT=29500") from None
 
 
 def _descriptor(port: int) -> int:
@@ -134,7 +137,14 @@ def _descriptor_at(host: str, port: int) -> int | None:
     """A socket on this address alone; None, for every address, where it cannot be known to be the one to listen on.
 
     A name may stand for loopback on the machine that bears it, and an address may be another machine's that passes on.
+
+    Raises:
+        UserError: the name stands for no machine.
     """
+    try:
+        socket.getaddrinfo(host, port)
+    except socket.gaierror as error:
+        raise _no_machine(host, error) from None
     try:
         ipaddress.ip_address(host)
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as trial:
@@ -176,8 +186,7 @@ def _await_listener(host: str, port: int, deadline: float, timeout_seconds: floa
             socket.create_connection((host, port), timeout=max(PAUSE_SECONDS, deadline - time.monotonic())).close()
             return
         except socket.gaierror as error:
-            why = f"no machine of this name can be found: {error.strerror}"
-            raise UserError(f"MASTER_ADDR = {host}", why, "the name or address of rank 0's machine") from None
+            raise _no_machine(host, error) from None
         except OSError as error:
             if time.monotonic() > deadline:
                 why = f"no answer within {seconds(timeout_seconds)}: {error.strerror or error}"
@@ -191,6 +200,11 @@ def _watched(host: str, port: int) -> socket.socket | None:
         return socket.create_connection((host, port), timeout=GRACE_SECONDS)
     except OSError:
         return None
+
+
+def _no_machine(host: str, error: socket.gaierror) -> UserError:
+    why = f"no machine of this name can be found: {error.strerror}"
+    return UserError(f"MASTER_ADDR = {host}", why, "the name or address of rank 0's machine")
 
 
 def _no_answer(host: str, port: int, why: str) -> LostRank:

@@ -303,6 +303,14 @@ def test_a_store_for_several_machines_listens_where_they_meet_and_nowhere_else()
     assert other == {"0100007F"}
 
 
+@LINUX
+def test_a_store_at_an_address_that_is_not_this_machines_listens_on_every_one() -> None:
+    """It may be passed on to this machine."""
+    store = stores.open_store(at(0, 2, f"tcp://192.0.2.1:{free_port()}", local_world_size=1), 1)
+    assert listening_addresses() & {"0" * 8, "0" * 32}
+    del store
+
+
 def listens_for_others(rank: int, init_method: str) -> set[str]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with joined(at(rank, 2, init_method, local_rank=0, local_world_size=1), device=CPU, timeout_seconds=20) as world:
@@ -509,13 +517,38 @@ def test_what_does_not_answer_as_a_store_is_given_up(accepts: bool, capfd: pytes
         assert caught.value.ranks == (0,)
 
 
-def test_a_name_that_stands_for_no_machine_is_named() -> None:
-    place = at(1, 2, "tcp://no.such.machine.invalid:29500", local_world_size=1, local_rank=0)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_that_stands_for_no_machine_is_named(rank: int) -> None:
+    place = at(rank, 2, "tcp://no.such.machine.invalid:29500", local_world_size=1, local_rank=0)
     with (
-        pytest.raises(UserError, match=r"MASTER_ADDR = no\.such\.machine\.invalid"),
+        pytest.raises(UserError, match=r"MASTER_ADDR = no\.such\.machine\.invalid\n  why: no machine of this name"),
         joined(place, device=CPU, timeout_seconds=5),
     ):
         pass
+
+
+def test_rank_0_needs_nobody_at_its_address_to_say_who_never_came() -> None:
+    """A wrong address, or one of a machine that passes on; the first kept it waiting, deaf to signals."""
+    place = at(0, 2, f"tcp://192.0.2.1:{free_port()}", local_world_size=1)
+    with (
+        pytest.raises(LostRank, match="rank 1 of 2 has not reached 'joining' within 1 s"),
+        joined(place, device=CPU, timeout_seconds=1),
+    ):
+        pass
+
+
+def test_a_store_that_cannot_be_opened_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise dist.DistNetworkError("the server socket has failed to listen. code: -13, name: EACCES\nframe #0: c10::")
+
+    monkeypatch.setattr(stores, "TCPStore", refused)
+    place = at(0, 2, "tcp://localhost:80", local_world_size=1)
+    with (
+        pytest.raises(UserError, match=r"MASTER_PORT = 80: .*\n  why: .* EACCES\n  fix: ") as caught,
+        joined(place, device=CPU, timeout_seconds=1),
+    ):
+        pass
+    assert "frame" not in str(caught.value)
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
