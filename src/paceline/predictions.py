@@ -26,6 +26,9 @@ from paceline.files import disk_errors, replacing
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".jsonl": None}
 
+_HALVES = "backslashreplace"
+"""Half a surrogate pair, as in the name of a file that is not UTF-8, is written as JSON's escapes spell it."""
+
 
 @final
 class PredictionFile:
@@ -56,7 +59,9 @@ class PredictionFile:
         with disk_errors(self._out):
             try:
                 self._out.parent.mkdir(parents=True, exist_ok=True)
-                self._kept = tempfile.TemporaryFile("w+", dir=self._out.parent, encoding="utf-8", newline="\n")
+                self._kept = tempfile.TemporaryFile(
+                    "w+", dir=self._out.parent, encoding="utf-8", errors=_HALVES, newline="\n"
+                )
             except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:  # gone, or a system's own folder
                 raise _unwritable(self._out, f"{self._out.parent}: {error.strerror}") from None
         return self
@@ -129,7 +134,7 @@ def _added(kind: str, label_names: Sequence[str], scores: Sequence[float], joine
 
 def _write(out: Path, delimiter: str | None, columns: list[str], rows: Iterator[dict[str, Any]]) -> None:
     with replacing(out) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        text = io.TextIOWrapper(file, encoding="utf-8", errors=_HALVES, newline="")
         _write_rows(text, delimiter, columns, rows)
         text.detach()  # flushes; the file is closed by whom it belongs to
 

@@ -307,6 +307,19 @@ def test_a_folder_of_texts_is_predicted_by_file(trained: Path, paceline: Pacelin
     ]
 
 
+def test_half_a_surrogate_pair_is_written_as_json_does(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
+    """JSON's escapes can spell it, and Python's names of files that are not UTF-8 hold it."""
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / "new.jsonl").write_text(json.dumps({"text": "a lovely film", "note": name}))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / name).write_text("a lovely film")
+    for data, column in (("new.jsonl", "note"), ("texts", "file")):
+        assert paceline("predict", trained, data, "-o", "out.jsonl").code == 0
+        assert read_json_lines(tmp_path / "out.jsonl")[0][column] == name
+        assert paceline("predict", trained, data, "-o", "out.csv").code == 0
+        assert read_csv(tmp_path / "out.csv")[0][column] == "caf\\udce9.txt"
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_a_bad_row_stops_before_anything_is_written(
     trained: Path, paceline: Paceline, tmp_path: Path, suffix: str

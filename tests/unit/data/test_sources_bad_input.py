@@ -52,6 +52,14 @@ CASES = {
         *("a.jsonl", lines({"text": "a\ud800b", "label": 1}, {"text": "c", "label": 0})),
         *("a.jsonl:1, column 'text'", ["surrogate", "d800"], "UTF-8"),
     ),
+    "half a surrogate pair in a label": (
+        *("a.jsonl", lines({"text": "a", "label": "x"}, {"text": "b", "label": "\ud8000"})),
+        *("a.jsonl:2, column 'label'", ["surrogate", "d800"], "UTF-8"),
+    ),
+    "half a surrogate pair among labels": (
+        *("a.jsonl", lines({"text": "a", "label": ["x", "\udfff"]}, {"text": "b", "label": ["x"]})),
+        *("a.jsonl:1, column 'label'", ["surrogate", "dfff"], "UTF-8"),
+    ),
     "cut json line": (
         *("a.jsonl", lines({"text": "a", "label": 1}) + b'{"text": "b", "la'),
         *("a.jsonl:2", ["not JSON", "cut off"], "the file ends here"),

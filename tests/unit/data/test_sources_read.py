@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 import time
 from types import SimpleNamespace
@@ -342,6 +343,20 @@ def test_bad_texts_in_a_folder_name_their_file(tmp_path):
     with pytest.raises(DataError, match=r"b/2.txt:2: not UTF-8") as caught:
         read(DataPart(source=root))
     assert "byte offset 7" in caught.value.why
+
+
+def test_files_may_have_names_that_are_not_utf_8_and_classes_not(tmp_path):
+    odd = os.fsdecode(b"caf\xe9")
+    root = tree(tmp_path / "root", {f"a/{odd}.txt": "x", f"a/{odd}/2.txt": "", f"b/2.{odd}": "", "b/1.txt": "y"})
+    table = read(DataPart(source=root))
+    assert [notice.count(r"caf\udce9") for notice in table.notices] == [1, 1], "the summary could not hold these"
+    assert (table.labels, table.origins.of(0)) == (["a", "b"], f"{root}/a/{odd}.txt")
+    assert table.fingerprint == source_fingerprint(DataPart(source=root))
+    (tmp_path / "root/b").rename(tmp_path / "root" / odd)
+    with pytest.raises(DataError, match=r"class is not UTF-8 \(found 'caf\\udce9'\)"):
+        read(DataPart(source=root))
+    (table,) = unlabelled(DataPart(source=root))
+    assert table.texts == ["x", "y"], "classes are looked at where none is needed"
 
 
 def test_fingerprint_is_of_bytes_and_of_settings(tmp_path):

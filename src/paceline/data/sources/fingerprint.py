@@ -41,7 +41,8 @@ def source_fingerprint(part: DataPart) -> str | None:
         try:
             if path.is_dir():
                 for file in files_of(path, name):
-                    whole.update(f"\n{setting} {file.relative_to(path).as_posix()} {digest(file)}".encode())
+                    found = f"\n{setting} {file.relative_to(path).as_posix()} {digest(file)}"
+                    whole.update(found.encode("utf-8", "surrogateescape"))  # a file's name is bytes, UTF-8 or not
             else:
                 whole.update(f"\n{setting} {file_format(path)} {digest(path)}".encode())
         except OSError as error:

@@ -61,6 +61,15 @@ def read_folder(folder: Path, name: str, part: DataPart, bad: BadRows, *, labell
             why="the files lie in the folder itself, so nothing names their class",
             fix=f"sort them into folders: {_LAYOUT}",
         )
+    classes = dict.fromkeys(sample.label or "" for sample in found.samples)
+    if labelled and (undecoded := next(filter(_is_undecoded, classes), None)):
+        raise DataError(
+            "a folder of a class is not UTF-8",
+            file=name,
+            found=undecoded,
+            why="its name is that of the class, which the saved model holds",
+            fix=f"rename it, for example with convmv -f latin-1 -t utf-8 -r --notest {name}",
+        )
     if found.kind == "image":
         images.require_pillow(name)
     roles = Roles(
@@ -102,8 +111,10 @@ def _find(folder: Path, name: str) -> _Found:
         raise DataError("no texts and no images found", file=name, fix=f"use {_LAYOUT}")
     if len(kinds) > 1:
         raise DataError("texts and images side by side", file=name, fix="keep them in folders of their own")
-    notices = tuple(f"{name}: ignored {count:,} {what}" for what, count in sorted(ignored.items()))
-    return _Found(samples, kinds.pop(), bool(split_folders), notices)
+    notices = [f"{name}: ignored {count:,} {what}" for what, count in sorted(ignored.items())]
+    # the run's files hold notices, and cannot hold the names of files that are not UTF-8
+    told = tuple(notice.encode("utf-8", "backslashreplace").decode() for notice in notices)
+    return _Found(samples, kinds.pop(), bool(split_folders), told)
 
 
 def _of_classes(parent: Path, split: str | None, ignored: Counter[str]) -> list[_Sample]:
@@ -146,6 +157,11 @@ def _files(folder: Path, ignored: Counter[str]) -> list[Path]:
             else:
                 ignored[f"{path.suffix or 'suffixless'} file(s)"] += 1
     return sorted(found)
+
+
+def _is_undecoded(name: str) -> bool:
+    """Whether some bytes of a file's name are no characters; Python puts halves of surrogate pairs in their place."""
+    return any("\ud800" <= character <= "\udfff" for character in name)
 
 
 @contextlib.contextmanager

@@ -162,8 +162,8 @@ class Gatherer:
                 "every row needs a label",
                 "fill it in, or remove the row (--set data.on_bad_row=skip drops and counts such rows)",
             )
-        names = cell if isinstance(cell, tuple) else (cell,)
-        if too_long := next((n for n in names if isinstance(n, str) and len(n) > MAX_LABEL_CHARACTERS), None):
+        names = [name for name in (cell if isinstance(cell, tuple) else (cell,)) if isinstance(name, str)]
+        if too_long := next((name for name in names if len(name) > MAX_LABEL_CHARACTERS), None):
             raise _at(
                 row,
                 columns[0],
@@ -172,6 +172,8 @@ class Gatherer:
                 f"a label names a class; is {columns[0]!r} the column of the text?",
                 "--set data.label=COLUMN, or shorten the label",
             )
+        for name in names:
+            _require_characters(row, columns[0], name)
         return cell
 
 
@@ -204,17 +206,7 @@ def text_cell(row: Row, column: str) -> str:
         )
     if "\0" in value:
         raise holds_nul(row.file, row.line or None, value.encode(errors="replace"), column=column)
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise _at(
-            row,
-            column,
-            "half a surrogate pair",
-            value[max(0, error.start - 10) : error.start + 10],
-            f"character {error.start:,} is \\u{ord(value[error.start]):04x}, which is no character by itself",
-            "write the character as UTF-8, or as both halves of the pair",
-        ) from None
+    _require_characters(row, column, value)
     return value
 
 
@@ -254,6 +246,21 @@ def _value(row: Row, column: str) -> Any:
             fix=f"add {column!r}, or remove the row",
         )
     return value
+
+
+def _require_characters(row: Row, column: str, text: str) -> None:
+    """Refuse half a surrogate pair, which JSON's escapes can spell and no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _at(
+            row,
+            column,
+            "half a surrogate pair",
+            text[max(0, error.start - 10) : error.start + 10],
+            f"character {error.start:,} is \\u{ord(text[error.start]):04x}, which is no character by itself",
+            "write the character as UTF-8, or as both halves of the pair",
+        ) from None
 
 
 def _raise_no_text(row: Row, column: str, value: object) -> NoReturn:
