@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import torch
@@ -96,9 +96,11 @@ def evaluate(
     )
 
 
-def largest_batch(layout: Layout, splits: Mapping[str, Ids], batch_size: int) -> Ids | None:
+def largest_batch(
+    layout: Layout, splits: Mapping[str, Ids], batch_size: int, names: Collection[str] = ("validation", "test")
+) -> Ids | None:
     """The batch with the most positions among those of all evaluations of a run; None where it has none."""
-    evaluated = [splits[name] for name in ("validation", "test") if name in splits]
+    evaluated = [splits[name] for name in names if name in splits]
     pieces = [piece for ids in evaluated for piece in _batches(layout, ids, batch_size)]
     return max(pieces, key=lambda piece: layout.size(piece).slots, default=None)
 

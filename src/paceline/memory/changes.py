@@ -97,6 +97,8 @@ def cheapest_changes(
         gpus: cards of the run as it is.
     """
 
+    is_features = recipe.model.train == "features"
+
     def made(change: Change) -> TracedChange:
         changed = plan_with(change.settings, change.gpus)
         saving, fits = plan.total - changed.total, changed.total <= limit_bytes
@@ -105,14 +107,16 @@ def cheapest_changes(
     def traced(change: Change) -> TracedChange | None:
         try:
             found = made(change)
-            if found.fits or found.plan.moment != "evaluation":
+            if found.fits or found.plan.moment != "evaluation" or is_features:
                 return found
-            return made(_smaller_evaluation(found.plan).beside(change))
+            return made(_evaluating(found.plan.samples).beside(change))
         except UserError:
             return None  # not beside the rest of this recipe, or not on this card
 
     if plan.moment == "evaluation":
-        smaller = traced(_smaller_evaluation(plan))
+        # where steps are made, as many samples as in training: activations are kept there
+        sizes = _halves(plan.samples) if is_features else [plan.samples]
+        smaller = _first_that_fits(map(traced, map(_evaluating, sizes)))
         if smaller is not None and smaller.fits:
             return (smaller,)  # nothing else is in the way
     pieces = _smaller_micro_batches(recipe, plan, gpus)
@@ -213,10 +217,16 @@ def _dealt_anew(change: Change, plan: MemoryPlan, sees: str) -> Change:
     return replace(change, speed=speed, preserves="changes the result")
 
 
-def _smaller_evaluation(plan: MemoryPlan) -> Change:
-    """As many samples as in training, where they take more: activations are kept there."""
-    speed = f"evaluations take {plan.samples:,} at a time"
-    return Change(settings=(f"loop.evaluation_batch_size={plan.samples}",), speed=speed)
+def _evaluating(size: int) -> Change:
+    """Fewer samples at a time where no gradients are computed."""
+    return Change(settings=(f"loop.evaluation_batch_size={size}",), speed=f"evaluations take {size:,} at a time")
+
+
+def _halves(size: int) -> Iterator[int]:
+    """Half of it, a quarter and so on, down to one."""
+    while size > 1:
+        size = -(-size // 2)
+        yield size
 
 
 def _less_precise(recipe: Recipe, card: Card) -> Iterator[Change]:
@@ -254,8 +264,7 @@ def _smaller_micro_batches(recipe: Recipe, plan: MemoryPlan, gpus: int) -> dict[
     size, share = samples_of_a_process(recipe, plan, gpus)
     if recipe.model.train == "features":
         return found
-    while size > 1:
-        size = -(-size // 2)
+    for size in _halves(size):
         pieces = -(-share // size)
         speed = f"about {ACCUMULATION_SLOWDOWN:.0%} slower: {pieces:,} micro-batches a step, each reads the weights"
         change = Change(settings=(f"loop.micro_batch_size={size}",), slowdown=ACCUMULATION_SLOWDOWN, speed=speed)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -82,9 +83,12 @@ def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
             assembled, decisions = _assembled(subject, model, device, ledger, world)
             path = assembled.build.path
             attention.chosen.clear()  # by the comparison of packed and padded batches
-            largest, other = _largest(recipe, dataset, assembled.build, world_size)
-            _train(assembled, recipe, largest, other, ledger, world_size)
-            _evaluate(assembled, recipe, dataset, ledger)
+            if recipe.model.train == "features":  # no steps: every sample goes through the model as in an evaluation
+                largest = _evaluate(assembled, recipe, dataset, ledger, ("train", "validation", "test"))
+            else:
+                largest, other = _largest(recipe, dataset, assembled.build, world_size)
+                _train(assembled, recipe, largest, other, ledger, world_size)
+                _evaluate(assembled, recipe, dataset, ledger, ("validation", "test"))
             size = assembled.build.layout.size(largest)
             whole, trained = parameter_counts(model)
             return Trace(
@@ -197,14 +201,16 @@ def _train(
             engine.update()
 
 
-def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Ledger) -> None:
+def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Ledger, names: Collection[str]) -> Ids:
+    """The largest batch of these splits goes through the model without gradients; it is returned."""
     layout, size = assembled.build.layout, recipe.loop.evaluation_batch_size or recipe.loop.batch_size
-    ids = largest_batch(layout, dataset.splits, size)
-    if ids is None or recipe.model.train == "features":
-        return
+    ids = largest_batch(layout, dataset.splits, size, names)
+    if ids is None:
+        return np.empty(0, np.int64)
     batch = _collate(layout, ids, ledger)
     with ledger.during("evaluation"):
         assembled.engine.infer(batch)
+    return ids
 
 
 def _collate(layout: Layout, ids: Ids, ledger: Ledger) -> Any:

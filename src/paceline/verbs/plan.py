@@ -345,6 +345,10 @@ def _headline(plan: Plan) -> Iterator[tuple[str, str]]:
     of = f"{parameters} parameters, all trained" if trained == parameters else f"{trained} of {parameters} trained"
     yield "model", f"{printable(_model_name(plan.recipe))}: {of}"
     positions = "" if memory.slots == memory.samples else f", {memory.slots:,} token positions"
+    if plan.recipe.model.train == "features":
+        yield "batch", f"{memory.samples:,} samples that go through the model at once{positions}"
+        yield "step", f"none: {plan.recipe.techniques.precision}, without gradients"
+        return
     yield "micro-batch", f"{memory.samples:,} of the global batch of {loop.batch_size:,} samples{positions}"
     yield "step", f"{plan.recipe.techniques.precision}, {plan.recipe.optimizer.type}"
 

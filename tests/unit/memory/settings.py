@@ -21,6 +21,17 @@ def check_frozen_weights_have_no_gradients_and_no_states() -> None:
     assert abs(update - 3 * (flat(last.trained) - flat(found.trained))) < 64 * 1024, "one block's three"
 
 
+def check_features_take_a_pass_of_an_evaluations_batch() -> None:
+    few, many, none = (
+        traced("model.train=features", f"loop.evaluation_batch_size={size}", f"data.splits.validation={split}")
+        for size, split in ((2, 0.25), (8, 0.25), (8, 0))
+    )
+    assert (few.plan.samples, many.plan.samples, none.plan.samples) == (2, 8, 8), "all training samples go through"
+    held = (many.plan.slots - few.plan.slots) * BERT["hidden_size"] * 2
+    assert many.plan.phases["evaluation"] - few.plan.phases["evaluation"] > held > 0, "in bf16, of a layer"
+    assert not {"forward", "backward", "update"} & set(many.plan.phases), "there are no steps"
+
+
 def check_states_of_other_optimizers() -> None:
     momentum, plain = (
         traced("optimizer.type=sgd"),

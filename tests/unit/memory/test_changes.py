@@ -304,13 +304,16 @@ def test_an_evaluation_that_is_in_the_way_of_a_change_is_made_smaller_with_it() 
 
 
 def test_features_have_no_step_to_change() -> None:
-    """Every text goes through the model once."""
-    for limit in (7 * GIB, GIB):
-        offered = Offered("v100-16gb", "model.train=features", "loop.micro_batch_size=1", limit=limit)
-        assert {setting for made in offered.changes for setting in made.change.settings} <= {
-            "loop.evaluation_batch_size=1"
-        }
-        assert bool(offered.changes) == (limit > GIB)
+    """Every sample goes through the model once, as many at a time as in an evaluation."""
+
+    def memory(chosen: Recipe) -> MemoryPlan:
+        size = chosen.loop.evaluation_batch_size or chosen.loop.batch_size
+        return memory_plan(size * GIB // 8, moment="evaluation", samples=size)
+
+    offered = Offered("v100-16gb", "model.train=features", limit=5 * GIB, memory=memory)
+    assert offered.settings == ["loop.evaluation_batch_size=32"]
+    assert offered.traced == [("loop.evaluation_batch_size=64",), ("loop.evaluation_batch_size=32",)]
+    assert not Offered("v100-16gb", "model.train=features", limit=GIB // 16, memory=memory).changes
 
 
 def normalised(chosen: Recipe) -> MemoryPlan:
