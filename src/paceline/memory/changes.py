@@ -261,10 +261,10 @@ def _eight_bit(recipe: Recipe) -> Iterator[Change]:
 def _smaller_micro_batches(recipe: Recipe, plan: MemoryPlan, gpus: int) -> dict[int, Change]:
     """Size -> the same batch in more pieces: halves of the micro-batch, quarters and so on, down to one sample."""
     found: dict[int, Change] = {}
-    size, share = samples_of_a_process(recipe, plan, gpus)
+    largest, share = samples_of_a_process(recipe, plan, gpus)
     if recipe.model.train == "features":
         return found
-    for size in _halves(size):
+    for size in _halves(largest):
         pieces = -(-share // size)
         speed = f"about {ACCUMULATION_SLOWDOWN:.0%} slower: {pieces:,} micro-batches a step, each reads the weights"
         change = Change(settings=(f"loop.micro_batch_size={size}",), slowdown=ACCUMULATION_SLOWDOWN, speed=speed)

@@ -65,6 +65,8 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
         dataset = _encoded_before(recipe, config)
     if dataset is None:
         dataset, assumed = _assumed(recipe, config)
+        if dataset.is_images and recipe.data.resident == "auto":
+            recipe = recipe.with_settings(["data.resident=false"])  # how many there are is not known
     return Subject(recipe, decisions, config, dataset, (*assumed, *_not_counted(recipe)))
 
 
@@ -102,12 +104,18 @@ def _assumed(recipe: Recipe, config: PretrainedConfig | None) -> tuple[Dataset, 
                 "--set data.image_size=224, or --read-data",
             )
         inputs = Images(np.zeros((count, height, height, getattr(config, "num_channels", 3)), dtype=np.uint8))
-        said = (f"{height} x {height} pixels an image; the data themselves are not counted",)
+        counted = "the images themselves are not counted"
+        if recipe.data.resident == "auto":
+            counted += ", up to a tenth of the card more where they are kept there"
+        said = (f"{height} x {height} pixels an image; {counted}",)
     else:
         offsets = np.arange(count + 1, dtype=np.int64) * data.max_length
         pad_id = getattr(config, "pad_token_id", None) or 0
         inputs = Tokens(np.zeros(int(offsets[-1]), dtype=np.uint16), offsets, pad_id)
         said = (f"{data.max_length} tokens in every text, the most there may be; --read-data looks",)
+    if recipe.techniques.compile == "auto":
+        few = f"{count:,} samples, as few as its batches take: compiling pays in a longer run"
+        said += (f"{few}; --set techniques.compile=true plans that, --read-data counts them",)
     dataset = Dataset(
         inputs=inputs,
         labels=labels,

@@ -25,9 +25,16 @@ def test_texts_that_were_not_read_are_as_long_as_they_may_be() -> None:
     assert isinstance(found.dataset.inputs, Tokens)
     assert set(found.dataset.inputs.lengths) == {40}
     assert len(found.dataset.labels) == 64, "an evaluation's batch, twice"
-    (said,) = found.assumed
+    said, few = found.assumed
     assert said.startswith("40 tokens in every text")
+    assert few.startswith("64 samples, as few as its batches take: compiling pays in a longer run")
     assert found.decisions == ()
+
+
+@pytest.mark.parametrize("switch", ["true", "false"])
+def test_how_many_samples_there_are_is_said_where_something_follows_from_it(switch: str) -> None:
+    (said,) = subject(tiny_bert_config(), f"techniques.compile={switch}", source="nowhere.csv").assumed
+    assert "tokens" in said
 
 
 def test_the_models_positions_bound_them() -> None:
@@ -44,7 +51,10 @@ def test_images_have_the_size_that_is_set_or_no_plan() -> None:
     found = subject(tiny_resnet_config(), "data.image_size=24", source="nowhere")
     assert isinstance(found.dataset.inputs, Images)
     assert found.dataset.inputs.pixels.shape == (64, 24, 24, 3)
-    assert found.assumed[0].startswith("24 x 24 pixels an image")
+    assert found.assumed[0].startswith("24 x 24 pixels an image; the images themselves are not counted, up to a tenth")
+    assert found.recipe.data.resident is False, "made-up images would be"
+    kept = subject(tiny_resnet_config(), "data.image_size=24", "data.resident=true", source="nowhere")
+    assert kept.recipe.data.resident is True
 
 
 def test_what_no_trace_shows_is_said() -> None:
