@@ -133,6 +133,7 @@ def meets_beside_an_import(rank: int, size: int, port: int) -> list[Any]:
     """As transformers' models import it; what the server has loaded, from which ranks are forked, is loaded again."""
     for name in [name for name in sys.modules if name.startswith("torch.distributed.nn")]:
         del sys.modules[name]
+    vars(dist).pop("nn", None)
     found = []
     for _ in range(2):
         with joined(at(rank, size, f"tcp://127.0.0.1:{port}"), device=CPU, timeout_seconds=20) as world:
