@@ -27,7 +27,7 @@ from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import DataPart
 from paceline.records import EvaluationRecord
-from paceline.run_folder import RunFolder
+from paceline.run_folder import RunFolder, way_on
 from paceline.seams import Build, Ids, Task
 from paceline.tasks import task_for
 
@@ -120,7 +120,7 @@ def _open(folder: Path, settings: Sequence[str], *, own_data: bool) -> tuple[Run
         raise RunFolderError(
             f"{folder}: has no trained model yet",
             "the run did not come to its end",
-            f"paceline train {folder} --resume",
+            way_on(run.path),
         )
     loaded = load_saved(run.model, factory=part.factory, trust_remote_code=part.trust_remote_code)
     return run, recipe, loaded

@@ -269,6 +269,13 @@ class RunFolder:
         return len(lines) - len(kept)
 
 
+def way_on(path: Path) -> str:
+    """What is to be done with a run that did not come to its end: without a checkpoint there is nothing to resume."""
+    if any((path / "checkpoints").glob("*/COMMITTED")):  # written last, see checkpoint/store.py
+        return f"go on with it: paceline train {path} --resume"
+    return f"no step of it is saved: remove {path}"
+
+
 def _resolved(path: str | Path) -> Path:
     path = Path(path)
     if path.is_symlink() and not path.exists():
@@ -323,7 +330,7 @@ def _require_fresh(path: Path) -> None:
         raise RunFolderError(
             f"{path}: already holds a run",
             "a new run would overwrite it",
-            f"go on with it: paceline train {path} --resume; or choose another --out",
+            f"{way_on(path)}; or choose another --out",
         )
     if names:
         raise RunFolderError(

@@ -72,7 +72,13 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     path = made(tmp_path / "run")
     with pytest.raises(RunFolderError, match="already holds a run") as raised:
         RunFolder.create(path)
-    assert "--resume" in raised.value.fix
+    assert "--resume" not in raised.value.fix, "there is nothing to resume"
+    assert f"remove {path}" in raised.value.fix
+    (path / "checkpoints" / "step-4").mkdir(parents=True)
+    (path / "checkpoints" / "step-4" / "COMMITTED").touch()
+    with pytest.raises(RunFolderError, match="already holds a run") as raised:
+        RunFolder.create(path)
+    assert f"paceline train {path} --resume" in raised.value.fix
     assert "--out" in raised.value.fix
     RunFolder.open(path).close()
 
