@@ -112,8 +112,7 @@ def plan_of(trace: Trace, subject: Subject, card: Card, allocator: Allocator | N
         assumed=(*subject.assumed, *_attention(trace), f"context and workspaces: {constants.source}"),
         path=trace.path,
         decisions=trace.decisions,
-        # torch has one for each library; a compiler takes it to pieces, but not in evaluations nor of a smaller batch
-        normalises_batches=any("batch_norm" in made.operator for made in trace.allocations),
+        normalises_batches=trace.normalises_batches,
     )
 
 

@@ -62,6 +62,8 @@ class Trace:
     num_parameters: int
     num_trained: int
     world_size: int = 1
+    normalises_batches: bool = False
+    """Whether the model has a batch normalisation."""
 
 
 def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
@@ -102,6 +104,7 @@ def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
                 num_parameters=whole,
                 num_trained=trained,
                 world_size=world_size,
+                normalises_batches=fewest_together(model) > 1,
             )
     finally:
         gc.enable()

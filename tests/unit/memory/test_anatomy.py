@@ -216,12 +216,6 @@ def test_activations_by_kind_are_those_alive_at_the_peak() -> None:
     assert found.activations == {"sums": 3 * MI, "activation functions": MI}
 
 
-@pytest.mark.parametrize("operator", ["native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit"])
-def test_batch_normalisation_is_seen_by_what_it_computes(operator: str) -> None:
-    assert plan([made(1), made(1, operator=f"aten.{operator}.default")], [0, 1]).normalises_batches
-    assert not plan([made(1, operator="aten.native_layer_norm.default")], [0]).normalises_batches
-
-
 def test_a_plan_says_what_it_takes_for_granted() -> None:
     texts, attention, constants = plan([made(1)], [0], attention=("flash", "math")).assumed
     assert texts == "texts of 8 tokens"
