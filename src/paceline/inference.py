@@ -120,7 +120,7 @@ def _open(folder: Path, settings: Sequence[str], *, own_data: bool) -> tuple[Run
         raise RunFolderError(
             f"{folder}: has no trained model yet",
             "the run did not come to its end",
-            way_on(run.path),
+            way_on(folder),
         )
     loaded = load_saved(run.model, factory=part.factory, trust_remote_code=part.trust_remote_code)
     return run, recipe, loaded

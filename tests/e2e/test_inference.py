@@ -208,10 +208,13 @@ def test_a_folder_without_a_model_is_refused(trained: Path, paceline: Paceline, 
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut/recipe.yaml").write_bytes((trained / "recipe.yaml").read_bytes())
     write_csv(tmp_path / "new.csv", reviews(3))
-    for command in (("evaluate", "cut"), ("predict", "cut", "new.csv", "-o", "out.csv")):
-        done = paceline(*command)
-        assert done.code == 2, done
-        assert "paceline train cut --resume" in done.err, "a run that was stopped has no model yet"
+    for way_on in ("remove cut", "paceline train cut --resume"):
+        for command in (("evaluate", "cut"), ("predict", "cut", "new.csv", "-o", "out.csv")):
+            done = paceline(*command)
+            assert done.code == 2, done
+            assert way_on in done.err, "a run that was stopped has no model yet"
+        (tmp_path / "cut/checkpoints/step-4").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cut/checkpoints/step-4/COMMITTED").touch()
     assert sorted(os.listdir(tmp_path)) == ["cut", "new.csv"]
 
 
