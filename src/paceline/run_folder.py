@@ -270,9 +270,11 @@ class RunFolder:
 
 
 def way_on(path: Path) -> str:
-    """What is to be done with a run that did not come to its end: without a checkpoint there is nothing to resume."""
+    """What is to be done with a run that is there: without a checkpoint there is nothing to resume."""
     if any((path / "checkpoints").glob("*/COMMITTED")):  # written last, see checkpoint/store.py
         return f"go on with it: paceline train {path} --resume"
+    if (path / "model").exists():  # fitted, without a step
+        return f"use its model: paceline evaluate {path}"
     return f"no step of it is saved: remove {path}"
 
 

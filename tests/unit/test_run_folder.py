@@ -74,6 +74,10 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         RunFolder.create(path)
     assert "--resume" not in raised.value.fix, "there is nothing to resume"
     assert f"remove {path}" in raised.value.fix
+    (path / "model").mkdir()
+    with pytest.raises(RunFolderError, match="already holds a run") as raised:
+        RunFolder.create(path)
+    assert "remove" not in raised.value.fix, "features are fitted without a checkpoint"
     (path / "checkpoints" / "step-4").mkdir(parents=True)
     (path / "checkpoints" / "step-4" / "COMMITTED").touch()
     with pytest.raises(RunFolderError, match="already holds a run") as raised:

@@ -16,7 +16,7 @@ import torch
 from paceline.cards import facts_with
 from paceline.errors import MemoryFullError, PacelineError, UserError
 from paceline.facts import Card, Facts
-from paceline.memory.changes import TracedChange, cheapest_changes
+from paceline.memory.changes import TracedChange, cheapest_changes, samples_of_a_process
 from paceline.memory.predict import Predictor
 from paceline.memory.search import usable_bytes
 from paceline.observe.formats import size
@@ -215,8 +215,7 @@ def traced_offers(
         try:
             plan = known or plan_with(())
             limit = min(_usable(card, shortage, plan.outside), plan.total - (shortage.asked or 1))
-            share = -(-recipe.loop.batch_size // num_processes(recipe, num_cards))
-            now = min(recipe.loop.micro_batch_size or share, share)
+            now, _ = samples_of_a_process(recipe, plan, num_cards)
             return cheapest_changes(
                 plan_with, recipe=recipe, card=card, plan=plan, limit_bytes=limit, largest=now - 1, gpus=num_cards
             )
