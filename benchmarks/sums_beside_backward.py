@@ -7,9 +7,10 @@ without sums (``sums=none``, on all cards at once) is the sums alone. Captured s
 weights as in step_anatomy.py. Each variant is a line such as ``bucket_mib=25,ctas=8``:
 
 - ``bucket_mib``: a bucket's size;
+- ``hooked=1``: gradients are written bucket by bucket, and no sum begins: what the cutting itself costs;
 - ``apart=0``: a bucket may hold gradients of blocks and of embeddings;
 - ``ctas``: multiprocessors that NCCL may take at most (0: as many as it likes);
-- ``first``: NCCL's kernels go before others that wait (a high-priority stream);
+- ``first``: the sums' kernels go before others that wait (a high-priority stream);
 - ``bf16``: gradients are summed in bf16;
 - ``copies=1``: copy engines carry the bytes of stretches that are summed whole (``sums_by_copies.py``), not NCCL;
 - ``words=1``: of the word embeddings' gradient, which is complete last, only the rows of words that occur on any rank
@@ -49,6 +50,7 @@ from paceline.seams import Alone, World
 MIB = 2**20
 VARIANTS = (
     "sums=none",
+    "hooked=1",
     "bucket_mib=25,apart=0",
     "bucket_mib=25",
     "bucket_mib=60",
@@ -70,15 +72,17 @@ VARIANTS = (
 
 
 class Through:
-    """The ranks of a run, whose gradients are summed by another group, or by copies where memory allows it."""
+    """The ranks of a run, whose gradients are summed by another group, by copies where memory allows it, or not."""
 
-    def __init__(self, world: World, group: Any, copies: Copies | None) -> None:
-        self._world, self._group, self._copies = world, group, copies
+    def __init__(self, world: World, group: Any, copies: Copies | None, *, sums: bool) -> None:
+        self._world, self._group, self._copies, self._sums = world, group, copies, sums
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
 
     def start_sum_(self, tensor: torch.Tensor) -> Any:
+        if not self._sums:
+            return lambda: None
         if self._copies is not None and self._copies.reaches(tensor):
             return self._copies.start_sum_(tensor)
         return dist.all_reduce(tensor, group=self._group, async_op=True).wait
@@ -143,6 +147,9 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=10, help="times that the eight batches are taken")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--variant", action="append", help="in place of the list")
+    parser.add_argument(
+        "--traces", type=Path, help="folder for a Chrome trace of each variant's eight steps, of rank 0"
+    )
     chosen = parser.parse_args()
     facts = this_machine()
     settings = {
@@ -170,8 +177,8 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
         number_format = torch.bfloat16 if said.get("bf16") else None
         assembling.Reduction = partial(_reduction, said)  # type: ignore[attr-defined] # a measurement looks inside
         group = group_of(int(said.get("ctas", 0)), first=bool(said.get("first")))
-        copies = Copies(group, device) if said.get("copies") else None
-        summing: Any = Alone() if "sums" in said else Through(world, group, copies)
+        copies = Copies(group, device, first=bool(said.get("first"))) if said.get("copies") else None
+        summing: Any = Alone() if "sums" in said else Through(world, group, copies, sums="hooked" not in said)
         with shared_buffers(copies is not None):
             run = assembling.assemble(recipe, made, 100_000, world=summing, reduce_dtype=number_format)
         engine = run.engine
@@ -189,6 +196,15 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
         for _ in range(3):
             cycle()
         step = seconds_of(cycle, chosen.cycles) / len(shares)
+        if chosen.traces:
+            with torch.profiler.profile() as profile:
+                cycle()
+                synchronize()
+            if world.is_first:
+                chosen.traces.mkdir(exist_ok=True)
+                profile.export_chrome_trace(
+                    str(chosen.traces / f"{variant.replace('=', '-').replace(',', '_')}.json.gz")
+                )
         record = {"variant": variant, "ranks": world.size, "batch": chosen.batch, "step_ms": round(1e3 * step, 3)}
         record |= {"steps": engine.path["steps"], "bus_gb_per_second": rates(group, device)}
         record |= {"torch": torch.__version__, "card": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
