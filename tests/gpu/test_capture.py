@@ -171,6 +171,32 @@ def test_launched_and_recorded_calls_share_their_memory() -> None:
     assert grown < 192, f"{grown:.0f} MiB for work that takes 128"
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_shapes_that_memory_suffices_for_are_launched_and_recorded_beside_what_the_card_still_does(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()  # what other tests took would fill the card
+    runner = Captured(CUDA)
+
+    def work(values: torch.Tensor) -> torch.Tensor:
+        return (values * 2).sum()
+
+    largest, smaller = torch.ones(2**20, device=CUDA), torch.ones(2**19, device=CUDA)
+    assert [runner.run(work, (largest,)).item() for _ in range(3)] == [2.0**21] * 3
+    if full:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 2**30))
+    busy = torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    busy.record()
+    found = [runner.run(work, (smaller,)) for _ in range(3)]
+    waited = busy.query()
+    assert torch.stack(found).tolist() == [2.0**20] * 3
+    assert runner.path == "captured: 2 graphs"
+    assert waited == full, "the card had nothing to do meanwhile" if waited else "where memory is short nothing waited"
+
+
 def test_what_a_launch_leaves_in_the_pool_is_not_overwritten_by_earlier_graphs() -> None:
     runner = Captured(CUDA)
     kept: dict[int, torch.Tensor] = {}

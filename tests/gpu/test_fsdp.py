@@ -88,7 +88,7 @@ def made(world: World, kind: str, number_format: str) -> Assembled:
         model,
         Step(objective_for(build), gradients, Unscaled(), updates, None),
         lambda batch: build.forward(model, batch),
-        Captured(CUDA, agree=world.any) if kind == "recorded" else Eager("as asked for"),
+        Captured(CUDA, agree=world.any, idle=True) if kind == "recorded" else Eager("as asked for"),
         seed=0,
         degrade=fail,
         world=world,

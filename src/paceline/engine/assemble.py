@@ -206,7 +206,9 @@ def assemble(
             part.clip_norm,
         ),
         lambda batch: build.forward(build.model, batch),
-        Eager(reason) if reason else Captured(build.device, partial(_recording, capturing), agree=agree),
+        Eager(reason)
+        if reason
+        else Captured(build.device, partial(_recording, capturing), agree=agree, idle=world.size > 1),
         seed=recipe.seed,
         degrade=partial(_degraded, build, recipe),
         world=world,

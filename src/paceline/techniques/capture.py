@@ -15,6 +15,7 @@ import sys
 import warnings
 import weakref
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -39,6 +40,9 @@ Phase = Callable[[], contextlib.AbstractContextManager[None]]
 
 Agree = Callable[[bool], bool]
 """Whether the flag is set on any rank; called by all of them at the same places."""
+
+_Key = tuple[str, tuple[Hashable, ...], str, tuple[Hashable, ...]]
+"""A function's name, its options, and the structure and the shapes of its inputs."""
 
 
 def alone(flag: bool) -> bool:
@@ -190,12 +194,17 @@ class Captured(Runner):
     would have its memory twice. What a launch leaves there (a cache of the model's, a state) may lie where graphs
     recorded earlier put their intermediate results, so that they are recorded anew.
 
+    Neither waits for the card, which has the steps before to do meanwhile, unless memory may be missing: for inputs
+    larger than any so far, or on a card that is half full, what is only cached elsewhere is handed back first.
+
     Args:
         device: the card.
         phase: counts the seconds of recording.
         most: shapes beyond this many are not recorded: each graph keeps memory of its own.
         agree: where ranks meet inside what is recorded. They then call ``run`` with the same shapes, and a graph is
             kept, or dropped, by all of them or none: NCCL wants all ranks to replay what they have recorded together.
+        idle: record on a card that has nothing left to do, as where sums over cards are part of what is recorded:
+            NCCL has been shown to record so.
     """
 
     def __init__(
@@ -204,11 +213,16 @@ class Captured(Runner):
         phase: Phase = contextlib.nullcontext,
         most: int = 200,
         agree: Agree = alone,
+        *,
+        idle: bool = False,
     ) -> None:
         self._device, self._phase, self._most, self._agree = device, phase, most, agree
+        self._idle = idle
         self._cuda: Any = torch.get_device_module(device)
         self._pool, self._stream = self._cuda.MemPool(), named_stream(device, "recording")
         self._seen: set[Hashable] = set()
+        self._largest: Counter[Hashable] = Counter()
+        """Elements of the largest inputs that a function, with its options, has had memory for."""
         self._recordings: dict[Hashable, _Recording] = {}
         self._failed: dict[Hashable, str] = {}
         """Why, of each that could not be recorded."""
@@ -231,7 +245,7 @@ class Captured(Runner):
             recording = self._record(key, function, leaves, structure, options)
         if recording is not None:
             return recording.replay(leaves)
-        launch = self._launch if key in self._seen else self.launch
+        launch = self._launch if key in self._seen or self._fits(key, leaves) else self.launch
         self._seen.add(key)
         return launch(lambda: function(*inputs, *options))
 
@@ -295,6 +309,16 @@ class Captured(Runner):
         if self._pool.use_count() == (1 if self._anchor is None else 2):
             self._anchor, self._pool = None, self._cuda.MemPool()
 
+    def _fits(self, key: _Key, leaves: Sequence[Any]) -> bool:
+        """Whether there is memory for inputs of this size in any case; if not, it is to be made now."""
+        what, size = key[:2], sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
+        known = what in self._largest and size <= self._largest[what]
+        self._largest[what] = max(size, self._largest[what])
+        if not known or self._device.type == PLANNED:
+            return False
+        free, _ = self._cuda.mem_get_info(self._device)
+        return bool(free > self._cuda.max_memory_reserved(self._device))
+
     def launch(self, function: Callable[[], Any]) -> Any:
         # what is only cached elsewhere torch would not hand back for want of memory in this pool
         self._cuda.synchronize(self._device)
@@ -336,14 +360,14 @@ class Captured(Runner):
         blocks = (block for segment in self._pool.snapshot() for block in _blocks(segment))
         return {address for address, state in blocks if state == "active_allocated"}
 
-    def _may_record(self, key: Hashable) -> bool:
+    def _may_record(self, key: _Key) -> bool:
         if self._launching or self._problem or key in self._failed:
             return False
         return len(self._recordings) < self._most
 
     def _record(
         self,
-        key: Hashable,
+        key: _Key,
         function: Callable[..., Any],
         leaves: Sequence[Any],
         structure: Any,
@@ -353,13 +377,12 @@ class Captured(Runner):
         ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         before = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in ours]
         graph, outputs, problem = self._cuda.CUDAGraph(), None, ""
+        begin = self._begun if self._fits(key, leaves) and not self._idle else self._cuda.graph
         with self._phase():
-            # memory that is only cached would be missing to the graphs' own pool
-            self._cuda.synchronize(self._device)
             try:
                 with (
                     _empty_without_a_warning(),
-                    self._cuda.graph(graph, self._pool.id, self._stream, capture_error_mode="thread_local"),
+                    begin(graph, self._pool.id, self._stream, capture_error_mode="thread_local"),
                     # cuDNN's kernels are found, and kept, by each thread for itself: in the one that launched
                     torch.autograd.set_multithreading_enabled(False),
                     _nothing_compiled(),
@@ -381,6 +404,22 @@ class Captured(Runner):
         mark("shape recorded")
         return recording
 
+    @contextlib.contextmanager
+    def _begun(self, graph: Any, pool: Any, stream: Any, *, capture_error_mode: str) -> Iterator[None]:
+        """As ``torch.cuda.graph``, which waits for the card and hands back what is cached before it begins.
+
+        What is done when a recording begins and ends, as to the seed that graphs read, has its place among the steps.
+        """
+        caller = self._cuda.current_stream(self._device)
+        stream.wait_stream(caller)
+        with self._cuda.stream(stream):
+            graph.capture_begin(pool, capture_error_mode=capture_error_mode)
+            try:
+                yield
+            finally:
+                graph.capture_end()
+        caller.wait_stream(stream)
+
     def _hold_pool(self) -> None:
         """Keep the pool open when all recordings are dropped.
 
@@ -395,7 +434,7 @@ class Captured(Runner):
             tick.zero_()  # an empty graph is warned of
         self._anchor = graph, tick
 
-    def _break_off(self, key: Hashable, problem: str, *, late: bool) -> None:
+    def _break_off(self, key: _Key, problem: str, *, late: bool) -> None:
         """This key is launched from now on, the others are recorded anew; after some failures nothing is any more.
 
         Args:
@@ -443,7 +482,7 @@ def _blocks(segment: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         address += block["size"]
 
 
-def _key(function: Callable[..., Any], options: Sequence[Hashable], structure: Any, leaves: Sequence[Any]) -> Hashable:
+def _key(function: Callable[..., Any], options: Sequence[Hashable], structure: Any, leaves: Sequence[Any]) -> _Key:
     return function.__name__, tuple(options), str(structure), tuple(map(_signature, leaves))
 
 
