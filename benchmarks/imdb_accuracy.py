@@ -84,7 +84,7 @@ def run_paceline(out: Path, chosen: Recipe, seed: int) -> dict[str, object]:
     folder = out / "runs" / f"paceline-{seed}"
     written = out / f"recipe-{seed}.yaml"
     written.write_text(chosen.with_settings([f"seed={seed}"]).to_yaml())
-    command = [sys.executable, "-m", "paceline.verbs.cli", "train", str(written), "--out", str(folder)]
+    command = [sys.executable, "-m", "paceline", "train", str(written), "--out", str(folder)]
     _run(command, environment(ours=True), out / f"p{seed}.log")
     summary = json.loads((folder / "summary.json").read_text())
     return {

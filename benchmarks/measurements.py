@@ -104,7 +104,7 @@ def paceline_command(cell: Cell, recipe: Sequence[str], out: Path, *, on_cards: 
     options = set_options({**settings, **cell.recipe_settings})
     if cell.processes > 1:
         options += ["--gpus" if on_cards else "--processes", str(cell.processes)]
-    return [sys.executable, "-m", "paceline.verbs.cli", "train", *recipe, *options, "--out", str(out)]
+    return [sys.executable, "-m", "paceline", "train", *recipe, *options, "--out", str(out)]
 
 
 def _of_contender(cell: Cell, outcome: Outcome, workload: Path | None) -> Record:

@@ -132,7 +132,7 @@ def measured_by_a_run(record: Record, limit: float) -> Record:
 def run_started(arguments: Sequence[str], log: Path, limit: float) -> int:
     """Exit code of ``paceline`` in a process of its own."""
     with log.open("w") as told:
-        command = [sys.executable, "-m", "paceline.verbs.cli", *arguments]
+        command = [sys.executable, "-m", "paceline", *arguments]
         try:
             ended = subprocess.run(command, stdout=told, stderr=told, timeout=limit, check=False)
         except subprocess.TimeoutExpired as error:

@@ -55,7 +55,7 @@ def predict(gpu: str, out: Path, only: str) -> None:
         with tempfile.TemporaryDirectory() as place:
             file = Path(place) / "recipe.yaml"
             file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-            command = [sys.executable, "-m", "paceline.verbs.cli", "plan", str(file), "--gpu", gpu, "--json"]
+            command = [sys.executable, "-m", "paceline", "plan", str(file), "--gpu", gpu, "--json"]
             begun = time.perf_counter()
             plan = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
         found = {key: plan["largest_micro_batch"][key] for key in ("samples", "total", "too_large")}

@@ -165,7 +165,7 @@ def ranks() -> str:
 def traced(folder: Path, *options: str) -> Path:
     """The run folder of ``paceline trace`` on a small model."""
     (folder / "small.yaml").write_text(SMALL, encoding="utf-8")
-    words = [sys.executable, "-m", "paceline.verbs.cli", "trace", "small.yaml", "--steps", "10:20", "--out", "run"]
+    words = [sys.executable, "-m", "paceline", "trace", "small.yaml", "--steps", "10:20", "--out", "run"]
     subprocess.run([*words, *options], check=True, cwd=folder, stdout=subprocess.DEVNULL)
     return folder / "run"
 

@@ -35,7 +35,7 @@ FLOORS = {
         *("inference", "predictions", "memory", "tracing"),
     ),
     "testing": ("testing",),
-    "verbs": ("verbs",),
+    "verbs": ("verbs", "__main__"),
 }
 """From low to high. ``testing`` is part of the library and may import anything below the verbs; nothing imports it."""
 

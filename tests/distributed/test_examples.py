@@ -133,7 +133,7 @@ def test_the_recipe_trains_on_two_ranks_and_saves_model_and_tokenizer_once(tmp_p
     rows = [{"text": f"{TEXTS[at % 4]} number {at}", "label": ("fine", "dull")[at % 2]} for at in range(40)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     settings = ["loop.max_steps=2", "loop.batch_size=5", "data.max_length=16", "observe.report=false"]
-    command = [sys.executable, "-m", "paceline.verbs.cli", "train", str(RECIPE), "--processes", "2"]
+    command = [sys.executable, "-m", "paceline", "train", str(RECIPE), "--processes", "2"]
     command += ["--model", str(model), "--data", str(data), "--out", str(run)]
     command += [part for setting in settings for part in ("--set", setting)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -183,7 +183,7 @@ def test_the_command_refuses_before_any_rank_starts(
     (tmp_path / "r.yaml").write_text(
         "name: x\nmodel: {config: {model_type: bert}, vocabulary_size: 900}\ndata: {source: a.csv, text: t}"
     )
-    done = run(tmp_path, "-m", "paceline.verbs.cli", "train", "r.yaml", *arguments)
+    done = run(tmp_path, "-m", "paceline", "train", "r.yaml", *arguments)
     assert done.returncode == 2, done.stderr
     for part in parts:
         assert part in done.stderr, done.stderr

@@ -206,7 +206,7 @@ def test_a_run_that_does_not_fit_is_told_what_would(paceline: Paceline, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_no_process(tmp_path: Path, end: signal.Signals) -> None:
-    command = [sys.executable, "-m", "paceline.verbs.cli", "plan", write_recipe(tmp_path), "--gpu", "v100-32gb"]
+    command = [sys.executable, "-m", "paceline", "plan", write_recipe(tmp_path), "--gpu", "v100-32gb"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         workers = wait_for(lambda: children(process.pid))
         process.send_signal(end)

@@ -108,7 +108,7 @@ def started(place: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """``paceline train`` as a shell in the foreground would start it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_CACHE": str(place / "cache")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline.verbs.cli", "train", *arguments],
+        [sys.executable, "-m", "paceline", "train", *arguments],
         cwd=place,
         env=environment,
         stdout=subprocess.PIPE,

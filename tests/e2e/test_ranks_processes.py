@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-PACELINE = ["-m", "paceline.verbs.cli", "train"]
+PACELINE = ["-m", "paceline", "train"]
 TORCHRUN = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *PACELINE]
 
 

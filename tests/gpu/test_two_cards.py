@@ -43,7 +43,7 @@ def trained(folder: Path, settings: Sequence[str], where: Sequence[str] = ("--gp
     }
     recipe = Recipe.parse(plain).with_settings(settings)
     (folder / "recipe.yaml").write_text(recipe.to_yaml())
-    command = [sys.executable, "-m", "paceline.verbs.cli", "train", str(folder / "recipe.yaml")]
+    command = [sys.executable, "-m", "paceline", "train", str(folder / "recipe.yaml")]
     done = subprocess.run([*command, *where, "--out", str(folder / "run")], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return losses(folder / "run")

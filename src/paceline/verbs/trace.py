@@ -175,7 +175,7 @@ def _beside(folder: Path) -> Path:
 
 
 def _interpreter() -> list[str]:
-    return [sys.executable, "-m", "paceline.verbs.cli"]
+    return [sys.executable, "-m", "paceline"]
 
 
 def _run(words: Sequence[str]) -> int:

@@ -44,7 +44,7 @@ def test_the_error_names_the_command_and_the_command_mends_it(pickled: Path, tmp
         load(pickled)
     command = caught.value.fix.split()
     assert command[:2] == ["paceline", "convert"]
-    done = subprocess.run([sys.executable, "-m", "paceline.verbs.cli", *command[1:]], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "paceline", *command[1:]], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"wrote {pickled}/model.safetensors\n"), done.stderr
     expected = load_file(tmp_path / "expected.safetensors")
     found = load(pickled).state_dict()

@@ -136,10 +136,10 @@ def test_ranks_run_the_same_command_without_what_starts_ranks(arguments: list[st
     ("original", "program"),
     [
         (["python", "/bin/paceline", "train", "r.yaml", "--gpus", "2"], ["/bin/paceline"]),
-        (["python", "-X", "dev", "-m", "paceline.verbs.cli", "train", "r.yaml", "--gpus", "2"], None),
+        (["python", "-X", "dev", "-m", "paceline", "train", "r.yaml", "--gpus", "2"], None),
         # called from another program, as from a test
-        (["python", "-m", "pytest", "tests"], ["-m", "paceline.verbs.cli"]),
-        (["python"], ["-m", "paceline.verbs.cli"]),
+        (["python", "-m", "pytest", "tests"], ["-m", "paceline"]),
+        (["python"], ["-m", "paceline"]),
     ],
 )
 def test_the_command_line_is_this_processs_own(
@@ -148,5 +148,5 @@ def test_the_command_line_is_this_processs_own(
     monkeypatch.setattr("sys.executable", "/venv/python")
     monkeypatch.setattr("sys.orig_argv", original)
     monkeypatch.setattr("sys.argv", ["paceline", "train", "r.yaml", "--gpus", "2"])
-    program = program or ["-X", "dev", "-m", "paceline.verbs.cli"]
+    program = program or ["-X", "dev", "-m", "paceline"]
     assert rank_command() == ["/venv/python", *program, "train", "r.yaml"]

@@ -36,7 +36,7 @@ def measure_comm(
 
     \b
     paceline bench comm --gpus 4
-    torchrun --nproc-per-node 4 -m paceline.verbs.cli bench comm
+    torchrun --nproc-per-node 4 -m paceline bench comm
     """
     from paceline.cluster import failures_told
     from paceline.verbs.bench.start import parse_size, start_ranks

@@ -15,7 +15,7 @@ def rank_command() -> list[str]:
     program = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
     if sys.orig_argv[len(program) + 1 :] != arguments or not program:
         # another program calls us with arguments of its own making
-        program = ["-m", "paceline.verbs.cli"]
+        program = ["-m", "paceline"]
     return [sys.executable, *program, *without_launch(arguments)]
 
 
