@@ -111,5 +111,5 @@ def _full(folder: Path, needed: int, free: int, what: str) -> DiskFullError:
     return DiskFullError(
         f"{folder}: no room for {what}",
         f"{needed:,} bytes needed, {free:,} bytes free",
-        "free some space there and go on with --resume, or choose another disk with --out",
+        "free some space there, or choose another place",
     )

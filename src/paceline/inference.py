@@ -27,7 +27,7 @@ from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import DataPart
 from paceline.records import EvaluationRecord
-from paceline.run_folder import RunFolder, way_on
+from paceline.run_folder import RunFolder, has_checkpoint, way_on
 from paceline.seams import Build, Ids, Task
 from paceline.tasks import task_for
 
@@ -56,7 +56,7 @@ def evaluate_saved(
     folder: Path, data: str | None, rows: object | None, split: str, settings: Sequence[str], tell: Tell
 ) -> EvaluationRecord:
     """See ``paceline.evaluate``."""
-    run, recipe, loaded = _open(folder, settings, own_data=data is None and rows is None)
+    run, recipe, loaded = _open(folder, settings, tell, own_data=data is None and rows is None)
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device):
         if data is None and rows is None:
             dataset, ids = _own_split(recipe, run, split)
@@ -82,7 +82,7 @@ def predict_rows(
 ) -> int:
     """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
     file = PredictionFile(out, source=data)
-    _, recipe, loaded = _open(folder, settings, own_data=False)
+    _, recipe, loaded = _open(folder, settings, tell, own_data=False)
     part, size = _data_part(recipe, data), _batch_size(recipe)
     build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
@@ -108,7 +108,9 @@ def probabilities(
     return np.stack([found[i] for i in ids.tolist()])
 
 
-def _open(folder: Path, settings: Sequence[str], *, own_data: bool) -> tuple[RunFolder, Recipe, LoadedModel]:
+def _open(
+    folder: Path, settings: Sequence[str], tell: Tell, *, own_data: bool
+) -> tuple[RunFolder, Recipe, LoadedModel]:
     run = RunFolder.view(folder)
     _refuse_idle(settings, own_data)
     saved = run.read_recipe()
@@ -122,6 +124,8 @@ def _open(folder: Path, settings: Sequence[str], *, own_data: bool) -> tuple[Run
             "the run did not come to its end",
             way_on(folder),
         )
+    if not run.summary.exists() and has_checkpoint(folder):
+        tell(f"{folder / 'model'}: the run was resumed after it was saved, and has not ended since; {way_on(folder)}")
     loaded = load_saved(run.model, factory=part.factory, trust_remote_code=part.trust_remote_code)
     return run, recipe, loaded
 

@@ -15,7 +15,7 @@ import torch
 from paceline.checkpoint.compare import differences, refuse_changes
 from paceline.distributed.agree import agree
 from paceline.engine.numerics import numerics
-from paceline.errors import CheckpointError, Preempted
+from paceline.errors import CheckpointError, DiskFullError, Preempted
 from paceline.facts import Facts
 from paceline.files import compiled_folder
 from paceline.fitting import fit_features
@@ -45,7 +45,7 @@ from paceline.records import (
     RunStarted,
 )
 from paceline.report.build import build_report
-from paceline.run_folder import RunFolder
+from paceline.run_folder import RunFolder, has_checkpoint
 from paceline.seams import World
 from paceline.stop import Stop
 from paceline.techniques.compile import fused, kept_cache
@@ -60,8 +60,13 @@ def run(request: Request) -> RunRecord:
         UserError: anything the user can change; what was written so far stays usable.
         Preempted: a signal asked to stop; the run can be resumed.
     """
-    with _preemption_marked(request):
-        return _carried_out(request)
+    try:
+        with _preemption_marked(request):
+            return _carried_out(request)
+    except DiskFullError as error:
+        saved = has_checkpoint(request.folder.path)
+        then = _then(request, saved=True) if saved else "no step is saved yet: start it again"
+        raise DiskFullError(error.what, error.why, f"free some space there; {then}") from error
 
 
 def _carried_out(request: Request) -> RunRecord:

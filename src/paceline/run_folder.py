@@ -269,9 +269,14 @@ class RunFolder:
         return len(lines) - len(kept)
 
 
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run that is there can be resumed."""
+    return any((path / "checkpoints").glob("*/COMMITTED"))  # written last, see checkpoint/store.py
+
+
 def way_on(path: Path) -> str:
     """What is to be done with a run that is there: without a checkpoint there is nothing to resume."""
-    if any((path / "checkpoints").glob("*/COMMITTED")):  # written last, see checkpoint/store.py
+    if has_checkpoint(path):
         return f"go on with it: paceline train {path} --resume"
     if (path / "model").exists():  # fitted, without a step
         return f"use its model: paceline evaluate {path}"

@@ -44,8 +44,9 @@ def test_a_failed_save_ends_the_run_by_the_next_step(
     with monkeypatch.context() as during:
         during.setattr(store, "require_room", full)
         during.setattr(Loop, "_step", noted)
-        with pytest.raises(DiskFullError, match="no room for a checkpoint of step 6"):
+        with pytest.raises(DiskFullError, match="no room for a checkpoint of step 6") as error:
             train(chosen, out=tmp_path / "run")
+    assert error.value.fix.endswith("start it again"), "there is no checkpoint to go on from"
     assert steps[-1] == found_in, "it surfaced later than at the end of that step"
     assert CheckpointStore(tmp_path / "run" / "checkpoints", 1).steps() == ()
 

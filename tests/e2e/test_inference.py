@@ -218,6 +218,17 @@ def test_a_folder_without_a_model_is_refused(trained: Path, paceline: Paceline, 
     assert sorted(os.listdir(tmp_path)) == ["cut", "new.csv"]
 
 
+def test_a_model_from_before_a_run_was_resumed_is_named_as_such(paceline: Paceline, tmp_path: Path) -> None:
+    run = train_run(tmp_path, write_csv(tmp_path / "reviews.csv", reviews(60)))
+    (run / "summary.json").unlink()  # as a resumed run does, for it has not ended
+    write_csv(tmp_path / "new.csv", reviews(3))
+    for command in (("evaluate", "run"), ("predict", "run", "new.csv", "-o", "out.csv")):
+        done = paceline(*command)
+        assert done.code == 0, done
+        assert "info: run/model: the run was resumed after it was saved" in done.err, done.err
+        assert "paceline train run --resume" in done.err
+
+
 # ---- predict
 
 
@@ -407,6 +418,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file(
     done = paceline("predict", trained, "new.csv", "-o", "out.csv")
     assert done.code == 2, done
     assert "bytes free" in done.err
+    assert "--resume" not in done.err, "that is for runs"
     assert (tmp_path / "out.csv").read_text() == "what was there"
     assert sorted(os.listdir(tmp_path)) == ["new.csv", "out.csv"]
 

@@ -349,6 +349,7 @@ def test_a_disk_that_fills_up_costs_no_checkpoint(
         with pytest.raises(DiskFullError, match=r"[\d,]+ bytes needed, 5 bytes free") as error:
             train(recipe(pretrained, reviews, loop={"checkpoint_every": 2}), out=tmp_path / "run")
     assert error.value.exit_code == 2
+    assert error.value.fix == f"free some space there; paceline train {tmp_path / 'run'} --resume goes on"
     assert CheckpointStore(tmp_path / "run" / "checkpoints", 1).newest().step == 8
     assert_same(outcome(resume(tmp_path / "run")), expected("plain"))
 

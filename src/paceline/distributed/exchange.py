@@ -24,6 +24,9 @@ GRACE_SECONDS = 2.0
 
 PULSE_SECONDS = 1.0
 
+_PULSE = "pulse"
+"""Counts the signs of life of all ranks that others wait for; with its number behind it, those of one."""
+
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05
 
 
@@ -50,7 +53,7 @@ class Exchange:
         self._turn = self._firsts = 0
 
     def all(self, at: str, value: Any = None) -> list[Any]:
-        """Each rank's value, in rank order.
+        """Each rank's value, in rank order. Waits on while a rank that goes first on its machine shows signs of life.
 
         Args:
             at: what this is, for people; the same on all ranks.
@@ -64,7 +67,7 @@ class Exchange:
         with self._reaching_store():
             self._store.set(f"at/{self._rank}", at)
             self._store.set(keys[self._rank], json.dumps([at, value]))
-            self._until(lambda: self._store.check(keys), lambda: self._absent(keys), at)
+            self._until(lambda: self._store.check(keys), lambda: self._absent(keys), at, _PULSE)
             found = [json.loads(text) for text in self._store.multi_get(keys)]
             # whoever is in this turn has read all of the last one
             self._store.delete_key(f"{self._turn - 1}/{self._rank}")
@@ -81,7 +84,7 @@ class Exchange:
             LostRank: the leader failed, with its message, or is silent.
         """
         self._firsts += 1
-        done, pulse = f"first/{self._firsts}/{leader}", f"pulse/{leader}"
+        done, pulse = f"first/{self._firsts}/{leader}", f"{_PULSE}/{leader}"
         if self._rank != leader:
             with self._reaching_store():
                 self._until(lambda: self._store.check([done]), lambda: [leader], f"the end of {what}", pulse)
@@ -212,6 +215,7 @@ class Exchange:
             with suppress(RuntimeError):
                 while not over.wait(min(PULSE_SECONDS, self._timeout / 4)):
                     self._store.add(counter, 1)
+                    self._store.add(_PULSE, 1)
 
         thread = threading.Thread(target=beat, name="paceline-pulse", daemon=True)
         thread.start()

@@ -808,6 +808,23 @@ def test_the_first_rank_may_take_longer_than_the_time_out() -> None:
     assert [text for text, _ in found] == ["passed"] * 2
 
 
+def goes_first_on_its_machine(rank: int, port: int) -> str:
+    place = at(rank, 2, f"tcp://127.0.0.1:{port}", local_rank=0, local_world_size=1)
+    with joined(place, device=CPU, timeout_seconds=30) as world:
+        lose_patience(world)
+        with world.alone_first("encoding the data"):
+            if rank == 0:
+                time.sleep(2.5)
+        world.barrier("both have the data")
+    return "passed"
+
+
+def test_another_machine_waits_for_as_long_as_a_first_rank_shows_signs_of_life() -> None:
+    """A warm cache on one machine, a cold one on the other."""
+    found = run_processes(outcome, 2, "goes_first_on_its_machine", free_port())
+    assert [text for text, _ in found] == ["passed"] * 2
+
+
 def test_a_first_rank_that_never_comes_is_named() -> None:
     _, (text, seconds) = run_processes(outcome, 2, "goes_first", tcp(), "never comes")
     assert text.startswith("LostRank: rank 0 of 2 has not reached 'the end of downloading the model' within 1 s"), text

@@ -175,8 +175,17 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_has_nobody_to_measure_with(alone: None) -> None:
-    with pytest.raises(UserError, match="bench comm: one rank"):
+    with pytest.raises(UserError, match="bench comm: one rank") as caught:
         bench_comm()
+    assert caught.value.fix == "paceline bench comm --gpus N, or --processes N"
+
+
+def test_a_single_rank_of_torchrun_is_not_told_to_start_ranks(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (RANK | {"WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "one"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="bench comm: one rank") as caught:
+        bench_comm()
+    assert caught.value.fix == "torchrun --nproc-per-node 2 or more"
 
 
 @pytest.mark.parametrize("variables", [{}, RANK | {"WORLD_SIZE": "1"}], ids=["alone", "a world of one"])

@@ -116,7 +116,10 @@ def bench_comm(*, largest_bytes: int | None = None, out: Path | None = None) -> 
     place = find_place(os.environ)
     if place.world_size == 1:
         why = "one process has nobody to exchange data with"
-        raise UserError("bench comm: one rank", why, "paceline bench comm --gpus N, or --processes N")
+        fix = (
+            "torchrun --nproc-per-node 2 or more" if place.is_rank else "paceline bench comm --gpus N, or --processes N"
+        )
+        raise UserError("bench comm: one rank", why, fix)
     device = torch.device("cuda", place.local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if out is not None and out.is_dir():
         raise UserError(f"--out {out}", "it is a folder", f"--out {out / 'comm.jsonl'}")
