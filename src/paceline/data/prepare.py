@@ -121,6 +121,9 @@ def outline(
             if found is not None:
                 return _outline_of(_put_aside(found, part, task, quarantine))
     table = read(part, task=task.type, rows=rows, quarantine=quarantine)
+    if task.type not in ("auto", table.kind) and table.kind is not None:
+        # files are read as the task has it; what is built in has labels of one kind
+        raise DataError(f"task.type = {task.type}: {part.source} is for {table.kind}", fix="leave task.type out")
     remember = _unkept if entry is None else partial(_remember, entry=entry, quarantine=quarantine, damage=damage)
     return _outline(table, part, tokenizer, length, modality, remember)
 

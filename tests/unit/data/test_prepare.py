@@ -329,6 +329,13 @@ def test_pairs_know_where_the_second_text_begins(tmp_path: Path) -> None:
     assert len(tokenizer.offered[0]) == 2 * len(dataset.splits["train"]), "both texts train a tokenizer"
 
 
+@pytest.mark.parametrize("kind", ["regression", "multi_label"])
+def test_a_task_that_the_data_have_no_labels_for_is_refused(kind: str) -> None:
+    part, task = DataPart(source="builtin:random"), TaskPart(type=kind)
+    with pytest.raises(DataError, match=f"task.type = {kind}: builtin:random is for classification"):
+        outline(part, task, tokenizer=None, max_length=None, modality="any", cache=None)
+
+
 def test_multi_label(tmp_path: Path) -> None:
     rows = [{"text": f"w{row}", "label": ["a", "b"] if row % 3 else ["c"]} for row in range(40)]
     dataset = _prepare(_part(_write(tmp_path / "data.jsonl", rows)), tmp_path / "cache")
