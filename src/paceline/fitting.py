@@ -33,7 +33,6 @@ def fit_features(job: Job, progress: Progress, prepared: Prepared) -> Progress:
                     features, dataset.labels[ids], dataset.kind, classifier, build.task.num_outputs, bias=has_bias
                 )
                 write_into(linear, *fitted)
-        world.barrier("the last layer")  # on every machine, and for as long as it takes; a broadcast has a deadline
         world.broadcast_(list(linear.parameters()))
     sizes = [build.layout.size(piece) for piece in pieces]
     return replace(progress, samples=len(ids), tokens=sum(s.tokens for s in sizes), slots=sum(s.slots for s in sizes))

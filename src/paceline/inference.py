@@ -125,7 +125,7 @@ def _open(
             way_on(folder),
         )
     if not run.summary.exists() and has_checkpoint(folder):
-        tell(f"{folder / 'model'}: the run was resumed after it was saved, and has not ended since; {way_on(folder)}")
+        tell(f"{folder / 'model'}: the run has not ended since it was saved, and may be ahead of it; {way_on(folder)}")
     loaded = load_saved(run.model, factory=part.factory, trust_remote_code=part.trust_remote_code)
     return run, recipe, loaded
 

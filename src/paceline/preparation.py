@@ -119,10 +119,8 @@ def prepare_run(
             with watch.phase("data"):
                 dataset = encoding.result()
                 tokenizer = _settled(source, dataset)
-        with watch.phase("data"):
-            # here, where no rank waits for another's turn; a machine with a warm cache is done long before one without
-            world.barrier("the data")
         with watch.phase("model"):
+            # here, where no rank waits for another's turn, for all of them answer
             over_cards = device.type == "cuda" and recipe.parallel.backend in ("auto", "nccl")
             rate = partial(shared_link_rate, world, facts, over_cards=over_cards)
             buckets = bucket_decision(recipe, rate) if world.size > 1 else None

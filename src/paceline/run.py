@@ -45,7 +45,7 @@ from paceline.records import (
     RunStarted,
 )
 from paceline.report.build import build_report
-from paceline.run_folder import RunFolder, has_checkpoint
+from paceline.run_folder import RunFolder, has_checkpoint, way_on
 from paceline.seams import World
 from paceline.stop import Stop
 from paceline.techniques.compile import fused, kept_cache
@@ -64,9 +64,7 @@ def run(request: Request) -> RunRecord:
         with _preemption_marked(request):
             return _carried_out(request)
     except DiskFullError as error:
-        saved = has_checkpoint(request.folder.path)
-        then = _then(request, saved=True) if saved else "no step is saved yet: start it again"
-        raise DiskFullError(error.what, error.why, f"free some space there; {then}") from error
+        raise DiskFullError(error.what, error.why, f"free some space there; {_then_with_room(request)}") from error
 
 
 def _carried_out(request: Request) -> RunRecord:
@@ -211,6 +209,16 @@ def _then(request: Request, *, saved: bool) -> str:
     if request.rows is not None:
         return f"paceline.resume({str(request.folder.path)!r}, data=rows) goes on"
     return f"paceline train {shlex.quote(str(request.folder.path))} --resume goes on"
+
+
+def _then_with_room(request: Request) -> str:
+    """What a person does once the disk has room again."""
+    folder = request.folder
+    if folder.summary.exists():
+        return f"the run itself is whole: paceline report {shlex.quote(str(folder.path))}"
+    if has_checkpoint(folder.path):
+        return _then(request, saved=True)
+    return way_on(folder.path) if folder.recipe.exists() else "start it again"
 
 
 def _changes(request: Request, prepared: Prepared) -> tuple[list[str], list[str]]:

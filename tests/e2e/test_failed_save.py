@@ -46,7 +46,8 @@ def test_a_failed_save_ends_the_run_by_the_next_step(
         during.setattr(Loop, "_step", noted)
         with pytest.raises(DiskFullError, match="no room for a checkpoint of step 6") as error:
             train(chosen, out=tmp_path / "run")
-    assert error.value.fix.endswith("start it again"), "there is no checkpoint to go on from"
+    again = f"free some space there; no step of it is saved: remove {tmp_path / 'run'}"
+    assert error.value.fix == again, "there is no checkpoint to go on from"
     assert steps[-1] == found_in, "it surfaced later than at the end of that step"
     assert CheckpointStore(tmp_path / "run" / "checkpoints", 1).steps() == ()
 
@@ -68,3 +69,16 @@ def test_after_a_failed_save_the_one_before_it_is_gone_on_from(
     newest = CheckpointStore(tmp_path / "run" / "checkpoints", 1).newest()
     assert newest.step in (4, 5), "5 is the end of the first epoch, whose evaluation was the best"
     assert resume(tmp_path / "run").steps == STEPS
+
+
+def test_a_run_whose_report_finds_no_room_is_whole(
+    pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise DiskFullError("no room for a report", "9 bytes needed, 8 bytes free")
+
+    monkeypatch.setattr("paceline.run.build_report", full)
+    with pytest.raises(DiskFullError) as error:
+        train(recipe(pretrained, reviews, observe={"console": "off", "report": True}), out=tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert error.value.fix == f"free some space there; the run itself is whole: paceline report {tmp_path / 'run'}"

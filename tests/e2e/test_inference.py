@@ -225,7 +225,7 @@ def test_a_model_from_before_a_run_was_resumed_is_named_as_such(paceline: Paceli
     for command in (("evaluate", "run"), ("predict", "run", "new.csv", "-o", "out.csv")):
         done = paceline(*command)
         assert done.code == 0, done
-        assert "info: run/model: the run was resumed after it was saved" in done.err, done.err
+        assert "info: run/model: the run has not ended since it was saved" in done.err, done.err
         assert "paceline train run --resume" in done.err
 
 

@@ -171,30 +171,66 @@ def test_launched_and_recorded_calls_share_their_memory() -> None:
     assert grown < 192, f"{grown:.0f} MiB for work that takes 128"
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_shapes_that_memory_suffices_for_are_launched_and_recorded_beside_what_the_card_still_does(
-    full: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("case", "waited"),
+    [
+        ("smaller", [False, False]),
+        ("larger", [True, False]),
+        ("smaller, on a full card", [True, True]),
+        ("smaller, recorded on an idle card", [False, True]),
+    ],
+)
+def test_a_shape_is_launched_and_recorded_beside_what_the_card_still_does_where_memory_suffices(
+    case: str, waited: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()  # what other tests took would fill the card
-    runner = Captured(CUDA)
+    runner = Captured(CUDA, idle="idle" in case)
 
     def work(values: torch.Tensor) -> torch.Tensor:
         return (values * 2).sum()
 
-    largest, smaller = torch.ones(2**20, device=CUDA), torch.ones(2**19, device=CUDA)
-    assert [runner.run(work, (largest,)).item() for _ in range(3)] == [2.0**21] * 3
-    if full:
+    known, given = torch.ones(2**20, device=CUDA), torch.ones(2 ** (21 if case == "larger" else 19), device=CUDA)
+    assert [runner.run(work, (known,)).item() for _ in range(3)] == [2.0 * len(known)] * 3
+    if "full" in case:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 2**30))
-    busy = torch.cuda.Event()
-    torch.cuda._sleep(2_000_000_000)  # about a second
-    busy.record()
-    found = [runner.run(work, (smaller,)) for _ in range(3)]
-    waited = busy.query()
-    assert torch.stack(found).tolist() == [2.0**20] * 3
+    found, has_waited = [], []
+    for _ in ("launched", "recorded"):
+        done = torch.cuda.Event()
+        torch.cuda._sleep(1_000_000_000)  # about half a second
+        done.record()
+        found.append(runner.run(work, (given,)))
+        has_waited.append(done.query())
+        torch.cuda.synchronize()
+    assert torch.stack(found).tolist() == [2.0 * len(given)] * 2
     assert runner.path == "captured: 2 graphs"
-    assert waited == full, "the card had nothing to do meanwhile" if waited else "where memory is short nothing waited"
+    assert has_waited == waited, "whether the launch, and the recording, waited for the card"
+
+
+def test_replays_that_the_card_has_still_to_do_draw_their_own_numbers_when_a_shape_is_recorded() -> None:
+    runner, generator = Captured(CUDA), torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.get_state()
+
+    def work(values: torch.Tensor) -> torch.Tensor:
+        torch.cuda._sleep(200_000_000)  # between what sets the seed and what reads it
+        return torch.nn.functional.dropout(values, 0.5).sum()
+
+    def drawn(values: torch.Tensor, seed: int) -> torch.Tensor:
+        generator.manual_seed(seed)
+        found: torch.Tensor = runner.run(work, (values,))
+        return found
+
+    known, given = torch.rand(2**20, device=CUDA), torch.rand(2**19, device=CUDA)
+    launched = drawn(known, 1).item()
+    assert [drawn(known, 1).item(), drawn(known, 1).item()] == [launched] * 2
+    drawn(given, 2)
+    torch.cuda.synchronize()
+    queued = [drawn(known, 1) for _ in range(4)]
+    drawn(given, 3)  # recorded meanwhile
+    assert torch.stack(queued).tolist() == [launched] * 4
+    assert runner.path == "captured: 2 graphs"
+    generator.set_state(before)
 
 
 def test_what_a_launch_leaves_in_the_pool_is_not_overwritten_by_earlier_graphs() -> None:

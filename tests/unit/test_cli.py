@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -43,6 +44,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return code, output.out, output.err
 
     return invoke
+
+
+@pytest.mark.parametrize("module", ["paceline", "paceline.verbs.cli"])
+def test_it_is_a_module_to_start_too(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"paceline {__version__}\n"
 
 
 @pytest.mark.parametrize("option", ["--local-rank=1", "--local_rank=0"])

@@ -194,8 +194,9 @@ class Captured(Runner):
     would have its memory twice. What a launch leaves there (a cache of the model's, a state) may lie where graphs
     recorded earlier put their intermediate results, so that they are recorded anew.
 
-    Neither waits for the card, which has the steps before to do meanwhile, unless memory may be missing: for inputs
-    larger than any so far, or on a card that is half full, what is only cached elsewhere is handed back first.
+    Neither waits for the card, which has the steps before to do meanwhile (measured with torch 2.11), unless memory may
+    be missing: for inputs larger than any so far, or on a card with less free than this process has taken at most, what
+    is only cached elsewhere is handed back first.
 
     Args:
         device: the card.
@@ -246,8 +247,10 @@ class Captured(Runner):
         if recording is not None:
             return recording.replay(leaves)
         launch = self._launch if key in self._seen or self._fits(key, leaves) else self.launch
+        found = launch(lambda: function(*inputs, *options))
         self._seen.add(key)
-        return launch(lambda: function(*inputs, *options))
+        self._had_memory(key, leaves)
+        return found
 
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         leaves, structure = _pytree.tree_flatten(list(inputs))
@@ -305,19 +308,20 @@ class Captured(Runner):
     def close(self) -> None:
         self._recordings.clear()
         self._seen.clear()
+        self._largest.clear()
         # torch hands back what a pool has cached only with the pool, which nothing but itself may use by then
         if self._pool.use_count() == (1 if self._anchor is None else 2):
             self._anchor, self._pool = None, self._cuda.MemPool()
 
     def _fits(self, key: _Key, leaves: Sequence[Any]) -> bool:
         """Whether there is memory for inputs of this size in any case; if not, it is to be made now."""
-        what, size = key[:2], sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
-        known = what in self._largest and size <= self._largest[what]
-        self._largest[what] = max(size, self._largest[what])
-        if not known or self._device.type == PLANNED:
+        if key[:2] not in self._largest or _elements(leaves) > self._largest[key[:2]] or self._device.type == PLANNED:
             return False
         free, _ = self._cuda.mem_get_info(self._device)
         return bool(free > self._cuda.max_memory_reserved(self._device))
+
+    def _had_memory(self, key: _Key, leaves: Sequence[Any]) -> None:
+        self._largest[key[:2]] = max(_elements(leaves), self._largest[key[:2]])
 
     def launch(self, function: Callable[[], Any]) -> Any:
         # what is only cached elsewhere torch would not hand back for want of memory in this pool
@@ -401,6 +405,7 @@ class Captured(Runner):
         ]
         recording = _Recording(graph, places, outputs)
         self._recordings[key] = recording
+        self._had_memory(key, leaves)
         mark("shape recorded")
         return recording
 
@@ -408,7 +413,8 @@ class Captured(Runner):
     def _begun(self, graph: Any, pool: Any, stream: Any, *, capture_error_mode: str) -> Iterator[None]:
         """As ``torch.cuda.graph``, which waits for the card and hands back what is cached before it begins.
 
-        What is done when a recording begins and ends, as to the seed that graphs read, has its place among the steps.
+        What is done when a recording begins and ends, as to the seed that graphs read, has its place among the steps:
+        without it, replays that the card has still to do would draw the numbers of a later seed.
         """
         caller = self._cuda.current_stream(self._device)
         stream.wait_stream(caller)
@@ -484,6 +490,10 @@ def _blocks(segment: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 def _key(function: Callable[..., Any], options: Sequence[Hashable], structure: Any, leaves: Sequence[Any]) -> _Key:
     return function.__name__, tuple(options), str(structure), tuple(map(_signature, leaves))
+
+
+def _elements(leaves: Sequence[Any]) -> int:
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _signature(leaf: Any) -> Hashable:

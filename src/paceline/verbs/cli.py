@@ -513,3 +513,7 @@ def _others(joining: dict[str, Any], timeout: int | None) -> dict[str, Any]:
         why = "nobody waits for anybody: this process is no rank"
         raise UserError(f"--timeout {timeout}", why, "leave it out, or start ranks: --gpus N, or --processes N")
     return {"place": place} if timeout is None else {"place": place, "timeout_seconds": timeout}
+
+
+if __name__ == "__main__":
+    main()

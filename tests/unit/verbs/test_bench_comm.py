@@ -185,7 +185,7 @@ def test_a_single_rank_of_torchrun_is_not_told_to_start_ranks(alone: None, monke
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="bench comm: one rank") as caught:
         bench_comm()
-    assert caught.value.fix == "torchrun --nproc-per-node 2 or more"
+    assert caught.value.fix == "torchrun --nproc-per-node 2 -m paceline bench comm"
 
 
 @pytest.mark.parametrize("variables", [{}, RANK | {"WORLD_SIZE": "1"}], ids=["alone", "a world of one"])

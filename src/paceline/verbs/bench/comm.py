@@ -116,9 +116,8 @@ def bench_comm(*, largest_bytes: int | None = None, out: Path | None = None) -> 
     place = find_place(os.environ)
     if place.world_size == 1:
         why = "one process has nobody to exchange data with"
-        fix = (
-            "torchrun --nproc-per-node 2 or more" if place.is_rank else "paceline bench comm --gpus N, or --processes N"
-        )
+        alone = "paceline bench comm --gpus N, or --processes N"
+        fix = "torchrun --nproc-per-node 2 -m paceline bench comm" if place.is_rank else alone
         raise UserError("bench comm: one rank", why, fix)
     device = torch.device("cuda", place.local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if out is not None and out.is_dir():
