@@ -258,6 +258,8 @@ class RunFolder:
     def truncate_metrics(self, after_step: int) -> int:
         """Drop what metrics.jsonl says about steps above ``after_step``, and lines that a crash cut short.
 
+        Test samples are measured at the end alone, which a run that goes on has still to come to: dropped, too.
+
         Returns:
             The number of lines dropped.
         """
@@ -429,8 +431,10 @@ def _belongs(line: bytes, after_step: int) -> bool:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    step = record.get("step") if isinstance(record, dict) else None
-    return isinstance(record, dict) and not (isinstance(step, int) and step > after_step)
+    if not isinstance(record, dict) or (record.get("kind"), record.get("split")) == ("evaluation", "test"):
+        return False
+    step = record.get("step")
+    return not (isinstance(step, int) and step > after_step)
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -506,6 +506,15 @@ def test_truncation_drops_later_steps_and_cut_lines(tmp_path: Path) -> None:
         assert folder.truncate_metrics(2) == 0
 
 
+def test_what_was_measured_at_an_end_that_comes_again_is_dropped(tmp_path: Path) -> None:
+    """Killed after the test samples were measured, and before the summary was written."""
+    lines = [f'{{"kind": "evaluation", "split": "{split}", "step": 2}}' for split in ("validation", "test")]
+    with RunFolder.open(made(tmp_path / "run")) as folder:
+        folder.metrics.write_text("\n".join(lines))
+        assert folder.truncate_metrics(2) == 1
+        assert folder.metrics.read_text().splitlines() == lines[:1]
+
+
 def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
     path = made(tmp_path / "run")
     with RunFolder.open(path) as folder:
