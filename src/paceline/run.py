@@ -268,6 +268,7 @@ def _refuse_finished(request: Request, loop: Loop) -> None:
 def _write_start(request: Request, prepared: Prepared, changes: Sequence[str]) -> None:
     folder, recipe = request.folder, prepared.recipe
     first_step = request.checkpoint.step if request.checkpoint else 0
+    evaluations = request.checkpoint.state["progress"]["evaluations"] if request.checkpoint else ()
     folder.write_recipe(recipe)
     folder.write_manifest(
         command=sys.argv,
@@ -278,7 +279,7 @@ def _write_start(request: Request, prepared: Prepared, changes: Sequence[str]) -
         changes=changes,
         num_ranks=request.world.size,
     )
-    folder.truncate_metrics(first_step)
+    folder.truncate_metrics(first_step, {(found["split"], found["step"]) for found in evaluations})
     for ended in (folder.summary, folder.preempted):  # they are of a run that has ended, and this one goes on
         ended.unlink(missing_ok=True)
 

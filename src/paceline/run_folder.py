@@ -26,7 +26,7 @@ import re
 import socket
 import subprocess
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -255,10 +255,13 @@ class RunFolder:
         if self.recipe.exists():
             write_atomically(self.preempted, f"{message}\n".encode())
 
-    def truncate_metrics(self, after_step: int) -> int:
-        """Drop what metrics.jsonl says about steps above ``after_step``, and lines that a crash cut short.
+    def truncate_metrics(self, after_step: int, evaluated: Collection[tuple[str, int]] = ()) -> int:
+        """Drop what metrics.jsonl says of what a run that goes on comes to again, and lines that a crash cut short.
 
-        Test samples are measured at the end alone, which a run that goes on has still to come to: dropped, too.
+        Args:
+            after_step: that of the checkpoint; steps above it come again.
+            evaluated: split and step of each evaluation that the checkpoint knows of. Others come again where no step
+                of what is kept follows them: one that the checkpoint was not saved after, and those of a run's end.
 
         Returns:
             The number of lines dropped.
@@ -266,8 +269,18 @@ class RunFolder:
         if not self.metrics.exists():
             return 0
         lines = self.metrics.read_bytes().splitlines()
-        kept = [line for line in lines if _belongs(line, after_step)]
-        write_atomically(self.metrics, b"".join(line + b"\n" for line in kept))
+        kept: list[bytes] = []
+        followed = False  # by a step that is kept
+        for line in reversed(lines):
+            record = _record(line)
+            step = record and record.get("step")
+            if record is None or (isinstance(step, int) and step > after_step):
+                continue
+            followed |= record.get("kind") == "step"
+            if record.get("kind") == "evaluation" and not followed and (record.get("split"), step) not in evaluated:
+                continue
+            kept.append(line)
+        write_atomically(self.metrics, b"".join(line + b"\n" for line in reversed(kept)))
         return len(lines) - len(kept)
 
 
@@ -426,15 +439,13 @@ def redacted_command(command: Sequence[str]) -> list[str]:
 # ---- JSON
 
 
-def _belongs(line: bytes, after_step: int) -> bool:
+def _record(line: bytes) -> dict[str, Any] | None:
+    """What a line of metrics.jsonl says; None of one that a crash cut short."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        return False
-    if not isinstance(record, dict) or (record.get("kind"), record.get("split")) == ("evaluation", "test"):
-        return False
-    step = record.get("step")
-    return not (isinstance(step, int) and step > after_step)
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -506,13 +506,26 @@ def test_truncation_drops_later_steps_and_cut_lines(tmp_path: Path) -> None:
         assert folder.truncate_metrics(2) == 0
 
 
-def test_what_was_measured_at_an_end_that_comes_again_is_dropped(tmp_path: Path) -> None:
-    """Killed after the test samples were measured, and before the summary was written."""
-    lines = [f'{{"kind": "evaluation", "split": "{split}", "step": 2}}' for split in ("validation", "test")]
+def test_evaluations_that_come_again_are_dropped(tmp_path: Path) -> None:
+    """Killed between an evaluation and the checkpoint behind it, or between the end's and the summary."""
+
+    def evaluation(split: str, step: int) -> str:
+        return f'{{"kind": "evaluation", "split": "{split}", "step": {step}}}'
+
+    lines = [
+        '{"kind": "step", "step": 1}',
+        evaluation("validation", 1),  # followed by a step, so it will not be made again
+        '{"kind": "step", "step": 2}',
+        evaluation("validation", 2),
+        '{"kind": "notice", "message": "kept"}',
+        evaluation("test", 1),  # the end's, of the best weights
+    ]
     with RunFolder.open(made(tmp_path / "run")) as folder:
         folder.metrics.write_text("\n".join(lines))
+        assert folder.truncate_metrics(2, {("validation", 2)}) == 1
+        assert folder.metrics.read_text().splitlines() == lines[:5]
         assert folder.truncate_metrics(2) == 1
-        assert folder.metrics.read_text().splitlines() == lines[:1]
+        assert folder.metrics.read_text().splitlines() == [*lines[:3], lines[4]]
 
 
 def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
