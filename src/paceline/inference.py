@@ -26,6 +26,7 @@ from paceline.predictions import PredictionFile
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import DataPart
+from paceline.recipe.trust import NONE, Trust, require_trust
 from paceline.records import EvaluationRecord
 from paceline.run_folder import RunFolder, has_checkpoint, way_on
 from paceline.seams import Build, Ids, Task
@@ -53,10 +54,16 @@ Tell = Callable[[str], None]
 
 
 def evaluate_saved(
-    folder: Path, data: str | None, rows: object | None, split: str, settings: Sequence[str], tell: Tell
+    folder: Path,
+    data: str | None,
+    rows: object | None,
+    split: str,
+    settings: Sequence[str],
+    tell: Tell,
+    trust: Trust = NONE,
 ) -> EvaluationRecord:
     """See ``paceline.evaluate``."""
-    run, recipe, loaded = _open(folder, settings, tell, own_data=data is None and rows is None)
+    run, recipe, loaded = _open(folder, settings, tell, trust, own_data=data is None and rows is None)
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device):
         if data is None and rows is None:
             dataset, ids = _own_split(recipe, run, split)
@@ -79,10 +86,11 @@ def predict_rows(
     settings: Sequence[str],
     tell: Tell,
     advance: Callable[[int], None],
+    trust: Trust = NONE,
 ) -> int:
     """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
     file = PredictionFile(out, source=data)
-    _, recipe, loaded = _open(folder, settings, tell, own_data=False)
+    _, recipe, loaded = _open(folder, settings, tell, trust, own_data=False)
     part, size = _data_part(recipe, data), _batch_size(recipe)
     build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
@@ -109,11 +117,12 @@ def probabilities(
 
 
 def _open(
-    folder: Path, settings: Sequence[str], tell: Tell, *, own_data: bool
+    folder: Path, settings: Sequence[str], tell: Tell, trust: Trust, *, own_data: bool
 ) -> tuple[RunFolder, Recipe, LoadedModel]:
     run = RunFolder.view(folder)
     _refuse_idle(settings, own_data)
     saved = run.read_recipe()
+    require_trust(saved, folder, trust)
     # a model that was packed is compared anew, on this machine; one that was not to be packed is not
     packing = [] if saved.techniques.packing is False else ["techniques.packing=auto"]
     recipe, _ = choose(saved.with_settings([*_ONLY_TRAINING, *packing, *settings]), this_machine())

@@ -33,6 +33,7 @@ from paceline.preparation import Prepared, prepare_run
 from paceline.progress import Progress
 from paceline.recipe import Recipe
 from paceline.recipe.choose import with_smallest_card
+from paceline.recipe.trust import switches
 from paceline.records import (
     Decision,
     EvaluationRecord,
@@ -208,7 +209,7 @@ def _then(request: Request, *, saved: bool) -> str:
         return "no step was made, so nothing is lost: start it again"
     if request.rows is not None:
         return f"paceline.resume({str(request.folder.path)!r}, data=rows) goes on"
-    return f"paceline train {shlex.quote(str(request.folder.path))} --resume goes on"
+    return f"paceline train {shlex.quote(str(request.folder.path))} --resume{switches(request.recipe)} goes on"
 
 
 def _then_with_room(request: Request) -> str:

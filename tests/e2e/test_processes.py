@@ -48,7 +48,7 @@ while not (folder / "summary.json").exists():
     if not resumable and (folder / "recipe.yaml").exists():
         early += 1  # killed before the first checkpoint: there is nothing to go on with
         os.rename(folder, folder.with_name(f"{folder.name}-early-{early}"))
-    arguments = [str(folder), "--resume"] if resumable else ["recipe.yaml", "--out", str(folder)]
+    arguments = [str(folder), "--resume", "--trust-references"] if resumable else ["recipe.yaml", "--out", str(folder)]
     child = os.fork()
     if child == 0:
         sys.argv = ["paceline", "train", *arguments]
@@ -147,7 +147,7 @@ def assert_as_undisturbed(place: Path, name: str) -> None:
 
 
 def resume(place: Path, name: str) -> None:
-    with started(place, name, "--resume") as process:
+    with started(place, name, "--resume", "--trust-references") as process:
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
 
@@ -161,7 +161,7 @@ def test_asked_to_stop(workplace: Path, number: signal.Signals) -> None:
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 75
     assert f"paceline: stopped by {number.name} after step" in errors
-    assert f"paceline train {workplace / name} --resume goes on" in errors
+    assert f"paceline train {workplace / name} --resume --trust-references goes on" in errors
     assert "Traceback" not in errors
     assert steps(workplace / name) < 12, "it was not stopped"
     resume(workplace, name)

@@ -114,7 +114,7 @@ def test_our_launcher_signalled_then_a_rank_killed(workplace: Path) -> None:
     assert "stopped by SIGTERM after step" in line
 
     stopped_at = steps(folder)
-    with started(workplace, *PACELINE, "launched", "--resume", "--processes", "2") as launcher:
+    with started(workplace, *PACELINE, "launched", "--resume", "--trust-references", "--processes", "2") as launcher:
         when(launcher, lambda: steps(folder) >= stopped_at + 3)
         os.kill(rank_ids(launcher.pid)[1], signal.SIGKILL)
         _, errors = launcher.communicate(timeout=60)
@@ -124,7 +124,7 @@ def test_our_launcher_signalled_then_a_rank_killed(workplace: Path) -> None:
     assert not (folder / "preempted").exists(), "this was no preemption"
     assert CheckpointStore(folder / "checkpoints", 1).newest().step >= stopped_at + 1
 
-    with started(workplace, *PACELINE, "launched", "--resume") as alone:
+    with started(workplace, *PACELINE, "launched", "--resume", "--trust-references") as alone:
         _, errors = alone.communicate(timeout=60)
     assert alone.returncode == 0, errors
     assert steps(folder) == STEPS
@@ -143,7 +143,18 @@ def test_torchrun_signalled_then_two_commands_by_hand(workplace: Path) -> None:
 
     meeting = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as both:
-        command = [*PACELINE, "torchrun", "--resume", "--timeout", "60", "--init", meeting, "--world-size", "2"]
+        command = [
+            *PACELINE,
+            "torchrun",
+            "--resume",
+            "--trust-references",
+            "--timeout",
+            "60",
+            "--init",
+            meeting,
+            "--world-size",
+            "2",
+        ]
         ranks = [both.enter_context(started(workplace, *command, "--rank", str(rank))) for rank in (0, 1)]
         for rank in ranks:
             _, errors = rank.communicate(timeout=90)

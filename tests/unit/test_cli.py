@@ -144,11 +144,15 @@ def test_train_takes_a_recipe_and_lays_the_options_over_it(run: Run, stand_in: A
     assert changed.data.text == "review", "what is not of the source alone stays"
 
 
+UNTRUSTED = {"trust_remote_code": False, "trust_references": False}
+
+
 def test_resume_takes_a_folder_and_settings(run: Run, stand_in: Any, tmp_path: Path) -> None:
     calls = stand_in("paceline.verbs.train", "train", "resume")
-    assert run("train", tmp_path, "--resume", "--set", "loop.epochs=9")[0] == 0
+    assert run("train", tmp_path, "--resume", "--set", "loop.epochs=9", "--trust-references")[0] == 0
     assert calls[0][0] == (tmp_path, ["loop.epochs=9"])
-    assert list(calls[0][1]) == ["started"]
+    assert calls[0][1].pop("started")
+    assert calls[0][1] == {"trust_remote_code": False, "trust_references": True}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +214,8 @@ def test_evaluate_prints_a_table(run: Run, stand_in: Any) -> None:
     calls = stand_in("paceline.verbs.evaluate", "evaluate", result=record)
     code, out, _ = run("evaluate", "runs/x", "--data", "t.csv", "--set", "data.text=review")
     assert code == 0
-    assert calls == [((Path("runs/x"),), {"data": "t.csv", "split": "test", "settings": ["data.text=review"]})]
+    given = {"data": "t.csv", "split": "test", "settings": ["data.text=review"], **UNTRUSTED}
+    assert calls == [((Path("runs/x"),), given)]
     assert out == "t.csv: 1,200 samples in 1.5 s\n  loss      0.2500\n  accuracy  0.9000\n  f1        0.8000\n"
 
 
@@ -226,7 +231,7 @@ def test_the_other_commands_hand_over_their_arguments(run: Run, stand_in: Any) -
     assert run("report", "runs/x") == (0, "wrote runs/x/report.html\n", "")
     assert run("data", "imdb", "d") == (0, "wrote d/train.jsonl\nwrote d/test.jsonl\n", "")
     assert run("demo")[0] == 0
-    assert predict == [((Path("runs/x"), "new.csv", Path("out.csv")), {"settings": ()})]
+    assert predict == [((Path("runs/x"), "new.csv", Path("out.csv")), {"settings": (), **UNTRUSTED})]
     assert convert == [((Path("old"),), {})]
     assert fetch == [(("imdb", Path("d")), {})]
     assert report == [((Path("runs/x"),), {})]

@@ -9,17 +9,25 @@ from typing import Any
 
 from paceline.errors import RecipeError, UserError
 from paceline.recipe import Recipe, merge, read_yaml
+from paceline.recipe.trust import NONE, Trust, is_of_a_run, require_trust
 
 
 def build_recipe(
-    target: Path | None, model: str | None, data: str | None, settings: Sequence[str], verb: str = "train"
+    target: Path | None,
+    model: str | None,
+    data: str | None,
+    settings: Sequence[str],
+    verb: str = "train",
+    trust: Trust = NONE,
 ) -> Recipe:
     """The recipe that a command is about: the file's, then ``--model`` and ``--data``, then ``--set``.
 
     ``--model`` and ``--data`` replace the file's model and data source, and with them what belongs to the source
-    alone: its configuration or factory; its validation and test files.
+    alone: its configuration or factory; its validation and test files. ``--trust-remote-code`` is
+    ``model.trust_remote_code``. The recipe in a run folder runs nothing that ``trust`` does not allow.
 
     Raises:
+        UserError: the recipe is a run folder's, and would run code.
         RecipeError: neither a recipe nor both options are given, or the result is no valid recipe.
     """
     if target is None and not (model and data):
@@ -40,7 +48,12 @@ def build_recipe(
     if data:
         plain["data"] = {**_without(plain.get("data"), "validation", "test"), "source": data}
     plain.setdefault("name", _run_name(target.stem if target else str(data)))
-    return Recipe.parse(merge(plain, settings))
+    recipe = Recipe.parse(merge(plain, settings))
+    if target is not None and is_of_a_run(target):
+        require_trust(recipe, target, trust, settings)
+    elif trust.remote_code:
+        recipe = recipe.with_settings(["model.trust_remote_code=true"])
+    return recipe
 
 
 _DATA_SUFFIXES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".txt"})

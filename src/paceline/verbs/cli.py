@@ -23,6 +23,7 @@ from paceline.verbs.bench import app as bench_app
 
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
+    from paceline.recipe.trust import Trust
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
@@ -62,6 +63,10 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that came with the model.")]
+TrustReferences = Annotated[
+    bool, typer.Option("--trust-references", help="Run functions that a run folder's recipe names.")
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
 
 
@@ -120,6 +125,8 @@ def train(
     timeout: Annotated[
         int | None, typer.Option(min=1, metavar="SECONDS", help="How long ranks wait for one another.")
     ] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    trust_references: TrustReferences = False,
 ) -> None:
     """Fine-tune, evaluate and save a model.
 
@@ -130,8 +137,10 @@ def train(
     paceline train recipes/imdb_distilbert.yaml --gpus 4
     """
     from paceline.cluster import failures_told
+    from paceline.recipe.trust import Trust
     from paceline.verbs.asked import build_recipe, folder_to_resume
 
+    trust = Trust(remote_code=trust_remote_code, references=trust_references)
     changes = list(settings or ())
     if on_bad_row:
         changes.insert(0, f"data.on_bad_row={on_bad_row.value}")
@@ -139,18 +148,25 @@ def train(
         asked = (
             folder_to_resume(target, {"--model": model, "--data": data, "--out": out})
             if resume
-            else build_recipe(target, model, data, changes)
+            else build_recipe(target, model, data, changes, trust=trust)
         )
         joining = {"--init": init, "--rank": rank, "--world-size": world_size}
         if gpus is not None or processes is not None or devices is not None:
-            raise SystemExit(_launch(asked, changes, joining, gpus=gpus, processes=processes, devices=devices))
+            raise SystemExit(_launch(asked, changes, joining, trust, gpus=gpus, processes=processes, devices=devices))
         others = _others(joining, timeout)
         from paceline.stopwatch import process_start
 
         if isinstance(asked, Path):
             from paceline.verbs.train import resume as resume_run
 
-            resume_run(asked, changes, started=process_start(), **others)
+            resume_run(
+                asked,
+                changes,
+                started=process_start(),
+                trust_remote_code=trust_remote_code,
+                trust_references=trust_references,
+                **others,
+            )
         else:
             from paceline.verbs.train import train as train_run
 
@@ -188,6 +204,8 @@ def trace(
     rank: Annotated[int | None, typer.Option(min=0, metavar="R", help="As of train.")] = None,
     world_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
     timeout: Annotated[int | None, typer.Option(min=1, metavar="SECONDS", help="As of train.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    trust_references: TrustReferences = False,
 ) -> None:
     """Train with some steps traced, and say what they wait for.
 
@@ -197,9 +215,11 @@ def trace(
     paceline trace runs/x
     """
     from paceline.cluster import failures_told
+    from paceline.recipe.trust import Trust, switches
     from paceline.verbs import trace as tracing
     from paceline.verbs.asked import build_recipe
 
+    trust = Trust(remote_code=trust_remote_code, references=trust_references)
     if target is not None and target.is_dir():
         given: dict[str, object] = {"--model": model, "--data": data, "--out": out, "--steps": steps, "--kind": kind}
         given |= {"--graph": graph, "--memory": memory_too, "--print": only_print, "--set": settings, "--gpus": gpus}
@@ -207,10 +227,10 @@ def trace(
         _read_only(target, [name for name, value in (given | {"--timeout": timeout}).items() if value])
         tracing.show(target, typer.echo)
         if try_it:
-            typer.echo(tracing.tried(target, typer.echo))
+            typer.echo(tracing.tried(target, typer.echo, trust=trust))
         return
     with failures_told(rank):
-        recipe = build_recipe(target, model, data, settings or (), verb="trace")
+        recipe = build_recipe(target, model, data, settings or (), verb="trace", trust=trust)
         changes = tracing.trace_settings(recipe, steps or (), kind, graph, memory=memory_too)
         recipe = recipe.with_settings(changes)
         if only_print and recipe.trace.kind != "nsys":
@@ -225,15 +245,17 @@ def trace(
             words = ["train", *([str(target)] if target else [])]
             words += [part for name, value in options.items() if value is not None for part in (name, str(value))]
             words += [part for change in (*(settings or ()), *changes) for part in ("--set", change)]
+            words += switches(recipe).split()  # the recipe is the person's, or has been allowed above
             if not try_it:
                 raise SystemExit(tracing.under_nsys(words, folder, recipe, typer.echo, only_print=only_print))
             _refuse_try(recipe, joining)
             if code := tracing.train_first(words):
                 raise SystemExit(code)
-            typer.echo(tracing.tried(folder, typer.echo))
+            made = Trust(remote_code=True, references=True)  # the folder was made just now, from that recipe
+            typer.echo(tracing.tried(folder, typer.echo, trust=made))
             return
         if any(value is not None for value in ranks.values()):
-            raise SystemExit(_launch(recipe, changes, joining, gpus=gpus, processes=processes, devices=devices))
+            raise SystemExit(_launch(recipe, changes, joining, trust, gpus=gpus, processes=processes, devices=devices))
         from paceline.stopwatch import process_start
         from paceline.verbs.train import train as train_run
 
@@ -257,6 +279,8 @@ def plan(
         bool, typer.Option("--read-data", help="Read and encode the data to know their sizes.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, sizes in bytes.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    trust_references: TrustReferences = False,
 ) -> None:
     """Predict a run's memory, and what fits, without a card.
 
@@ -268,10 +292,12 @@ def plan(
 
     from rich.console import Console
 
+    from paceline.recipe.trust import Trust
     from paceline.verbs import plan as planning
     from paceline.verbs.asked import build_recipe
 
-    recipe = build_recipe(target, model, data, settings or (), verb="plan")
+    trust = Trust(remote_code=trust_remote_code, references=trust_references)
+    recipe = build_recipe(target, model, data, settings or (), verb="plan", trust=trust)
     try:
         with Console(stderr=True, markup=False).status("tracing the step") as status:
             found = planning.plan(recipe, gpu=gpu, gpus=gpus, read_data=read_data, progress=status.update)
@@ -306,6 +332,8 @@ def memory(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder for memory.json and report.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, sizes in bytes.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    trust_references: TrustReferences = False,
 ) -> None:
     """Measure what each stage of a run adds on this card.
 
@@ -313,9 +341,11 @@ def memory(
     paceline memory recipes/memory_anatomy.yaml
     paceline memory recipes/memory_anatomy.yaml --with loop.micro_batch_size=1 --with techniques.recompute=true
     """
+    from paceline.recipe.trust import Trust
     from paceline.verbs.asked import build_recipe
 
-    recipe = build_recipe(target, model, data, settings or (), verb="memory")
+    trust = Trust(remote_code=trust_remote_code, references=trust_references)
+    recipe = build_recipe(target, model, data, settings or (), verb="memory", trust=trust)
     _measure_stages(recipe, changes or (), out, as_json=as_json)
 
 
@@ -369,11 +399,20 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Labelled data [default: the run's own].")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     settings: Settings = None,
+    trust_remote_code: TrustRemoteCode = False,
+    trust_references: TrustReferences = False,
 ) -> None:
     """Measure a run's saved model on labelled data."""
     from paceline.verbs.evaluate import evaluate as evaluate_run
 
-    record = evaluate_run(run, data=data, split=split, settings=settings or ())
+    record = evaluate_run(
+        run,
+        data=data,
+        split=split,
+        settings=settings or (),
+        trust_remote_code=trust_remote_code,
+        trust_references=trust_references,
+    )
     rows = {"loss": record.loss, **record.metrics}
     width = max(len(name) for name in rows)
     typer.echo(f"{data or record.split}: {record.samples:,} samples in {record.seconds:.1f} s")
@@ -387,11 +426,20 @@ def predict(
     data: Annotated[str, typer.Argument(metavar="INPUT", help="Rows to label.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.", show_default=False)],
     settings: Settings = None,
+    trust_remote_code: TrustRemoteCode = False,
+    trust_references: TrustReferences = False,
 ) -> None:
     """Label new rows: the row, its label and the probabilities."""
     from paceline.verbs.predict import predict as predict_rows
 
-    num_rows = predict_rows(run, data, out, settings=settings or ())
+    num_rows = predict_rows(
+        run,
+        data,
+        out,
+        settings=settings or (),
+        trust_remote_code=trust_remote_code,
+        trust_references=trust_references,
+    )
     typer.echo(f"wrote {out}: {num_rows:,} rows")
 
 
@@ -458,7 +506,7 @@ def convert(
         typer.echo(f"wrote {path}")
 
 
-def _launch(asked: Recipe | Path, changes: Sequence[str], joining: dict[str, Any], **options: Any) -> int:
+def _launch(asked: Recipe | Path, changes: Sequence[str], joining: dict[str, Any], trust: Trust, **options: Any) -> int:
     """Run this command, which trains a recipe or resumes a folder, as several ranks; returns the exit code."""
     import functools
     import os
@@ -475,7 +523,7 @@ def _launch(asked: Recipe | Path, changes: Sequence[str], joining: dict[str, Any
         option = next(f"--{name} {value}" for name, value in options.items() if value is not None)
         why = f"{option} starts all ranks here and numbers them; {given[0]} joins ranks that were started one by one"
         raise UserError(f"{option} with {', '.join(given)}", why, f"leave out {' '.join(given)}, or {option}")
-    recipe = recipe_to_resume(asked, changes) if isinstance(asked, Path) else asked
+    recipe = recipe_to_resume(asked, changes, trust) if isinstance(asked, Path) else asked
     facts = functools.cache(this_machine)
     ranks = choose_ranks(command, facts, os.environ, device=recipe.device, **options)
     check_recipe(recipe, ranks, facts(), shlex.join(["paceline", *sys.argv[1:]]))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.recipe.trust import Trust
 from paceline.verbs.notices import tell
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ def evaluate(
     rows: object | None = None,
     split: str = "test",
     settings: Sequence[str] = (),
+    trust_remote_code: bool = False,
+    trust_references: bool = False,
 ) -> EvaluationRecord:
     """Loss and metrics of a run's saved model.
 
@@ -29,13 +32,17 @@ def evaluate(
         data: labelled data, as ``data.source`` takes it; None: the run's own, its ``split``.
         rows: labelled rows in memory in place of ``data``.
         split: which of the run's own splits; with ``data`` only a name in the result.
-
         settings: ``key=value`` changes of how data are read (``data.text=review``) or how it is computed (``device``).
+        trust_remote_code: run Python code that came with the model, where the run's recipe says that there is some.
+        trust_references: run functions of the folder's recipe (``package.module:function``), found in the environment
+            and the current folder.
 
     Raises:
+        UserError: the folder's recipe would run code that nobody has allowed.
         RunFolderError: no run is there. DataError: the data cannot be used, or have a label unknown to the model.
         MemoryFullError: a batch does not fit; it names the setting.
     """
+    trust = Trust(remote_code=trust_remote_code, references=trust_references)
     from paceline.inference import evaluate_saved
 
-    return evaluate_saved(Path(folder), data, rows, split, settings, tell)
+    return evaluate_saved(Path(folder), data, rows, split, settings, tell, trust)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import UserError
+from paceline.recipe.trust import Trust
 from paceline.verbs.notices import counter, tell
 
 
@@ -16,6 +17,8 @@ def predict(
     *,
     rows: object | None = None,
     settings: Sequence[str] = (),
+    trust_remote_code: bool = False,
+    trust_references: bool = False,
 ) -> int:
     """Write every row of ``data`` with its predicted label and probabilities, in bounded memory.
 
@@ -27,8 +30,10 @@ def predict(
         data: rows to label, as ``data.source`` takes them; a label column is not needed. None with ``rows``.
         out: file to write, whole or not at all: .csv, .tsv or .jsonl.
         rows: rows in memory in place of ``data``.
-
         settings: ``key=value`` changes of how rows are read (``data.text=review``) or how it is computed (``device``).
+        trust_remote_code: run Python code that came with the model, where the run's recipe says that there is some.
+        trust_references: run functions of the folder's recipe (``package.module:function``), found in the environment
+            and the current folder.
 
     Returns:
         The number of rows written.
@@ -39,7 +44,8 @@ def predict(
     """
     if (data is None) == (rows is None):
         raise UserError("predict: give data or rows", "they are two sources of the same", "predict(folder, data, out)")
+    trust = Trust(remote_code=trust_remote_code, references=trust_references)
     from paceline.inference import predict_rows
 
     with counter("rows labelled") as advance:
-        return predict_rows(Path(folder), data, Path(out), rows, settings, tell, advance)
+        return predict_rows(Path(folder), data, Path(out), rows, settings, tell, advance, trust)

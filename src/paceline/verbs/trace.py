@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.errors import PacelineError, UserError
 from paceline.recipe import Recipe
+from paceline.recipe.trust import NONE, Trust, require_trust, switches
 from paceline.recipe.windows import problem_of
 from paceline.run_folder import RunFolder
 
@@ -95,12 +96,13 @@ def under_nsys(words: Sequence[str], out: Path, recipe: Recipe, say: Callable[[s
     return subprocess.run(nsys_command([*_interpreter(), *words], out, recipe), check=False).returncode
 
 
-def tried(folder: Path, say: Callable[[str], None], run: Run | None = None) -> str:
+def tried(folder: Path, say: Callable[[str], None], run: Run | None = None, trust: Trust = NONE) -> str:
     """Make the first window's steps once more with the verdict's switch on, and compare.
 
     Args:
         folder: of a run with a traced window.
         run: runs a command; None: in a process of its own.
+        trust: what of the folder's recipe may run code.
 
     Returns:
         Measured gain beside the predicted one, as lines.
@@ -117,12 +119,13 @@ def tried(folder: Path, say: Callable[[str], None], run: Run | None = None) -> s
     if found.switch is None:
         return "nothing to try: the verdict names no setting"
     recipe = RunFolder.view(folder).read_recipe()
+    require_trust(recipe, folder, trust)
     if recipe.data.source == "memory":
         raise UserError("--try: the rows were in memory", "the run is made again from its folder", "--data FILE")
     facts = window.facts
     setting = found.switch.text
     out = _beside(folder)
-    words = ["train", str(folder / "recipe.yaml"), "--out", str(out)]
+    words = ["train", str(folder / "recipe.yaml"), "--out", str(out), *switches(recipe).split()]
     for change in (
         setting,
         f"trace.steps=[{facts.first_step - 1}:{facts.last_step}]",

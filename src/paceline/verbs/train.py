@@ -15,6 +15,7 @@ from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import TechniquesPart
+from paceline.recipe.trust import NONE, Trust, require_trust
 from paceline.run_folder import RunFolder
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
@@ -103,6 +104,8 @@ def resume(
     started: float | None = None,
     place: Place | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    trust_remote_code: bool = False,
+    trust_references: bool = False,
 ) -> RunRecord:
     """Go on with an interrupted run at the exact sample where its newest whole checkpoint left off.
 
@@ -113,13 +116,16 @@ def resume(
         settings: ``key=value`` changes, named on purpose.
         data: the same rows in memory, for a run that was started with some.
         started, place, timeout_seconds: as in ``train``.
+        trust_remote_code, trust_references: as in ``evaluate``; what ``settings`` name is allowed by that.
 
     Raises:
+        UserError: the folder's recipe would run code that nobody has allowed.
         CheckpointError: no checkpoint, none that is whole, or a run that would learn something else than before.
         RunFolderError: no run is there, or it is still going on.
     """
     watch, place = Stopwatch(started), place or find_place(os.environ)
-    asked, seen = recipe_to_resume(folder, settings), RunFolder.view(folder)
+    trust = Trust(remote_code=trust_remote_code, references=trust_references)
+    asked, seen = recipe_to_resume(folder, settings, trust), RunFolder.view(folder)
     with contextlib.ExitStack() as stack:
         with Stop(_NOT_BEGUN):
             facts = _facts_beside_imports(watch)
@@ -153,20 +159,23 @@ def resume(
         )
 
 
-def recipe_to_resume(folder: str | Path, settings: Sequence[str] = ()) -> Recipe:
+def recipe_to_resume(folder: str | Path, settings: Sequence[str] = (), trust: Trust = NONE) -> Recipe:
     """A run's own recipe and the changes to it; what was switched on for the machine it began on is left open.
 
     Raises:
         CheckpointError: the run is finished, and no setting makes it longer.
         RunFolderError: no run is there.
         RecipeError: a setting that is none.
+        UserError: it would run code that ``trust`` does not allow.
     """
     seen = RunFolder.view(folder)
     if not settings and seen.summary.exists():
         raise CheckpointError(
             f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
         )
-    return _open_again(seen.read_recipe()).with_settings(settings)
+    recipe = _open_again(seen.read_recipe()).with_settings(settings)
+    require_trust(recipe, folder, trust, settings)
+    return recipe
 
 
 @contextlib.contextmanager
