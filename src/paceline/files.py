@@ -104,6 +104,11 @@ class OpenFolder:
         os.close(self._descriptor)
 
 
+def is_irregular(path: Path) -> bool:
+    """Whether a pipe, a folder or a device has a file's place: opening it may wait forever. Links are followed."""
+    return path.exists() and not path.is_file()
+
+
 def digest(path: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:

@@ -23,6 +23,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import socket
 import subprocess
 import warnings
@@ -34,7 +35,7 @@ from typing import Any, Self
 
 from paceline.errors import RunFolderError
 from paceline.facts import version_of
-from paceline.files import OpenFolder, disk_errors, write_atomically
+from paceline.files import OpenFolder, disk_errors, is_irregular, write_atomically
 from paceline.recipe import Recipe
 from paceline.records import RunRecord
 
@@ -140,6 +141,7 @@ class RunFolder:
             RunFolderError: no run is there, it is in use by a live process, or it cannot be written.
         """
         folder = cls.view(path)
+        require_writable(folder.path)
         with folder._held:
             itself = _lock(folder.path, folder._held)
             return cls(folder.path, folder._held.pop_all(), itself=itself)
@@ -149,7 +151,7 @@ class RunFolder:
         """The folder of a run, to read only: not locked, so it may be another process's live run.
 
         Raises:
-            RunFolderError: no run is there, or one of its files is a link.
+            RunFolderError: no run is there, or one of its files is a link, or no file.
         """
         shown, path = path, _resolved(path)
         if not (path / "recipe.yaml").is_file():
@@ -339,6 +341,30 @@ def way_on(path: Path) -> str:
     return f"no step of it is saved: remove {path}"
 
 
+def require_files(path: Path) -> None:
+    """Refuse a run folder with a folder or a pipe where a file belongs.
+
+    Raises:
+        RunFolderError: names it.
+    """
+    for name in _FILES:
+        if is_irregular(path / name):
+            raise RunFolderError(
+                f"{path / name}: is no regular file", "a file of the run belongs there", "put it back, or remove that"
+            )
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a run folder that is to be written where it is, and cannot be.
+
+    Raises:
+        RunFolderError: says so.
+    """
+    if not os.access(path, os.W_OK | os.X_OK):
+        fix = f"chmod u+w {shlex.quote(str(path))}, or work on a copy: cp -r {shlex.quote(str(path))} COPY"
+        raise RunFolderError(f"{path}: cannot be written", "it is read-only, or not yours", fix)
+
+
 def _resolved(path: str | Path) -> Path:
     path = Path(path)
     if path.is_symlink() and not path.exists():
@@ -412,6 +438,7 @@ def _refuse_links(path: Path) -> None:
             raise RunFolderError(
                 f"{path / name}: is a link", "paceline writes only inside the run folder", "put a copy in its place"
             )
+    require_files(path)
 
 
 # ---- facts

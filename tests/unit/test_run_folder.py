@@ -179,6 +179,29 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl", "summary.json", "report.html"])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_in_a_files_place_is_refused(tmp_path: Path, name: str, make: Any) -> None:
+    path = made(tmp_path / "run")
+    make(path / name)
+    with pytest.raises(RunFolderError, match=f"{re.escape(name)}: is no regular file"):
+        RunFolder.open(path)
+    RunFolder.create(tmp_path / "other").close()
+
+
+def test_a_folder_that_cannot_be_written_is_not_resumed_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--resume has no --out."""
+    path = made(tmp_path / "run")
+    monkeypatch.setattr(module.os, "access", lambda place, mode: Path(place) != path)
+    with pytest.raises(RunFolderError, match="cannot be written") as error:
+        RunFolder.open(path)
+    assert "--out" not in error.value.fix
+    assert f"cp -r {path} COPY" in error.value.fix
+    RunFolder.view(path)
+
+
 # ---- names
 
 
