@@ -184,7 +184,7 @@ def _save_model(request: Request, prepared: Prepared, weights: Mapping[str, torc
     """
     folder = request.folder
     lost = folder.find_again()
-    if lost is not None:
+    if not folder.recipe.exists():  # without it nobody can use the model
         folder.write_recipe(prepared.recipe)
     save_model(prepared.build.model, prepared.tokenizer, folder.model, prepared.saved, weights)
     if lost is not None:

@@ -70,6 +70,7 @@ class RunFolder:
         itself: OpenFolder | None = None,
     ) -> None:
         self._held, self._made, self._itself = held, made, itself
+        self._has_begun = False
         self._settle(path)
 
     def _settle(self, path: Path) -> None:
@@ -189,20 +190,28 @@ class RunFolder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether somebody has removed or renamed the folder that this process holds; never of one it does not hold."""
-        return self._itself is not None and not self._itself.is_at(self.path)
+        """Whether somebody has removed, renamed or emptied the folder that this process holds; never of another."""
+        if self._itself is None:
+            return False
+        # an editor may have put one of the two aside for a moment
+        is_empty = self._has_begun and not self.recipe.exists() and not self.metrics.exists()
+        return is_empty or not self._itself.is_at(self.path)
 
     def find_again(self) -> RunFolderError | None:
         """Where the folder is gone, lead its paths to where the run can still write, and say so; None where it is not.
 
-        That is the folder itself, under its new name, or else a new and locked one in its place, without what was in
-        the old one.
+        That is the folder itself, emptied or under its new name, or else a new and locked one in its place, without
+        what was in the old one.
 
         Raises:
             RunFolderError: something else is in its place, so that nothing more of the run can be saved.
         """
         if self._itself is None or not self.is_gone:
             return None
+        if self._itself.is_at(self.path):
+            self._has_begun = False
+            what = f"{self.path}: was emptied while a run was in it"
+            return RunFolderError(what, "what was in it is gone", way_on(self.path))
         found, what = self._itself.where(), f"{self.path}: was removed or renamed while a run was in it"
         if found is not None:
             self._settle(found)
@@ -213,7 +222,7 @@ class RunFolder:
             raise RunFolderError(
                 what, f"nothing can be saved in its place: {error.strerror}", "start the run again with another --out"
             ) from None
-        self._itself = _lock(self.path, self._held)
+        self._itself, self._has_begun = _lock(self.path, self._held), False
         return RunFolderError(
             what, "what was in it is gone, and a new one was made for what the run still had", way_on(self.path)
         )
@@ -221,6 +230,7 @@ class RunFolder:
     def write_recipe(self, recipe: Recipe) -> None:
         """Write the resolved recipe."""
         write_atomically(self.recipe, recipe.to_yaml().encode())
+        self._has_begun = True
 
     def read_recipe(self) -> Recipe:
         """The recipe that the folder's run was started with.

@@ -28,6 +28,33 @@ def _at_step(monkeypatch: pytest.MonkeyPatch, number: int, work: Any) -> None:
     monkeypatch.setattr(Loop, "_step", stepped)
 
 
+def test_a_folder_that_is_emptied_is_as_good_as_gone(
+    pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rm -r, too, leaves the folder itself where the run writes into it meanwhile."""
+    path = tmp_path / "run"
+
+    def emptied() -> None:
+        for found in path.iterdir():
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+
+    with monkeypatch.context() as during:
+        _at_step(during, 7, emptied)
+        with pytest.raises(RunFolderError, match="was emptied while a run was in it") as error:
+            train(recipe(pretrained, reviews), out=path)
+    assert "a checkpoint of step 7 is saved in it" in error.value.why
+    assert resume(path).status == "finished"
+
+
+def test_a_recipe_that_is_gone_is_written_again_with_the_model(
+    pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    _at_step(monkeypatch, 7, (path / "recipe.yaml").unlink)
+    assert train(recipe(pretrained, reviews), out=path).status == "finished"
+    assert (path / "recipe.yaml").exists()
+
+
 @pytest.mark.parametrize("how", ["renamed", "removed"])
 @pytest.mark.parametrize("settings", [{}, {"evaluate_every": 7, "checkpoint_every": 7}], ids=["between", "at a save"])
 def test_the_last_step_is_saved_and_gone_on_from(
