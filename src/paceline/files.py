@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, final
 
 from paceline.errors import DiskFullError, RunFolderError
 
@@ -72,6 +72,41 @@ def fsync_file(path: Path) -> None:
 def fsync_folder(folder: Path) -> None:
     """Wait until the folder's entries are on the disk, so that a created or renamed file survives a power cut."""
     fsync_file(folder)
+
+
+@final
+class OpenFolder:
+    """A folder known by what it is, not by its name; open until ``close``, so that no other takes its inode.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def is_at(self, path: Path) -> bool:
+        """Whether ``path`` leads to it now."""
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def where(self) -> Path | None:
+        """Where it is now; None where it was removed, or this system does not say."""
+        try:
+            path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+        except OSError:
+            return None
+        return path if self.is_at(path) else None
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def is_irregular(path: Path) -> bool:
+    """Whether a pipe, a folder or a device has a file's place: opening it may wait forever. Links are followed."""
+    return path.exists() and not path.is_file()
 
 
 def digest(path: Path) -> str:

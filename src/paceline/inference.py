@@ -96,7 +96,7 @@ def predict_rows(
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
             with explained(partial(_situation, recipe)):
-                build = over(build, dataset) if build else _build(recipe, loaded, dataset)
+                build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset)
                 found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
             file.add(table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))], found)
         return file.finish(loaded.saved.kind, loaded.saved.label_names)

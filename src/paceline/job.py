@@ -59,8 +59,8 @@ class Job:
     order: ShuffledOrder
     order_of: Callable[[Recipe], ShuffledOrder]
     """The order under a recipe with other micro-batches."""
-    keep: Callable[[Recipe], None]
-    """Has the run folder keep a recipe that is carried out in another way from now on."""
+    folder: RunFolder
+    """Which the first rank holds, and alone writes into."""
     steps_per_epoch: int
     total_steps: int
     store: Store
@@ -76,6 +76,11 @@ class Job:
     """Of a step, where ranks sum the gradients of those alone."""
     recorder: WindowRecorder | None = None
     """Of the steps that are traced, where any are."""
+
+    def keep(self, recipe: Recipe) -> None:
+        """Have the run folder keep a recipe that is carried out in another way from now on."""
+        if self.world.is_first:
+            self.folder.write_recipe(recipe)
 
     @property
     def evaluation_batch_size(self) -> int:
@@ -113,7 +118,7 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
         assembled=assembled,
         order=order,
         order_of=partial(_order, prepared),
-        keep=request.folder.write_recipe if world.is_first else lambda _: None,
+        folder=request.folder,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         store=BackgroundStore(CheckpointStore(request.folder.checkpoints, loop.keep_last), request.watch)

@@ -26,13 +26,14 @@ from paceline.engine.rng import augmentation_seed
 from paceline.engine.schedule import lr_factor
 from paceline.engine.statistics import check_smallest
 from paceline.engine.torch_engine import total
-from paceline.errors import Preempted, RecipeError
+from paceline.errors import Preempted, RecipeError, RunFolderError
 from paceline.files import compiled_folder
 from paceline.job import Job
 from paceline.memory.split import Result, check_split, evaluate_fitting, halved, largest_share, let_go, retried
 from paceline.progress import Progress, TrainSums, metric_value
 from paceline.recipe import Recipe
 from paceline.records import Decision, EvaluationRecord, Notice, StepRecord
+from paceline.run_folder import way_on
 from paceline.seams import Batch, Ids, Size
 from paceline.spans import mark, span
 from paceline.techniques.compile import forget_largest, note_kept
@@ -82,6 +83,7 @@ class Loop:
 
     Raises (from ``run``):
         Preempted: asked to stop; a checkpoint of the last whole step is on disk.
+        RunFolderError: the run folder was removed or renamed; such a checkpoint is in it, or in a new one.
         NonFiniteError: loss or gradient is not finite; the weights still are.
         DiskFullError: no room for a checkpoint.
         torch.OutOfMemoryError: a step does not fit, and must not or cannot be made in smaller micro-batches.
@@ -186,6 +188,8 @@ class Loop:
         self._last_end = time.perf_counter()
 
     def _tell_committed(self) -> None:
+        if self.job.folder.is_gone:  # so a save may have failed: the next step bound sees to it
+            return
         for record in self.job.store.committed():
             mark("checkpoint committed", step=record.step)
             self.job.emit(record)
@@ -437,21 +441,38 @@ class Loop:
         return is_best
 
     def _asked_to_stop(self, phase: str) -> bool:
-        """Whether any rank was sent a signal; all ranks ask at the same places, so that all stop at the same step."""
+        """Whether any rank was sent a signal, or the run folder is gone; all ranks ask at the same places, so that all
+        stop at the same step."""
         with self.job.watch.phase(phase):
-            return self.job.world.any(self.job.stop.requested_by is not None)
+            return self.job.world.any(self.job.stop.requested_by is not None or self.job.folder.is_gone)
+
+    def _found_again(self) -> RunFolderError | None:
+        """Have what the run still has saved where its folder is by now; None where that is where it was."""
+        job = self.job
+        lost = job.folder.find_again()
+        if lost is not None:
+            job.store.move(job.folder.checkpoints)
+            job.keep(job.recipe)
+        if told := job.world.share(lost and [lost.what, lost.why, lost.fix]):
+            self.saved_step = None
+            return RunFolderError(*told)
+        return None
 
     def _preempt(self) -> None:
         world, recorder = self.job.world, self.job.recorder
         if recorder is not None:
             recorder.stop()
+        lost = self._found_again()
         self.save()
         self._see_saved()
-        if recorder is not None:  # a trace may take longer to write than whoever asked to stop waits
+        if recorder is not None and lost is None:  # a trace may take longer to write than whoever asked to stop waits
             recorder.finish(self.progress.step, "the run was stopped")
         with self.job.watch.phase("checkpoint"):
             # also holds everybody until the checkpoint is on the disk: no rank ends while another writes
             asked = world.gather(self.job.stop.requested_by)
+        if lost is not None:
+            saved = f"{lost.why}; a checkpoint of step {self.progress.step} is saved in it"
+            raise RunFolderError(lost.what, saved, world.share(way_on(self.job.folder.path)))
         rank, signal_name = next((rank, name) for rank, name in enumerate(asked) if name)
         to = f" to rank {rank}" if asked.count(None) and world.size > 1 else ""
         at = f"after step {self.progress.step} of {self.job.total_steps}"

@@ -15,7 +15,7 @@ import torch
 from paceline.checkpoint.compare import differences, refuse_changes
 from paceline.distributed.agree import agree
 from paceline.engine.numerics import numerics
-from paceline.errors import CheckpointError, DiskFullError, Preempted
+from paceline.errors import CheckpointError, DiskFullError, Preempted, RunFolderError, UserError
 from paceline.facts import Facts
 from paceline.files import compiled_folder
 from paceline.fitting import fit_features
@@ -66,6 +66,10 @@ def run(request: Request) -> RunRecord:
             return _carried_out(request)
     except DiskFullError as error:
         raise DiskFullError(error.what, error.why, f"free some space there; {_then_with_room(request)}") from error
+    except (OSError, UserError) as error:
+        if lost := request.folder.find_again():
+            raise lost from error
+        raise
 
 
 def _carried_out(request: Request) -> RunRecord:
@@ -151,7 +155,7 @@ def _carried_out(request: Request) -> RunRecord:
             with watch.phase("save"):
                 weights = collected(job.assembled.engine.export(), world)
                 if world.is_first:
-                    save_model(prepared.build.model, prepared.tokenizer, folder.model, prepared.saved, weights)
+                    _save_model(request, prepared, weights)
             for found in final.values():
                 if found not in progress.evaluations:
                     emit(found)
@@ -171,6 +175,23 @@ def _carried_out(request: Request) -> RunRecord:
                 world.barrier("the saved model")
             _tell_traces(loop, emit)
     return record
+
+
+def _save_model(request: Request, prepared: Prepared, weights: Mapping[str, torch.Tensor]) -> None:
+    """Save the trained model, in another folder where the run's own is gone.
+
+    Raises:
+        RunFolderError: it is.
+    """
+    folder = request.folder
+    lost = folder.find_again()
+    if not folder.recipe.exists():  # without it nobody can use the model
+        folder.write_recipe(prepared.recipe)
+    save_model(prepared.build.model, prepared.tokenizer, folder.model, prepared.saved, weights)
+    if lost is not None:
+        raise RunFolderError(lost.what, f"{lost.why}; the trained model is saved in it", way_on(folder.path))
+    if lost := folder.find_again():
+        raise lost
 
 
 def _tell_traces(loop: Loop, emit: Callable[[Record], None]) -> None:

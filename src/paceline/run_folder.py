@@ -23,6 +23,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import socket
 import subprocess
 import warnings
@@ -34,7 +35,7 @@ from typing import Any, Self
 
 from paceline.errors import RunFolderError
 from paceline.facts import version_of
-from paceline.files import disk_errors, write_atomically
+from paceline.files import OpenFolder, disk_errors, is_irregular, write_atomically
 from paceline.recipe import Recipe
 from paceline.records import RunRecord
 
@@ -61,8 +62,19 @@ class RunFolder:
     run that is under way.
     """
 
-    def __init__(self, path: Path, held: contextlib.ExitStack, made: Sequence[Path] = ()) -> None:
-        self.path, self._held, self._made = path, held, made
+    def __init__(
+        self,
+        path: Path,
+        held: contextlib.ExitStack,
+        made: Sequence[Path] = (),
+        itself: OpenFolder | None = None,
+    ) -> None:
+        self._held, self._made, self._itself = held, made, itself
+        self._has_begun = False
+        self._settle(path)
+
+    def _settle(self, path: Path) -> None:
+        self.path = path
         self.name = path.name
         self.recipe = path / "recipe.yaml"
         self.manifest = path / "manifest.json"
@@ -94,9 +106,9 @@ class RunFolder:
             _require_fresh(path)  # first without the lock, so that a stranger's folder is left as it was
         held = contextlib.ExitStack()
         with held:
-            _lock(path, held)
+            itself = _lock(path, held)
             _require_fresh(path)
-            return cls(path, held.pop_all(), made)
+            return cls(path, held.pop_all(), made, itself)
 
     @classmethod
     def create_named(cls, name: str, parent: str | Path = "runs") -> Self:
@@ -130,16 +142,17 @@ class RunFolder:
             RunFolderError: no run is there, it is in use by a live process, or it cannot be written.
         """
         folder = cls.view(path)
+        require_writable(folder.path)
         with folder._held:
-            _lock(folder.path, folder._held)
-            return cls(folder.path, folder._held.pop_all())
+            itself = _lock(folder.path, folder._held)
+            return cls(folder.path, folder._held.pop_all(), itself=itself)
 
     @classmethod
     def view(cls, path: str | Path) -> Self:
         """The folder of a run, to read only: not locked, so it may be another process's live run.
 
         Raises:
-            RunFolderError: no run is there, or one of its files is a link.
+            RunFolderError: no run is there, or one of its files is a link, or no file.
         """
         shown, path = path, _resolved(path)
         if not (path / "recipe.yaml").is_file():
@@ -165,7 +178,7 @@ class RunFolder:
 
     def _take_back(self) -> None:
         """Remove the folders that were made for a run which failed before it wrote anything."""
-        if self._made and set(os.listdir(self.path)) <= {_LOCK}:
+        if self._made and not self.is_gone and set(os.listdir(self.path)) <= {_LOCK}:
             (self.path / _LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody else has put something there
                 for folder in self._made:
@@ -175,9 +188,49 @@ class RunFolder:
         """Let the next run have the folder; closing twice does nothing."""
         self._held.close()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody has removed, renamed or emptied the folder that this process holds; never of another."""
+        if self._itself is None:
+            return False
+        # an editor may have put one of the two aside for a moment
+        is_empty = self._has_begun and not self.recipe.exists() and not self.metrics.exists()
+        return is_empty or not self._itself.is_at(self.path)
+
+    def find_again(self) -> RunFolderError | None:
+        """Where the folder is gone, lead its paths to where the run can still write, and say so; None where it is not.
+
+        That is the folder itself, emptied or under its new name, or else a new and locked one in its place, without
+        what was in the old one.
+
+        Raises:
+            RunFolderError: something else is in its place, so that nothing more of the run can be saved.
+        """
+        if self._itself is None or not self.is_gone:
+            return None
+        if self._itself.is_at(self.path):
+            self._has_begun = False
+            what = f"{self.path}: was emptied while a run was in it"
+            return RunFolderError(what, "what was in it is gone", way_on(self.path))
+        found, what = self._itself.where(), f"{self.path}: was removed or renamed while a run was in it"
+        if found is not None:
+            self._settle(found)
+            return RunFolderError(what, f"it is {found} now", way_on(found))
+        try:
+            self.path.mkdir(parents=True)
+        except OSError as error:
+            raise RunFolderError(
+                what, f"nothing can be saved in its place: {error.strerror}", "start the run again with another --out"
+            ) from None
+        self._itself, self._has_begun = _lock(self.path, self._held), False
+        return RunFolderError(
+            what, "what was in it is gone, and a new one was made for what the run still had", way_on(self.path)
+        )
+
     def write_recipe(self, recipe: Recipe) -> None:
         """Write the resolved recipe."""
         write_atomically(self.recipe, recipe.to_yaml().encode())
+        self._has_begun = True
 
     def read_recipe(self) -> Recipe:
         """The recipe that the folder's run was started with.
@@ -298,6 +351,30 @@ def way_on(path: Path) -> str:
     return f"no step of it is saved: remove {path}"
 
 
+def require_files(path: Path) -> None:
+    """Refuse a run folder with a folder or a pipe where a file belongs.
+
+    Raises:
+        RunFolderError: names it.
+    """
+    for name in _FILES:
+        if is_irregular(path / name):
+            raise RunFolderError(
+                f"{path / name}: is no regular file", "a file of the run belongs there", "put it back, or remove that"
+            )
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a run folder that is to be written where it is, and cannot be.
+
+    Raises:
+        RunFolderError: says so.
+    """
+    if not os.access(path, os.W_OK | os.X_OK):
+        fix = f"chmod u+w {shlex.quote(str(path))}, or work on a copy: cp -r {shlex.quote(str(path))} COPY"
+        raise RunFolderError(f"{path}: cannot be written", "it is read-only, or not yours", fix)
+
+
 def _resolved(path: str | Path) -> Path:
     path = Path(path)
     if path.is_symlink() and not path.exists():
@@ -308,10 +385,13 @@ def _resolved(path: str | Path) -> Path:
 # ---- one run at a time
 
 
-def _lock(path: Path, held: contextlib.ExitStack) -> None:
+def _lock(path: Path, held: contextlib.ExitStack) -> OpenFolder:
     """Hold the folder until ``held`` is closed; the kernel lets go when this process ends, however it ends."""
     lock = path / _LOCK
     _refuse_links(path)
+    with disk_errors(lock):
+        itself = OpenFolder(path)
+    held.callback(itself.close)
     with disk_errors(lock):
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     held.callback(os.close, descriptor)
@@ -323,12 +403,13 @@ def _lock(path: Path, held: contextlib.ExitStack) -> None:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             raise
         warnings.warn(f"{path}: this file system has no locks; two runs in one folder go unnoticed", stacklevel=3)
-        return
+        return itself
     # forked workers share the lock and may outlive us: let go of it by name, not by closing
     held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+    return itself
 
 
 def _in_use(path: Path, content: bytes) -> RunFolderError:
@@ -367,6 +448,7 @@ def _refuse_links(path: Path) -> None:
             raise RunFolderError(
                 f"{path / name}: is a link", "paceline writes only inside the run folder", "put a copy in its place"
             )
+    require_files(path)
 
 
 # ---- facts

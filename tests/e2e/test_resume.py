@@ -370,3 +370,26 @@ def test_seconds_add_up_also_after_a_resume(halfway: Path) -> None:
     shown = sum(line["samples"] for line in lines(halfway, "step"))
     assert shown == 42 + 42 + 18, "2.4 epochs of 42 training samples, the last of two steps of 9"
     assert record.samples_per_second == pytest.approx(shown / seconds["train"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seconds", None),
+        ("seconds", {"train": "long"}),
+        ("progress", None),
+        ("progress", {"order": {}}),
+        ("engine", []),
+    ],
+)
+def test_a_state_that_lacks_something_is_told(halfway: Path, name: str, value: Any) -> None:
+    """Its checksums are right: another version wrote it, or somebody who knew how."""
+    store = CheckpointStore(halfway / "checkpoints", 1)
+    newest = store.newest()
+    state = {**newest.state, name: value}
+    if value is None:
+        del state[name]
+    store.save(newest.step, {stem: newest.tensors(stem) for stem in ("model", "optimizer")}, state)
+    with pytest.raises(CheckpointError, match=rf"state.json: .*{name}") as error:
+        resume(halfway)
+    assert "another --out" in error.value.fix

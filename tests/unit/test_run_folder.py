@@ -46,6 +46,50 @@ def write_manifest(folder: RunFolder, **changes: Any) -> None:
 # ---- create, open, view
 
 
+@pytest.mark.parametrize("how", ["removed", "renamed", "a parent renamed", "replaced"])
+def test_a_folder_that_is_gone_is_noticed_and_found_again(tmp_path: Path, how: str) -> None:
+    parent, path = tmp_path / "a", tmp_path / "a" / "run"
+    with RunFolder.create(path) as folder:
+        folder.write_recipe(RECIPE)
+        assert not folder.is_gone
+        assert folder.find_again() is None
+        match how:
+            case "removed" | "replaced":
+                shutil.rmtree(path)
+            case "renamed":
+                path.rename(tmp_path / "b")
+            case "a parent renamed":
+                parent.rename(tmp_path / "b")
+        if how == "replaced":
+            path.mkdir()
+        assert folder.is_gone
+        if how == "replaced":
+            with pytest.raises(RunFolderError, match="nothing can be saved in its place"):
+                folder.find_again()
+            assert list(path.iterdir()) == []
+            return
+        lost = folder.find_again()
+        assert lost is not None
+        assert f"{path}: was removed or renamed" in lost.what
+        wanted = {"removed": path, "renamed": tmp_path / "b", "a parent renamed": tmp_path / "b" / "run"}[how]
+        assert folder.path == wanted
+        assert folder.checkpoints == wanted / "checkpoints"
+        assert folder.recipe.exists() == (how != "removed")
+        assert not folder.is_gone
+        with pytest.raises(RunFolderError, match="in use"):
+            RunFolder.create(wanted)
+
+
+def test_a_run_that_fails_after_its_folder_went_keeps_its_own_error(tmp_path: Path) -> None:
+    def fails() -> None:
+        with RunFolder.create(tmp_path / "run"):
+            shutil.rmtree(tmp_path / "run")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+
+
 def test_a_run_is_created_and_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run"
     made(path)
@@ -133,6 +177,29 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
             RunFolder.create(tmp_path / "run")
     finally:
         tmp_path.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl", "summary.json", "report.html"])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_in_a_files_place_is_refused(tmp_path: Path, name: str, make: Any) -> None:
+    path = made(tmp_path / "run")
+    make(path / name)
+    with pytest.raises(RunFolderError, match=f"{re.escape(name)}: is no regular file"):
+        RunFolder.open(path)
+    RunFolder.create(tmp_path / "other").close()
+
+
+def test_a_folder_that_cannot_be_written_is_not_resumed_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--resume has no --out."""
+    path = made(tmp_path / "run")
+    monkeypatch.setattr(module.os, "access", lambda place, mode: Path(place) != path)
+    with pytest.raises(RunFolderError, match="cannot be written") as error:
+        RunFolder.open(path)
+    assert "--out" not in error.value.fix
+    assert f"cp -r {path} COPY" in error.value.fix
+    RunFolder.view(path)
 
 
 # ---- names

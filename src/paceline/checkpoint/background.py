@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from paceline.checkpoint.store import Checkpoint, CheckpointStore
+from paceline.errors import UserError
 from paceline.records import CheckpointRecord
 from paceline.stopwatch import Stopwatch
 
@@ -50,6 +53,10 @@ class Store(ABC):
         """The best checkpoint, once all are committed."""
 
     @abstractmethod
+    def move(self, folder: Path) -> None:
+        """Save into ``folder`` from now on; a save under way that fails, for the folder before is gone, is let go."""
+
+    @abstractmethod
     def close(self) -> None:
         """See a save through that is under way; for the way out, also after an error."""
 
@@ -70,6 +77,9 @@ class ElsewhereStore(Store):
     def best(self) -> Checkpoint | None:
         return None
 
+    def move(self, folder: Path) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -83,7 +93,7 @@ class BackgroundStore(Store):
     is kept in main memory (pinned where they are on a card), as large as a checkpoint, from the first save on.
 
     Every method is called from one thread. What goes wrong while writing is raised there, once, by the next call of
-    any method but ``close``.
+    any method but ``move`` and ``close``.
 
     Args:
         store: writes, and drops what is no longer needed.
@@ -136,6 +146,11 @@ class BackgroundStore(Store):
     def best(self) -> Checkpoint | None:
         self.wait()
         return self._store.best()
+
+    def move(self, folder: Path) -> None:
+        with contextlib.suppress(UserError):
+            self.wait()
+        self._store.folder = folder
 
     def close(self) -> None:
         """As of the base; the thread ends, and a failure that nobody asked about any more becomes a warning."""

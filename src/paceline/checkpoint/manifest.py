@@ -167,7 +167,7 @@ def open_regular(path: Path) -> Iterator[io.BufferedReader]:
     """A file for reading.
 
     Raises:
-        DamagedError: it is missing, or is a link, a pipe or a device.
+        DamagedError: it is missing, or is a link, a folder, a pipe or a device.
         OSError: it cannot be opened; which says nothing about what is in it.
     """
     try:
@@ -177,7 +177,8 @@ def open_regular(path: Path) -> Iterator[io.BufferedReader]:
         if reason is None:
             raise
         raise DamagedError(f"{path.parent.name}/{path.name}: {reason}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedError(f"{path.parent.name}/{path.name}: is no regular file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DamagedError(f"{path.parent.name}/{path.name}: is no regular file")
         yield file

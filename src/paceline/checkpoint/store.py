@@ -91,7 +91,7 @@ class CheckpointStore:
     """The checkpoints of one run.
 
     Args:
-        folder: where they live; made by the first ``save``.
+        folder: where they live; made by the first ``save``, in a folder that is there.
         keep_last: number of newest checkpoints to keep, each with the one that was the best until then.
     """
 
@@ -133,7 +133,7 @@ class CheckpointStore:
             raise ValueError(f"{unfit[0]!r}: a stem is made of letters, digits, _ and -")
         needed = _room(content, shards)
         with _save_errors(self.folder, needed):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # a run folder that is gone is not made anew without a word
             _sweep(self.folder)
             require_room(self.folder, needed, f"a checkpoint of step {step}")
             slot = _free_slot(self.folder, step)

@@ -1,8 +1,9 @@
 """Encoded data sets on disk: written whole or not at all, checked on the way back, large arrays memory-mapped.
 
 An entry is a folder of .npy files, ``meta.json``, and ``meta.sha256``, the digest of the former. ``meta.json`` holds
-the size of every array and the digest of the small ones; tokens and pixels are checked by size alone, since hashing
-them would cost more than the rest of the start. Entries are data only: nothing in them is ever executed.
+the size and the CRC-32 of every array; all are checked whenever an entry is opened. CRC-32 finds what disks and copies
+do to bytes, and is the quickest that Python has (2.3 to 3.7 GB/s where SHA-256 does 1.6). Entries are data only:
+nothing in them is ever executed.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import io
 import json
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,14 @@ from numpy.typing import NDArray
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.files import fsync_file, fsync_folder
 
-FORMAT = 1
+FORMAT = 2
 """Of an entry; part of its key, so that entries of another format are never opened."""
 
-_LARGE = ("flat", "pixels")
+_MAPPED = ("flat", "pixels")
+"""Arrays that stay on the disk, where the system reads what is used."""
+
 _SPLIT = "split_"
+_CHUNK_BYTES = 2**20
 
 
 class DamagedEntry(Exception):
@@ -89,7 +93,7 @@ def load(folder: Path) -> Dataset | None:
             raise DamagedEntry("meta.json does not have its digest")
         meta = json.loads(content)
         return _dataset(meta, {name: _read(folder, name, known) for name, known in meta["arrays"].items()})
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedEntry(str(error)) from None
 
 
@@ -106,8 +110,7 @@ def _write(dataset: Dataset, folder: Path) -> None:
     for name, array in arrays.items():
         path = folder / f"{name}.npy"
         np.save(path, array, allow_pickle=False)
-        content = b"" if name in _LARGE else path.read_bytes()
-        known[name] = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(content).hexdigest()}
+        known[name] = {"bytes": path.stat().st_size, "crc32": _crc32(path)}
     meta = {
         "kind": dataset.kind,
         "label_names": dataset.label_names,
@@ -130,13 +133,18 @@ def _read(folder: Path, name: str, known: Mapping[str, Any]) -> NDArray[Any]:
     path = folder / f"{name}.npy"
     if os.path.getsize(path) != known["bytes"]:
         raise DamagedEntry(f"{path.name} does not have its size")
-    if name in _LARGE:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != known["sha256"]:
-        raise DamagedEntry(f"{path.name} does not have its digest")
-    array: NDArray[Any] = np.load(io.BytesIO(content), allow_pickle=False)
-    return array
+    if _crc32(path) != known["crc32"]:
+        raise DamagedEntry(f"{path.name} does not have its checksum")
+    return np.asarray(np.load(path, mmap_mode="r" if name in _MAPPED else None, allow_pickle=False))
+
+
+def _crc32(path: Path) -> int:
+    """CRC-32 of a file's content, read piece by piece: a disk that fails is an error here, not a signal."""
+    found, buffer = 0, memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while read := file.readinto(buffer):
+            found = zlib.crc32(buffer[:read], found)
+    return found
 
 
 def _dataset(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dataset:

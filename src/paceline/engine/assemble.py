@@ -25,6 +25,7 @@ from paceline.engine.schedule import lr_factor, rate_table
 from paceline.engine.sharded import build_sharded_updates
 from paceline.engine.statistics import kept_from_filler, running_statistics
 from paceline.engine.step import Objective, Step
+from paceline.engine.token_ids import check_token_ids
 from paceline.engine.torch_engine import SEVERAL, TorchEngine
 from paceline.engine.updates import build_updates
 from paceline.engine.words import word_embeddings
@@ -86,7 +87,9 @@ def assemble_build(
 
     Raises:
         RecipeError: a technique was asked for that this model cannot have.
+        ModelError: the data have a token that the model has no embedding for.
     """
+    check_token_ids(recipe, model, dataset)
     switches = recipe.techniques
     if device.type != PLANNED:  # made there, and tensors that hold nothing cannot be moved
         model = model.to(device)
@@ -258,8 +261,13 @@ def warms_up(recipe: Recipe, device: torch.device) -> bool:
     return is_card(device) or recipe.techniques.compile is True or recipe.loop.on_oom == "split"
 
 
-def over(build: Build, dataset: Dataset) -> Build:
-    """The build of a model that is only used, over other samples."""
+def over(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
+    """The build of a model that is only used, over other samples.
+
+    Raises:
+        ModelError: they have a token that the model has no embedding for.
+    """
+    check_token_ids(recipe, build.model, dataset)
     return replace(build, layout=build.layout.over(dataset.inputs, dataset.labels))
 
 

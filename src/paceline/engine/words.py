@@ -25,12 +25,18 @@ MOST = 0.75
 
 def word_embeddings(model: nn.Module) -> nn.Parameter | None:
     """The table that a transformers model looks tokens up in, if it is trained; None: there is none that is known."""
+    table = input_embeddings(model)
+    return table if table is not None and table.requires_grad else None
+
+
+def input_embeddings(model: nn.Module) -> nn.Parameter | None:
+    """The table [ids, width] that a transformers model looks tokens up in; None: there is none that is known."""
     find = getattr(model, "get_input_embeddings", None)
     try:
         table = getattr(find(), "weight", None) if find is not None else None
     except (NotImplementedError, AttributeError):  # transformers' way of saying that it has none
         return None
-    return table if isinstance(table, nn.Parameter) and table.ndim == 2 and table.requires_grad else None
+    return table if isinstance(table, nn.Parameter) and table.ndim == 2 else None
 
 
 @final

@@ -195,8 +195,9 @@ def _read_json(source: str, folder: Path) -> dict[str, Any]:
         raise ModelError(
             f"model.source = {source}: has no config.json", "it is not a transformers model", fix
         ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path}: not JSON", str(error), "download or copy it again") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ModelError(f"{path}: not JSON", why, "download or copy it again") from None
     if not isinstance(written, dict):
         raise ModelError(f"{path}: not a configuration", f"found {type(written).__name__}")
     return written

@@ -7,7 +7,9 @@ torch's restricted reader (``weights_only=True``), which builds tensors and plai
 from __future__ import annotations
 
 import json
+import re
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -43,7 +45,11 @@ def convert(folder: str | Path) -> list[Path]:
     if (folder / _INDEX).is_file():
         return _convert_shards(folder)
     named = folder / "pytorch_model.bin"
-    found = [path for path in sorted(folder.iterdir()) if path.suffix in _ENDINGS and path.name != "training_args.bin"]
+    found = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in _ENDINGS and path.is_file() and path.name != "training_args.bin"
+    ]
     if not found:
         raise ModelError(
             f"{folder}: no weights to convert",
@@ -73,8 +79,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _convert_shards(folder: Path) -> list[Path]:
-    index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-    names = {shard: _safe_name(shard) for shard in sorted(set(index["weight_map"].values()))}
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        names = {shard: _safe_name(shard) for shard in sorted(set(index["weight_map"].values()))}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelError(
+            f"{folder / _INDEX}: damaged", "it does not say which weights are in which file", "download it again"
+        ) from None
     for shard in names:
         if Path(shard).name != shard:
             raise ModelError(f"{folder / _INDEX}: names a file outside the folder", shard)
@@ -91,13 +102,14 @@ def _safe_name(shard: str) -> str:
 
 def _convert_file(source: Path, target: Path) -> Path:
     try:
-        content = torch.load(source, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about pickles that torch did not write
+            content = torch.load(source, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ModelError(f"{source}: missing", "the index names it", "download it too") from None
-    except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelError(
             f"{source}: cannot be read as tensors",
-            str(error).strip().splitlines()[0],
+            _reason(error),
             "it holds more than weights, or is damaged: ask its authors for safetensors",
         ) from None
     tensors = _tensors(content, source)
@@ -106,6 +118,16 @@ def _convert_file(source: Path, target: Path) -> Path:
         save_file(tensors, target, metadata={"format": "pt"})
         target.chmod(source.stat().st_mode & 0o777)
     return target
+
+
+def _reason(error: Exception) -> str:
+    """Why torch reads no tensors, without its advice to read the file as a pickle, which can run any code."""
+    text = str(error)
+    if asked := re.search(r"GLOBAL ([\w.]+) was not", text):
+        return f"it asks for {asked[1]}, which is code"
+    if isinstance(error, RuntimeError) and "weights_only" not in text:
+        return text.strip().splitlines()[0]
+    return "no pickle of tensors and plain containers is in it"
 
 
 def _tensors(content: Any, source: Path) -> dict[str, torch.Tensor]:

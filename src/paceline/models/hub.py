@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.errors import ModelError, nearest
+from paceline.files import is_irregular
 
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
 TOKENIZER_FILES = (
@@ -79,9 +80,11 @@ def fetch(
         setting: the recipe's path that ``source`` came from, for messages.
 
     Raises:
-        ModelError: no such folder or name, no access, no network, a download that was cut, no room for the cache.
+        ModelError: no such folder or name, a file of it that is none, no access, no network, a download that was cut,
+            no room for the cache.
     """
     if (folder := local_folder(source, setting)) is not None:
+        require_files(folder, patterns)
         return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
@@ -124,6 +127,20 @@ def local_folder(source: str, setting: str = "model.source") -> Path | None:
             f"{setting} = {source}: no such folder", why, "give the folder that holds config.json, or a Hub name"
         )
     return None
+
+
+def require_files(folder: Path, patterns: tuple[str, ...]) -> None:
+    """Refuse a folder in which a pipe or a folder has the place of a file that will be opened.
+
+    Raises:
+        ModelError: names it.
+    """
+    for pattern in patterns:
+        for path in sorted(folder.glob(pattern)):
+            if is_irregular(path):
+                raise ModelError(
+                    f"{path}: is no regular file", "a file of the model belongs there", "download or copy it again"
+                )
 
 
 def other_weights(source: str, folder: Path, revision: str | None) -> list[str]:

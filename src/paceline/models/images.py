@@ -77,7 +77,7 @@ def _preprocessor(part: ModelPart) -> dict[str, Any]:
         return {}
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON", str(error), "download or copy it again") from None
     return written if isinstance(written, dict) else {}
 

@@ -20,6 +20,7 @@ from torch import nn
 from paceline.errors import DiskFullError, ModelError
 from paceline.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
+from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
 from paceline.models.load import check_weights, from_folder, quiet
@@ -110,12 +111,14 @@ def load_saved(folder: Path, *, factory: str | None = None, trust_remote_code: b
     """
     folder = Path(folder)
     _recover(folder)
+    require_files(folder, (FILE, *CONFIG_FILES, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json"))
     saved = read_saved(folder)
-    tokenizer = _read_tokenizer(folder) if saved.modality == "text" else None
     if saved.factory is None:
         model = _read_transformers(folder, saved, trust_remote_code)
     else:
         model = _read_factory(folder, saved, factory)
+    # transformers reads config.json for a tokenizer too, and would blame that
+    tokenizer = _read_tokenizer(folder) if saved.modality == "text" else None
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, saved=saved)
 
 
@@ -142,10 +145,8 @@ def read_saved(folder: Path) -> SavedModel:
         )
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{path}: cannot be used", f"{type(error).__name__}: {error}", "save the model again"
-        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be used", _told(error), "save the model again") from None
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -196,8 +197,10 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder}: its config.json cannot be used", str(error).splitlines()[0]) from error
+    except (ValueError, OSError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(
+            f"{folder}: its config.json cannot be used", _told(error), "train again, or use a copy that is whole"
+        ) from error
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder}: model.safetensors is missing", fix="train again, or use a copy that has it")
     model, account = from_folder(folder, config, saved.modality, trust_remote_code=trust_remote_code)
@@ -205,6 +208,12 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
     if absent:
         raise ModelError(f"{folder}: not the weights of this model", f"{absent[0]} is missing or of another shape")
     return model
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def _read_factory(folder: Path, saved: SavedModel, factory: str | None) -> nn.Module:

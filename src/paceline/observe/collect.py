@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from paceline.errors import RunFolderError
 from paceline.observe.metrics_file import read_metrics, record_from_plain
 from paceline.records import CheckpointRecord, EvaluationRecord, Notice, RunRecord, RunStarted, StepRecord
+from paceline.run_folder import require_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ def collect(folder: Path) -> Collected:
             "it holds neither metrics.jsonl nor summary.json",
             "give the folder that paceline train printed",
         )
+    require_files(folder)
     started: RunStarted | None = None
     steps: dict[int, StepRecord] = {}
     evaluations: dict[tuple[str, int], EvaluationRecord] = {}
@@ -101,7 +103,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path}: damaged", str(error), "remove the file, or run again") from None
     if not isinstance(found, dict):
         raise RunFolderError(f"{path}: damaged", f"holds {type(found).__name__} where a mapping belongs")

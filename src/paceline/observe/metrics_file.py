@@ -111,7 +111,7 @@ def _record(path: Path, number: int, line: bytes) -> Record:
     try:
         fields = json.loads(line)
         return record_from_plain(KINDS[fields["kind"]], fields)
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
         why = type(error).__name__ if isinstance(error, ValidationError) else str(error)
         shown = excerpt(line.decode("utf-8", "replace"))
         raise RunFolderError(f"{path}:{number}: not a record: {shown}", why, "remove the line") from None

@@ -18,6 +18,7 @@ from paceline.report.curves import curves
 from paceline.report.memory import memory
 from paceline.report.page import page_of
 from paceline.report.time_budget import time_budgets
+from paceline.run_folder import require_writable
 
 PHASES = (
     *("start", "import", "data", "model", "compile", "capture"),
@@ -38,10 +39,11 @@ def build_report(folder: Path) -> Path:
     policy forbids requests. A run that was cut short or is still going gets a report of what there is.
 
     Raises:
-        RunFolderError: not a run folder, or one of its files is damaged.
+        RunFolderError: not a run folder, one of its files is damaged, or it cannot be written.
         DiskFullError: no room; a report that was there before is intact.
     """
     run = collect(folder)
+    require_writable(folder)
     page = page_of("report.html", _content(run))
     path = folder / "report.html"
     write_atomically(path, page.encode("utf-8", "backslashreplace"))

@@ -129,6 +129,7 @@ def resume(
     with contextlib.ExitStack() as stack:
         with Stop(_NOT_BEGUN):
             facts = _facts_beside_imports(watch)
+            from paceline.checkpoint.resumable import require_resumable
             from paceline.checkpoint.store import CheckpointStore
             from paceline.distributed.agree import agree
             from paceline.job import Request
@@ -142,6 +143,7 @@ def resume(
             with watch.phase("checkpoint"):
                 checkpoint = CheckpointStore(held.checkpoints, recipe.loop.keep_last).newest()
                 agree(world, "the checkpoint", {"step": checkpoint.step, "digest": checkpoint.digest[:16]}, _SHARED)
+        require_resumable(checkpoint)
         watch.add(checkpoint.state["seconds"])
         named = frozenset(setting.partition("=")[0].strip() for setting in settings)
         return run(

@@ -573,3 +573,16 @@ def test_a_planted_pickle_is_never_read(tmp_path: Path) -> None:
     assert not sentinel.exists(), "a pickle was executed"
     pickle.loads(bomb)
     assert sentinel.exists(), "the bomb of this test is a dud"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "COMMITTED", "state.json"])
+def test_a_folder_in_a_files_place_is_damage(tmp_path: Path, name: str) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    save(store, 1, 2)
+    (tmp_path / "step-00000002" / name).unlink()
+    (tmp_path / "step-00000002" / name).mkdir()
+    found = store.newest()
+    assert holds(found, 1)
+    assert f"{name}: is no regular file" in found.notices[0]
+    save(store, 3)
+    assert holds(store.newest(), 3)

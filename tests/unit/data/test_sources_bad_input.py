@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -380,3 +381,9 @@ def test_the_file_is_closed_also_when_the_error_is_kept(
     assert kept.value is not None
     assert opened
     assert all(file.closed for file in opened)
+
+
+def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data.csv")
+    with pytest.raises(DataError, match="is no regular file"):
+        read(DataPart(source=str(tmp_path / "data.csv")))

@@ -117,3 +117,9 @@ def test_a_model_that_cannot_classify_is_refused() -> None:
     part = ModelPart(config={"model_type": "whisper"})
     with pytest.raises(ModelError, match="model_type = whisper: cannot classify"):
         modality(part, read_config(part))
+
+
+def test_a_configuration_that_is_nested_too_deeply_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=r"config.json: not JSON\n.*nested too deeply"):
+        read_config(ModelPart(source=str(tmp_path)))

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,3 +114,28 @@ def test_what_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="outside the folder"):
         convert(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [Evil(Path("never")), pickle.dumps(Evil(Path("never")), protocol=2), pickle.dumps({"a": 1}), b"not a pickle", b""],
+    ids=["code in a zip", "code", "a later protocol", "no pickle", "empty"],
+)
+def test_torchs_advice_to_read_pickles_unguarded_is_not_passed_on(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "weights.bin"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(ModelError, match="cannot be read as tensors") as error:
+        convert(tmp_path)
+    assert error.value.why, "the reason is missing"
+    assert "weights_only" not in str(error.value)
+    assert "\x1b" not in str(error.value)
+
+
+def test_a_damaged_index_is_told(pickled: Path) -> None:
+    for content in ("[" * 100_000, "{}", "[1]", '{"weight_map": {"a": 3}}'):
+        (pickled / "pytorch_model.bin.index.json").write_text(content)
+        with pytest.raises(ModelError, match=r"index.json: damaged"):
+            convert(pickled)

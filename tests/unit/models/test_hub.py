@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import ModelError
+from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch
 from paceline.testing.hub import LoopbackHub
 from paceline.testing.tiny import write_tiny_model
 
@@ -210,3 +212,11 @@ def test_code_that_comes_with_a_model_is_run_only_when_the_recipe_says_so(model:
         assert not any(request.path.endswith(".py") for request in hub.requests)
         printed = ask(hub.environment(tmp_path / "on"), "acme/own", script=TRUSTING)
     assert printed == ["code was run", "OwnModel 3 acme/own 64"]
+
+
+def test_a_pipe_among_a_models_files_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model-00001-of-00002.safetensors")
+    os.mkfifo(tmp_path / "somebody.elses")
+    with pytest.raises(ModelError, match=r"00002.safetensors: is no regular file"):
+        fetch(str(tmp_path), WEIGHT_FILES)
+    assert fetch(str(tmp_path), CONFIG_FILES) == tmp_path, "what is not read is of no concern"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -213,15 +214,40 @@ def test_what_is_wrong_with_a_saved_model(tmp_path: Path) -> None:
     model, tokenizer = bert()
     folder = tmp_path / "model"
     save_model(model, tokenizer, folder, TEXT)
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:500])
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:500])
     with pytest.raises(ModelError, match="damaged"):
         load_saved(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model.safetensors is missing"):
         load_saved(folder)
+    (folder / "model.safetensors").write_bytes(weights)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="its tokenizer cannot be loaded"):
         load_saved(folder)
     (folder / "paceline.json").write_text('{"kind": 3}')
     with pytest.raises(ModelError, match=r"paceline.json: cannot be used"):
         read_saved(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "paceline.json"])
+def test_a_file_that_is_nested_too_deeply_is_told(tmp_path: Path, name: str) -> None:
+    save_model(*bert(), tmp_path / "model", TEXT)
+    (tmp_path / "model" / name).write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=f"{name}(.|\n)*nested too deeply"):
+        load_saved(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["config.json", "paceline.json", "model.safetensors", "tokenizer.json"])
+def test_a_pipe_or_a_folder_in_a_files_place_does_not_hang(tmp_path: Path, name: str) -> None:
+    """Opening a pipe waits for somebody who writes into it."""
+    save_model(*bert(), tmp_path / "model", TEXT)
+    path = tmp_path / "model" / name
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ModelError, match=f"{name}: is no regular file"):
+        load_saved(tmp_path / "model")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ModelError, match=f"{name}: is no regular file"):
+        load_saved(tmp_path / "model")

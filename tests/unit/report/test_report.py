@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import re
 from html.parser import HTMLParser
 
@@ -202,3 +203,34 @@ def test_another_folder_is_refused_and_left_alone(tmp_path):
     with pytest.raises(RunFolderError, match="not a run folder"):
         build_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_not_reported_elsewhere(tmp_path, monkeypatch):
+    """report has no --out."""
+    write(tmp_path, [Notice(message="hello")])
+    monkeypatch.setattr("paceline.run_folder.os.access", lambda place, mode: False)
+    with pytest.raises(RunFolderError, match="cannot be written") as error:
+        build_report(tmp_path)
+    assert "--out" not in error.value.fix
+    assert f"cp -r {tmp_path} COPY" in error.value.fix
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "summary.json", "metrics.jsonl"])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_in_a_files_place_is_told(tmp_path, name, make):
+    write(tmp_path, [Notice(message="hello")])
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(RunFolderError, match=f"{name}: is no regular file"):
+        build_report(tmp_path)
+
+
+def test_files_that_are_nested_too_deeply_are_told(tmp_path):
+    write(tmp_path, [Notice(message="hello")])
+    (tmp_path / "summary.json").write_text("[" * 100_000)
+    with pytest.raises(RunFolderError, match=r"summary.json: damaged"):
+        build_report(tmp_path)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "metrics.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(RunFolderError, match=r"metrics.jsonl:1: not a record"):
+        build_report(tmp_path)

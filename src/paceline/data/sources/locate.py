@@ -13,6 +13,7 @@ from paceline.data.sources.lines import unreadable
 from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import Source
 from paceline.errors import DataError
+from paceline.files import is_irregular
 from paceline.recipe.parts import DataPart
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -45,6 +46,12 @@ def locate(name: str, setting: str) -> Path:
             raise _missing(path, name, setting)
         if path.is_dir():
             return path
+        if is_irregular(path):
+            raise DataError(
+                f"{setting} = {name!r}: is no regular file",
+                why="a pipe or a device gives its rows once, and data are read more than once",
+                fix="write the rows to a file, and give that",
+            )
     except OSError as error:
         raise unreadable(name, error) from None
     if file_format(path) not in FORMATS:

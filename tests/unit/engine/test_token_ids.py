@@ -1,0 +1,118 @@
+"""Token ids that a model has no embedding for are found before a step, where a GPU would stop in a device assert."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline.data.dataset import Dataset, Origins, Tokens
+from paceline.engine.assemble import over
+from paceline.engine.token_ids import check_token_ids
+from paceline.errors import ModelError
+from paceline.facts import this_machine
+from paceline.preparation import build_for, prepare_run
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
+from paceline.stopwatch import Stopwatch, process_start
+from paceline.testing.tiny import tiny_bert_config, write_tiny_model
+
+RANDOM = {"source": "builtin:random", "random": {"samples": 32, "length": 8, "vocabulary": 200}}
+
+
+class Texts(nn.Module):
+    """A model with a table of 10 words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 2)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.words
+
+
+def _recipe(**changes: Any) -> Recipe:
+    return Recipe.parse(
+        {"model": {"config": tiny_bert_config(vocab_size=200)}, "data": RANDOM, "device": "cpu"} | changes
+    )
+
+
+def _dataset(*ids: int, pad_id: int = 0) -> Dataset:
+    num_samples = len(ids) // 2
+    return Dataset(
+        inputs=Tokens(np.array(ids, dtype=np.uint32), np.arange(num_samples + 1) * 2, pad_id),
+        labels=np.zeros(num_samples, np.int64),
+        kind="classification",
+        label_names=("a", "b"),
+        splits={"train": np.arange(num_samples)},
+        origins=Origins(("data.csv",), np.zeros(num_samples, np.int32), np.arange(num_samples) + 2),
+        fingerprint="",
+    )
+
+
+def _prepared(recipe: Recipe, rows: object = None) -> Any:
+    facts = this_machine()
+    chosen, decisions = choose(recipe, facts)
+    return prepare_run(chosen, decisions, facts=facts, watch=Stopwatch(process_start()), rows=rows)
+
+
+def test_an_id_beyond_the_table_is_named_with_its_text() -> None:
+    recipe = _recipe(model={"factory": "a.b:c", "tokenizer": "somebodys"}, data={"source": "data.csv"})
+    with pytest.raises(ModelError) as error:
+        check_token_ids(recipe, Texts(), _dataset(1, 2, 3, 10, 4, 5))
+    assert "data.csv:3" in error.value.what
+    assert "id 10 " in error.value.what
+    assert "model.tokenizer = somebodys" in error.value.why
+    assert "model.factory = a.b:c" in error.value.why
+    assert "10 token embeddings, ids 0 to 9" in error.value.why
+    assert error.value.exit_code == 2
+
+
+def test_the_filling_needs_an_embedding_too() -> None:
+    with pytest.raises(ModelError, match=r"filling.* id 12 "):
+        check_token_ids(_recipe(), Texts(), _dataset(1, 2, pad_id=12))
+
+
+@pytest.mark.parametrize("model", [Texts(), nn.Linear(2, 2)], ids=["the last row", "a table that is not known"])
+def test_what_fits_or_cannot_be_known_is_let_through(model: nn.Module) -> None:
+    check_token_ids(_recipe(), model, _dataset(0, 9) if isinstance(model, Texts) else _dataset(0, 999))
+
+
+def test_bare_tokens_are_checked_when_a_run_is_put_together() -> None:
+    recipe = _recipe()
+    prepared = _prepared(recipe)
+    dataset: Dataset = prepared.dataset
+    assert isinstance(dataset.inputs, Tokens)
+    flat = np.array(dataset.inputs.flat)
+    flat[7] = 200
+    wrong = replace(dataset, inputs=replace(dataset.inputs, flat=flat))
+    with pytest.raises(ModelError, match="id 200 "):
+        build_for(prepared.recipe, prepared.build.model, wrong, torch.device("cpu"))
+    with pytest.raises(ModelError, match="id 200 "):
+        over(prepared.recipe, prepared.build, wrong)
+
+
+@pytest.mark.parametrize("source", ["rows in memory", "a file", "the cache"])
+def test_a_tokenizer_with_a_gap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """It has no more tokens than the model has embeddings, and still an id beyond them."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    folder = write_tiny_model(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["film"] = 5_000
+    path.write_text(json.dumps(content))
+    rows = [{"text": f"a wonderful film {number}", "label": "ab"[number % 2]} for number in range(40)]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = _recipe(model={"source": str(folder)}, data={"source": str(data), "text": "text", "label": "label"})
+    for _ in range(1 + (source == "the cache")):
+        with pytest.raises(ModelError, match=r"id 5,000 (.|\n)*model.tokenizer = auto(.|\n)*model.source"):
+            _prepared(recipe, rows if source == "rows in memory" else None)
+    assert (tmp_path / "cache").exists() == (source != "rows in memory")
