@@ -1,8 +1,34 @@
-"""``python -m paceline``: the command line, for torchrun and other programs that start a module."""
+"""``paceline`` and ``python -m paceline``: the command line, listening for signals before anything else is loaded."""
 
 from __future__ import annotations
 
-from paceline.verbs.cli import main
+import signal
+import sys
+
+from paceline.errors import Preempted
+from paceline.stop import NOT_BEGUN, Stop
+
+_RUNS = ("train", "trace")
+"""Commands that make a run, which end with 75 when they are asked to stop; others by the signal's own number."""
+
+
+def main() -> None:
+    """Entry point of the ``paceline`` command."""
+    stop = Stop(NOT_BEGUN)
+    try:
+        with stop:
+            from paceline.verbs.cli import main as command
+
+            command()
+    except Preempted as stopped:
+        if set(sys.argv[1:2]) & set(_RUNS):
+            sys.stderr.write(f"paceline: {stopped}\n")
+            sys.exit(stopped.exit_code)
+        number = signal.Signals[stop.requested_by or "SIGINT"]
+        word = "interrupted" if number is signal.SIGINT else f"stopped by {number.name}"
+        sys.stderr.write(f"paceline: {word}\n")
+        sys.exit(128 + number)
+
 
 if __name__ == "__main__":
     main()

@@ -303,9 +303,9 @@ class RunFolder:
     def mark_preempted(self, message: str) -> None:
         """Leave word that the run was asked to stop and can go on, for who does not see its exit code.
 
-        A run that has written nothing yet leaves nothing: it is not resumed but started again.
+        A run without a checkpoint leaves nothing: it is not resumed but started again.
         """
-        if self.recipe.exists():
+        if has_checkpoint(self.path):
             write_atomically(self.preempted, f"{message}\n".encode())
 
     def truncate_metrics(self, after_step: int, evaluated: Collection[tuple[str, int]] = ()) -> int:

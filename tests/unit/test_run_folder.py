@@ -279,12 +279,18 @@ def test_checkpoints_may_live_on_another_disk(tmp_path: Path) -> None:
     RunFolder.open(path).close()
 
 
-def test_only_a_run_that_has_begun_is_marked_as_preempted(tmp_path: Path) -> None:
-    """A run that was stopped before leaves nothing, and is started again."""
+def test_only_a_run_that_can_go_on_is_marked_as_preempted(tmp_path: Path) -> None:
+    """A run that was stopped before its first checkpoint leaves nothing, and is started again."""
     with RunFolder.create(tmp_path / "run") as folder:
         folder.mark_preempted("stopped by SIGTERM")
         assert not folder.preempted.exists()
     made(tmp_path / "run")
+    with RunFolder.open(tmp_path / "run") as folder:
+        folder.mark_preempted("stopped by SIGTERM")
+        assert not folder.preempted.exists()
+    saved = tmp_path / "run" / "checkpoints" / "step-3" / "COMMITTED"
+    saved.parent.mkdir(parents=True)
+    saved.touch()
     with RunFolder.open(tmp_path / "run") as folder:
         folder.mark_preempted("stopped by SIGTERM after step 3 of 9")
         assert folder.preempted.read_text() == "stopped by SIGTERM after step 3 of 9\n"

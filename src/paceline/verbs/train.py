@@ -17,7 +17,7 @@ from paceline.recipe.choose import choose
 from paceline.recipe.parts import TechniquesPart
 from paceline.recipe.trust import NONE, Trust, require_trust
 from paceline.run_folder import RunFolder
-from paceline.stop import Stop
+from paceline.stop import NOT_BEGUN, Stop
 from paceline.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 600.0
 """How long ranks wait for one another: a first download and a compilation take minutes."""
-
-_NOT_BEGUN = "no step was made, so nothing is lost: start it again"
 
 _SHARED = "resume where every rank sees the same run folder: on storage that all machines share, or on one machine"
 
@@ -59,7 +57,7 @@ def train(
 
     Raises:
         UserError: bad data, an impossible setting, a full disk; with exit code 2 on the command line.
-        Preempted: SIGTERM, SIGUSR1 or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
+        Preempted: SIGTERM, SIGUSR1, SIGHUP or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
 
     Example:
         >>> recipe = paceline.Recipe.parse({"model": {"source": "distilbert-base-uncased"},
@@ -72,7 +70,7 @@ def train(
             "data.source: missing", "no rows were given either", "--data FILE, or train(recipe, data=rows)"
         )
     with contextlib.ExitStack() as stack:
-        with Stop(_NOT_BEGUN):
+        with Stop(NOT_BEGUN):
             facts = _facts_beside_imports(watch)
             from paceline.job import Request
             from paceline.run import run
@@ -127,7 +125,7 @@ def resume(
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
     asked, seen = recipe_to_resume(folder, settings, trust), RunFolder.view(folder)
     with contextlib.ExitStack() as stack:
-        with Stop(_NOT_BEGUN):
+        with Stop(NOT_BEGUN):
             facts = _facts_beside_imports(watch)
             from paceline.checkpoint.resumable import require_resumable
             from paceline.checkpoint.store import CheckpointStore

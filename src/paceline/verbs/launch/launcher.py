@@ -21,7 +21,7 @@ from paceline.verbs.launch.process import RankProcess
 from paceline.verbs.launch.ranks import Ranks
 from paceline.verbs.launch.screen import Screen
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """Passed on to the ranks, as ``paceline.stop`` knows them."""
 
 SETTLE_SECONDS = 1.0
@@ -38,8 +38,8 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
     """Run a command as every rank of a world on this machine, and return when all ranks have ended.
 
     When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later. The rank that failed
-    first is named on standard error, with its message, once. SIGTERM, SIGUSR1 and Ctrl-C are passed on; a second Ctrl-C
-    kills. On Linux no rank outlives this process, however that ends.
+    first is named on standard error, with its message, once. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C are passed on; a
+    second Ctrl-C kills. On Linux no rank outlives this process, however that ends.
 
     Args:
         command: program and arguments; each rank runs it with torchrun's environment variables.
