@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from paceline.errors import PacelineError, RecipeError, TraceError, UserError
 from paceline.memory.expandable import ask_for_it
 from paceline.verbs.bench import app as bench_app
+from paceline.verbs.short import BatchSize, Epochs, MaxLength, Rate, Seed, all_settings
 
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
@@ -101,6 +102,11 @@ def train(
     data: Annotated[str | None, typer.Option(help="File or folder, hub:NAME or builtin:NAME.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/<name>-<time>].")] = None,
     settings: Settings = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
+    seed: Seed = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     on_bad_row: Annotated[BadRows | None, typer.Option(help="Stop at a row that cannot be used, or skip it.")] = None,
     gpus: Annotated[
@@ -125,6 +131,7 @@ def train(
 
     \b
     paceline train --model distilbert-base-uncased --data reviews.csv
+    paceline train --model distilbert-base-uncased --data reviews.csv --epochs 3 --lr 3e-5 --batch-size 16
     paceline train recipes/imdb_distilbert.yaml --set optimizer.lr=3e-5
     paceline train runs/x --resume
     paceline train recipes/imdb_distilbert.yaml --gpus 4
@@ -132,7 +139,9 @@ def train(
     from paceline.cluster import failures_told
     from paceline.verbs.asked import build_recipe, folder_to_resume
 
-    changes = list(settings or ())
+    changes = all_settings(
+        settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed
+    )
     if on_bad_row:
         changes.insert(0, f"data.on_bad_row={on_bad_row.value}")
     with failures_told(rank):
@@ -181,6 +190,11 @@ def trace(
     ] = False,
     only_print: Annotated[bool, typer.Option("--print", help="With --kind nsys: only print the command.")] = False,
     settings: Settings = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
+    seed: Seed = None,
     gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
     devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="As of train.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
@@ -200,6 +214,9 @@ def trace(
     from paceline.verbs import trace as tracing
     from paceline.verbs.asked import build_recipe
 
+    settings = all_settings(
+        settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed
+    )
     if target is not None and target.is_dir():
         given: dict[str, object] = {"--model": model, "--data": data, "--out": out, "--steps": steps, "--kind": kind}
         given |= {"--graph": graph, "--memory": memory_too, "--print": only_print, "--set": settings, "--gpus": gpus}
@@ -210,7 +227,7 @@ def trace(
             typer.echo(tracing.tried(target, typer.echo))
         return
     with failures_told(rank):
-        recipe = build_recipe(target, model, data, settings or (), verb="trace")
+        recipe = build_recipe(target, model, data, settings, verb="trace")
         changes = tracing.trace_settings(recipe, steps or (), kind, graph, memory=memory_too)
         recipe = recipe.with_settings(changes)
         if only_print and recipe.trace.kind != "nsys":
@@ -224,7 +241,7 @@ def trace(
             options = {"--model": model, "--data": data, "--out": folder, **ranks, **joining, "--timeout": timeout}
             words = ["train", *([str(target)] if target else [])]
             words += [part for name, value in options.items() if value is not None for part in (name, str(value))]
-            words += [part for change in (*(settings or ()), *changes) for part in ("--set", change)]
+            words += [part for change in (*settings, *changes) for part in ("--set", change)]
             if not try_it:
                 raise SystemExit(tracing.under_nsys(words, folder, recipe, typer.echo, only_print=only_print))
             _refuse_try(recipe, joining)
@@ -253,6 +270,11 @@ def plan(
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, metavar="N", help="Cards, a process each.")] = 1,
     settings: Settings = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
+    seed: Seed = None,
     read_data: Annotated[
         bool, typer.Option("--read-data", help="Read and encode the data to know their sizes.")
     ] = False,
@@ -271,7 +293,10 @@ def plan(
     from paceline.verbs import plan as planning
     from paceline.verbs.asked import build_recipe
 
-    recipe = build_recipe(target, model, data, settings or (), verb="plan")
+    settings = all_settings(
+        settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed
+    )
+    recipe = build_recipe(target, model, data, settings, verb="plan")
     try:
         with Console(stderr=True, markup=False).status("tracing the step") as status:
             found = planning.plan(recipe, gpu=gpu, gpus=gpus, read_data=read_data, progress=status.update)
@@ -304,6 +329,11 @@ def memory(
         typer.Option("--with", metavar="'KEY=VALUE ...'", help="Then once more with this too; repeatable."),
     ] = None,
     settings: Settings = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
+    seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="Folder for memory.json and report.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, sizes in bytes.")] = False,
 ) -> None:
@@ -315,7 +345,10 @@ def memory(
     """
     from paceline.verbs.asked import build_recipe
 
-    recipe = build_recipe(target, model, data, settings or (), verb="memory")
+    settings = all_settings(
+        settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed
+    )
+    recipe = build_recipe(target, model, data, settings, verb="memory")
     _measure_stages(recipe, changes or (), out, as_json=as_json)
 
 
@@ -478,7 +511,7 @@ def _launch(asked: Recipe | Path, changes: Sequence[str], joining: dict[str, Any
     recipe = recipe_to_resume(asked, changes) if isinstance(asked, Path) else asked
     facts = functools.cache(this_machine)
     ranks = choose_ranks(command, facts, os.environ, device=recipe.device, **options)
-    check_recipe(recipe, ranks, facts(), shlex.join(["paceline", *sys.argv[1:]]))
+    check_recipe(recipe, ranks, facts(), sys.argv[1:])
     return launch(rank_command(), ranks)
 
 
