@@ -139,9 +139,7 @@ def train(
     from paceline.cluster import failures_told
     from paceline.verbs.asked import build_recipe, folder_to_resume
 
-    changes = all_settings(
-        settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed
-    )
+    changes = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
     if on_bad_row:
         changes.insert(0, f"data.on_bad_row={on_bad_row.value}")
     with failures_told(rank):
@@ -214,9 +212,7 @@ def trace(
     from paceline.verbs import trace as tracing
     from paceline.verbs.asked import build_recipe
 
-    settings = all_settings(
-        settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed
-    )
+    settings = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
     if target is not None and target.is_dir():
         given: dict[str, object] = {"--model": model, "--data": data, "--out": out, "--steps": steps, "--kind": kind}
         given |= {"--graph": graph, "--memory": memory_too, "--print": only_print, "--set": settings, "--gpus": gpus}
@@ -293,9 +289,7 @@ def plan(
     from paceline.verbs import plan as planning
     from paceline.verbs.asked import build_recipe
 
-    settings = all_settings(
-        settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed
-    )
+    settings = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
     recipe = build_recipe(target, model, data, settings, verb="plan")
     try:
         with Console(stderr=True, markup=False).status("tracing the step") as status:
@@ -345,9 +339,7 @@ def memory(
     """
     from paceline.verbs.asked import build_recipe
 
-    settings = all_settings(
-        settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed
-    )
+    settings = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
     recipe = build_recipe(target, model, data, settings, verb="memory")
     _measure_stages(recipe, changes or (), out, as_json=as_json)
 
