@@ -289,6 +289,14 @@ def has_checkpoint(path: Path) -> bool:
     return any((path / "checkpoints").glob("*/COMMITTED"))  # written last, see checkpoint/store.py
 
 
+def way_to_more(recipe: Recipe, *, stopped_early: bool) -> str:
+    """What makes a run train on that has ended: where its steps are limited too, more epochs alone do not."""
+    if stopped_early:
+        return "--set loop.early_stopping=null trains on"
+    unlimited = "" if recipe.loop.max_steps is None else " --set loop.max_steps=null"
+    return f"--set loop.epochs=MORE{unlimited} trains on"
+
+
 def way_on(path: Path) -> str:
     """What is to be done with a run that is there: without a checkpoint there is nothing to resume."""
     if has_checkpoint(path):

@@ -15,7 +15,7 @@ from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import TechniquesPart
-from paceline.run_folder import RunFolder
+from paceline.run_folder import RunFolder, way_to_more
 from paceline.stop import Stop
 from paceline.stopwatch import Stopwatch
 
@@ -163,9 +163,9 @@ def recipe_to_resume(folder: str | Path, settings: Sequence[str] = ()) -> Recipe
     """
     seen = RunFolder.view(folder)
     if not settings and seen.summary.exists():
-        raise CheckpointError(
-            f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
-        )
+        early = '"status": "stopped early"' in seen.summary.read_text(encoding="utf-8")
+        fix = way_to_more(seen.read_recipe(), stopped_early=early)
+        raise CheckpointError(f"{folder}: the run is finished", "nothing is left to resume", fix)
     return _open_again(seen.read_recipe()).with_settings(settings)
 
 
