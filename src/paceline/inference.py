@@ -17,12 +17,13 @@ from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
 from paceline.engine.assemble import assemble_build, over
 from paceline.engine.evaluate import Infer, evaluate, inference
 from paceline.engine.numerics import numerics
-from paceline.errors import DataError, RecipeError, RunFolderError, UserError, nearest
+from paceline.errors import DataError, ModelError, RecipeError, RunFolderError, UserError, nearest
 from paceline.facts import this_machine
 from paceline.memory.exhausted import Situation, explained
+from paceline.models.pretrained import load_pretrained, names_a_model
 from paceline.models.saved import LoadedModel, load_saved
 from paceline.models.structure import blocks
-from paceline.predictions import PredictionFile
+from paceline.predictions import PredictionFile, Predictions
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import DataPart
@@ -58,7 +59,7 @@ def evaluate_saved(
     """See ``paceline.evaluate``."""
     run, recipe, loaded = _open(folder, settings, tell, own_data=data is None and rows is None)
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device):
-        if data is None and rows is None:
+        if run is not None and data is None and rows is None:
             dataset, ids = _own_split(recipe, run, split)
         else:
             dataset = prepare_to_evaluate(_data_part(recipe, data), _given(loaded), rows=rows)
@@ -74,14 +75,14 @@ def evaluate_saved(
 def predict_rows(
     folder: Path,
     data: str | None,
-    out: Path,
+    out: Path | Predictions,
     rows: object | None,
     settings: Sequence[str],
     tell: Tell,
     advance: Callable[[int], None],
 ) -> int:
     """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
-    file = PredictionFile(out, source=data)
+    file = out if isinstance(out, Predictions) else PredictionFile(out, source=data)
     _, recipe, loaded = _open(folder, settings, tell, own_data=False)
     part, size = _data_part(recipe, data), _batch_size(recipe)
     build = None
@@ -110,9 +111,12 @@ def probabilities(
 
 def _open(
     folder: Path, settings: Sequence[str], tell: Tell, *, own_data: bool
-) -> tuple[RunFolder, Recipe, LoadedModel]:
-    run = RunFolder.view(folder)
+) -> tuple[RunFolder | None, Recipe, LoadedModel]:
+    """A run, or a model without one: its recipe, as it is used here, and what was trained."""
     _refuse_idle(settings, own_data)
+    if not (folder / "recipe.yaml").is_file() and names_a_model(folder):
+        return None, *_open_model(folder, settings, own_data)
+    run = RunFolder.view(folder)
     saved = run.read_recipe()
     # a model that was packed is compared anew, on this machine; one that was not to be packed is not
     packing = [] if saved.techniques.packing is False else ["techniques.packing=auto"]
@@ -127,7 +131,31 @@ def _open(
     if not run.summary.exists() and has_checkpoint(folder):
         tell(f"{folder / 'model'}: the run has not ended since it was saved, and may be ahead of it; {way_on(folder)}")
     loaded = load_saved(run.model, factory=part.factory, trust_remote_code=part.trust_remote_code)
+    if _asks_for_pairs(settings) and not loaded.saved.pairs:
+        what, fix = f"a second text for {folder}", "leave the second text out"
+        raise UserError(what, "its model was trained on single texts, and would not see it", fix)
     return run, recipe, loaded
+
+
+def _open_model(folder: Path, settings: Sequence[str], own_data: bool) -> tuple[Recipe, LoadedModel]:
+    """A model that no run folder is around: everything is as it is by default."""
+    if own_data:
+        raise UserError(f"{folder}: has no data of its own", "it is a model, and no run", "--data FILE")
+    recipe, _ = choose(
+        Recipe.parse({"model": {"source": str(folder)}}).with_settings([*_ONLY_TRAINING, *settings]), this_machine()
+    )
+    try:
+        return recipe, load_pretrained(folder, pairs=_asks_for_pairs(settings))
+    except ModelError as error:
+        if folder.exists():
+            raise
+        why = "; ".join(filter(None, (error.what, error.why)))
+        raise RunFolderError(f"{folder}: neither a run folder nor a model", why, error.fix) from None
+
+
+def _asks_for_pairs(settings: Sequence[str]) -> bool:
+    values = [value.strip() for key, _, value in (s.partition("=") for s in settings) if key.strip() == "data.pair"]
+    return bool(values) and values[-1] not in ("", "null", "auto")
 
 
 def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:

@@ -102,6 +102,15 @@ def test_help_names_every_command_and_version_is_ours(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    "command", [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+)
+def test_the_help_of_every_command_shows_how_it_is_typed(run: Run, command: str) -> None:
+    code, out, _ = run(command, "-h")
+    assert code == 0
+    assert f"\n  paceline {command}" in out.partition("Options:")[0].partition("Usage:")[2], "no example"
+
+
+@pytest.mark.parametrize(
     ("arguments", "suggestion"), [(["trian"], "train"), (["train", "--modle", "x"], "--model"), (["predict"], "RUN")]
 )
 def test_usage_errors_exit_2_and_name_the_nearest(run: Run, arguments: list[str], suggestion: str) -> None:

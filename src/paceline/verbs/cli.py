@@ -64,6 +64,10 @@ app.add_typer(bench_app, name="bench")
 
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
+Trained = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="Run folder, or a trained model: folder or OWNER/NAME.", show_default=False),
+]
 
 
 def main() -> None:
@@ -390,12 +394,19 @@ def calibrate() -> None:
 
 @app.command()
 def evaluate(
-    run: RunFolder,
+    run: Trained,
     data: Annotated[str | None, typer.Option(help="Labelled data [default: the run's own].")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     settings: Settings = None,
 ) -> None:
-    """Measure a run's saved model on labelled data."""
+    """Measure a saved model on labelled data.
+
+    \b
+    paceline evaluate runs/reviews
+    paceline evaluate runs/reviews --split validation
+    paceline evaluate runs/reviews --data test.csv --set data.label=stars
+    paceline evaluate OWNER/NAME --data test.csv
+    """
     from paceline.verbs.evaluate import evaluate as evaluate_run
 
     record = evaluate_run(run, data=data, split=split, settings=settings or ())
@@ -408,21 +419,48 @@ def evaluate(
 
 @app.command()
 def predict(
-    run: RunFolder,
-    data: Annotated[str, typer.Argument(metavar="INPUT", help="Rows to label.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.", show_default=False)],
+    run: Trained,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="INPUT", help="Rows to label; - reads a text a line from standard input."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv, .tsv or .jsonl.")] = None,
+    texts: Annotated[list[str] | None, typer.Option("--text", help="A text to label; repeatable.")] = None,
+    pairs: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each --text.")] = None,
     settings: Settings = None,
 ) -> None:
-    """Label new rows: the row, its label and the probabilities."""
-    from paceline.verbs.predict import predict as predict_rows
+    """Label new rows: the row, its label and the probabilities.
 
-    num_rows = predict_rows(run, data, out, settings=settings or ())
+    \b
+    paceline predict runs/reviews --text "A wonderful evening."
+    paceline predict runs/reviews new.csv -o out.csv
+    cut -f 2 new.tsv | paceline predict runs/reviews -
+    paceline predict OWNER/NAME new.csv -o out.csv
+    """
+    from paceline.verbs.predict import predict as predict_rows
+    from paceline.verbs.typed import shown, typed
+
+    given = typed(data, texts or (), pairs or (), settings or (), sys.stdin)
+    if out is None:
+        if given is None:
+            raise UserError(f"{data}: nowhere to write", "a file of rows becomes a file of labelled rows", "-o out.csv")
+        for line in shown(predict_rows(run, rows=given.rows, settings=given.settings)):
+            typer.echo(line)
+        return
+    if given is None:
+        num_rows = predict_rows(run, data, out, settings=settings or ())
+    else:
+        num_rows = predict_rows(run, None, out, rows=given.rows, settings=given.settings)
     typer.echo(f"wrote {out}: {num_rows:,} rows")
 
 
 @app.command()
 def demo() -> None:
-    """Train a small classifier on embedded data, offline."""
+    """Train a small classifier on embedded data, offline.
+
+    \b
+    paceline demo
+    """
     from paceline.verbs.demo import demo as run_demo
 
     run_demo()
@@ -430,7 +468,11 @@ def demo() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Describe this machine and what it lacks."""
+    """Describe this machine and what it lacks.
+
+    \b
+    paceline doctor
+    """
     from paceline.verbs.doctor import doctor as examine_machine
 
     examine_machine()
@@ -438,7 +480,11 @@ def doctor() -> None:
 
 @app.command()
 def techniques() -> None:
-    """List the techniques and what each preserves."""
+    """List the techniques and what each preserves.
+
+    \b
+    paceline techniques
+    """
     from paceline.verbs.techniques import techniques as list_techniques
 
     list_techniques()
@@ -446,7 +492,11 @@ def techniques() -> None:
 
 @app.command()
 def schema() -> None:
-    """Print the recipe's JSON schema, for editors."""
+    """Print the recipe's JSON schema, for editors.
+
+    \b
+    paceline schema > recipe.schema.json
+    """
     from paceline.verbs.schema import schema as print_schema
 
     print_schema()
@@ -454,7 +504,11 @@ def schema() -> None:
 
 @app.command()
 def report(run: RunFolder) -> None:
-    """Write a run's report.html again."""
+    """Write a run's report.html again.
+
+    \b
+    paceline report runs/reviews
+    """
     from paceline.verbs.report import report as write_report
 
     typer.echo(f"wrote {write_report(run)}")
@@ -465,7 +519,11 @@ def data_set(
     name: Annotated[str, typer.Argument(help="Data set to fetch: imdb.", show_default=False)],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where its files go.", show_default=False)],
 ) -> None:
-    """Download a data set and write its split files."""
+    """Download a data set and write its split files.
+
+    \b
+    paceline data imdb data/imdb
+    """
     from paceline.verbs.data import data as fetch
 
     for path in fetch(name, folder):
@@ -476,7 +534,11 @@ def data_set(
 def convert(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Model with .bin, .pt or .pth weights.")],
 ) -> None:
-    """Write safetensors beside pickled weights, running no code."""
+    """Write safetensors beside pickled weights, running no code.
+
+    \b
+    paceline convert models/old
+    """
     from paceline.models.convert import convert as convert_weights
 
     for path in convert_weights(folder):

@@ -1,4 +1,4 @@
-"""``paceline evaluate``: a run's saved model, measured on labelled data."""
+"""``paceline evaluate``: a saved model, measured on labelled data."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def evaluate(
     split: str = "test",
     settings: Sequence[str] = (),
 ) -> EvaluationRecord:
-    """Loss and metrics of a run's saved model.
+    """Loss and metrics of a saved model.
 
     Guesses and warnings about ``data`` go to standard error.
 
     Args:
-        folder: the run folder.
+        folder: a run folder; or a trained classifier alone, as transformers saves it, or its name on the Hub. That
+            has no data of its own.
         data: labelled data, as ``data.source`` takes it; None: the run's own, its ``split``.
         rows: labelled rows in memory in place of ``data``.
         split: which of the run's own splits; with ``data`` only a name in the result.
