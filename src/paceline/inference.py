@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.cluster import Place
 from paceline.data.dataset import Dataset
 from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
+from paceline.distributed.agree import agree
+from paceline.distributed.group import joined
 from paceline.engine.assemble import assemble_build, over
 from paceline.engine.evaluate import Infer, evaluate, inference
 from paceline.engine.numerics import numerics
@@ -29,7 +32,7 @@ from paceline.recipe.choose import choose
 from paceline.recipe.parts import DataPart
 from paceline.records import EvaluationRecord
 from paceline.run_folder import RunFolder, has_checkpoint, way_on
-from paceline.seams import Build, Ids, Task
+from paceline.seams import Alone, Build, Ids, Task, World
 from paceline.tasks import task_for
 
 WINDOW = 4096
@@ -54,22 +57,35 @@ Tell = Callable[[str], None]
 
 
 def evaluate_saved(
-    folder: Path, data: str | None, rows: object | None, split: str, settings: Sequence[str], tell: Tell
+    folder: Path,
+    data: str | None,
+    rows: object | None,
+    split: str,
+    settings: Sequence[str],
+    tell: Tell,
+    place: Place,
+    timeout_seconds: float,
 ) -> EvaluationRecord:
     """See ``paceline.evaluate``."""
     run, recipe, loaded = _open(folder, settings, tell, own_data=data is None and rows is None)
-    with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device):
+    numeric = numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device)
+    device = torch.device(recipe.device)
+    with joined(place, device=device, timeout_seconds=timeout_seconds) as world, numeric:
+        agree(world, "the recipe", recipe.resolved())
         if run is not None and data is None and rows is None:
-            dataset, ids = _own_split(recipe, run, split)
+            with world.alone_first("reading and encoding the data"):
+                dataset, ids = _own_split(recipe, run, split)
         else:
             dataset = prepare_to_evaluate(_data_part(recipe, data), _given(loaded), rows=rows)
             ids = dataset.splits["all"]
-            for notice in dataset.notices:
+            for notice in dataset.notices if world.is_first else ():
                 tell(notice)
+        agree(world, "the data", {"fingerprint": dataset.fingerprint, "the split": split})
         with explained(partial(_situation, recipe)):
-            build = _build(recipe, loaded, dataset)
+            build = _build(recipe, loaded, dataset, world)
             with contextlib.closing(build.layout):
-                return evaluate(inference(build), build, split, ids, _batch_size(recipe), step=0, epoch=0)
+                size = _batch_size(recipe)
+                return evaluate(inference(build), build, split, ids, size, step=0, epoch=0, world=world)
 
 
 def predict_rows(
@@ -219,10 +235,12 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
     return dataset, dataset.splits[split]
 
 
-def _build(recipe: Recipe, loaded: LoadedModel, dataset: Dataset) -> Build:
+def _build(recipe: Recipe, loaded: LoadedModel, dataset: Dataset, world: World = Alone()) -> Build:  # noqa: B008
     saved = loaded.saved
     task: Task = task_for(saved.kind, saved.label_names, recipe.task)
     normalisation = (saved.image.mean, saved.image.std) if saved.image else ((), ())
     device = torch.device(recipe.device)
     found = [block for _, block in blocks(loaded.model)]
-    return assemble_build(recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation)
+    return assemble_build(
+        recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, world=world
+    )

@@ -57,6 +57,12 @@ def is_misspelt(key: str, siblings: Collection[str]) -> bool:
     return _plain(key) not in _NAMES and bool(difflib.get_close_matches(key, list(siblings), n=1, cutoff=ALIKE))
 
 
+def of_option(name: str) -> Meant | None:
+    """What is said of an option such as ``learning_rate`` that another program's command line has."""
+    entry = _NAMES.get(_plain(name))
+    return None if entry is None else _elsewhere(name, entry, "VALUE")
+
+
 def _of_key(path: str, value: object, known: Mapping[str, Collection[str]]) -> list[Meant]:
     leaves = [(f"{path}{inner}", leaf) for inner, leaf in _leaves(value)]
     return [meant for leaf, found in leaves if (meant := _of_leaf(leaf, found, known)) is not None]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -20,13 +20,17 @@ from typer.core import TyperGroup
 from paceline.errors import PacelineError, RecipeError, TraceError, UserError
 from paceline.memory.expandable import ask_for_it
 from paceline.verbs.bench import app as bench_app
-from paceline.verbs.short import BatchSize, Epochs, MaxLength, Rate, Seed, all_settings
+from paceline.verbs.short import BatchSize, Epochs, MaxLength, Rate, Seed, all_settings, meant
 
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
+
+
+_USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
+"""What an option, argument or command raises that is not there; typer has no name for it."""
 
 
 class BadRows(StrEnum):
@@ -49,6 +53,12 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("paceline: interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
+        except _USAGE_ERROR as error:
+            told = meant(getattr(error, "option_name", None) or "")
+            if told is None:
+                raise
+            typer.echo(f"paceline: {told}", err=True)
+            raise SystemExit(told.exit_code) from None
 
 
 app = typer.Typer(
@@ -398,6 +408,9 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Labelled data [default: the run's own].")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     settings: Settings = None,
+    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
+    devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="As of train.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
 ) -> None:
     """Measure a saved model on labelled data.
 
@@ -406,10 +419,20 @@ def evaluate(
     paceline evaluate runs/reviews --split validation
     paceline evaluate runs/reviews --data test.csv --set data.label=stars
     paceline evaluate OWNER/NAME --data test.csv
+    paceline evaluate runs/reviews --gpus 4
     """
-    from paceline.verbs.evaluate import evaluate as evaluate_run
+    from paceline.cluster import failures_told, find_place
+    from paceline.verbs.launch import launch_if_asked
 
-    record = evaluate_run(run, data=data, split=split, settings=settings or ())
+    launch_if_asked(gpus=gpus, devices=devices, processes=processes)
+    with failures_told():
+        from paceline.verbs.evaluate import evaluate as evaluate_run
+
+        place = find_place(os.environ)
+        ranks: dict[str, Any] = {"place": place} if place.is_rank else {}
+        record = evaluate_run(run, data=data, split=split, settings=settings or (), **ranks)
+    if place.rank:
+        return
     rows = {"loss": record.loss, **record.metrics}
     width = max(len(name) for name in rows)
     typer.echo(f"{data or record.split}: {record.samples:,} samples in {record.seconds:.1f} s")

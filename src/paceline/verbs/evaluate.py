@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cluster import TIMEOUT_SECONDS, Place
 from paceline.verbs.notices import tell
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ def evaluate(
     rows: object | None = None,
     split: str = "test",
     settings: Sequence[str] = (),
+    place: Place | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> EvaluationRecord:
     """Loss and metrics of a saved model.
 
@@ -32,6 +35,11 @@ def evaluate(
         split: which of the run's own splits; with ``data`` only a name in the result.
 
         settings: ``key=value`` changes of how data are read (``data.text=review``) or how it is computed (``device``).
+        place: who this process is among ranks that all evaluate, each its share; None: alone.
+        timeout_seconds: how long ranks wait for one another.
+
+    Returns:
+        What was measured, the same on every rank.
 
     Raises:
         RunFolderError: no run is there. DataError: the data cannot be used, or have a label unknown to the model.
@@ -39,4 +47,6 @@ def evaluate(
     """
     from paceline.inference import evaluate_saved
 
-    return evaluate_saved(Path(folder), data, rows, split, settings, tell)
+    return evaluate_saved(
+        Path(folder), data, rows, split, settings, tell, place or Place(), timeout_seconds=timeout_seconds
+    )

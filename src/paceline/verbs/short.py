@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.errors import RecipeError
+from paceline.errors import RecipeError, UserError
 
 SETTINGS = {
     "--epochs": "loop.epochs",
@@ -73,6 +73,21 @@ def without(arguments: Sequence[str], change: str) -> list[str]:
         if name == "--set" and _key(value if equals else words[-1]) != key:
             kept += words
     return kept
+
+
+def meant(option: str) -> UserError | None:
+    """The error for an option that is called otherwise here; None where nothing is known of it."""
+    from paceline.recipe.meant import of_option
+
+    name = option.lstrip("-")
+    told = of_option(name)
+    if told is None:
+        if "." not in name:
+            return None
+        return UserError(f"{option}: no such option", "a setting is set by its name", f"--set {name}=VALUE")
+    key = told.fix.removeprefix("--set ").removesuffix("=VALUE")
+    ours = next((f"{short} VALUE" for short, setting in SETTINGS.items() if setting == key), told.fix)
+    return UserError(f"{option}: no such option", told.why, ours or "leave it out")
 
 
 def _key(setting: str) -> str:

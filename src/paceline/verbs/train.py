@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cluster import Place, find_place
+from paceline.cluster import TIMEOUT_SECONDS, Place, find_place
 from paceline.errors import CheckpointError, RecipeError
 from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from paceline.records import RunRecord
     from paceline.seams import World
 
-
-TIMEOUT_SECONDS = 600.0
-"""How long ranks wait for one another: a first download and a compilation take minutes."""
 
 _NOT_BEGUN = "no step was made, so nothing is lost: start it again"
 

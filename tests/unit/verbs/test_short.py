@@ -122,3 +122,34 @@ def test_a_launch_does_not_advise_two_sizes_at_once(
     assert run(monkeypatch, "train", "--model", "m", "--data", "d.csv", "--processes", "2", *typed) == 2
     fix = capsys.readouterr().err.partition("fix: ")[2]
     assert "--data d.csv --processes 2 --set loop.batch_size=2, or start 1 process" in fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [
+        (["--learning_rate", "3e-5"], ("--learning_rate: no such option", "is optimizer.lr here", "fix: --lr VALUE")),
+        (["--num-train-epochs=3"], ("loop.epochs", "fix: --epochs VALUE")),
+        (["--warmup_ratio", "0.1"], ("schedule.warmup", "fix: --set schedule.warmup=VALUE")),
+        (["--fp16"], ("techniques.precision=fp16", "fix: --set techniques.precision=fp16")),
+        (["--num_workers", "4"], ("no counterpart here", "fix: leave it out")),
+        (["--output_dir", "x"], ("fix: --out VALUE",)),
+        (["--optimizer.lr", "1"], ("fix: --set optimizer.lr=VALUE",)),
+        (["--batch_size", "3"], ("--batch-size",)),
+        (["--modle", "x"], ("--model",)),
+    ],
+)
+def test_an_option_of_another_program_is_led_to_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, typed: list[str], parts: tuple[str, ...]
+) -> None:
+    assert run(monkeypatch, "train", "--data", "d.csv", *typed) == 2
+    told = capsys.readouterr().err
+    for part in parts:
+        assert part in told
+
+
+def test_an_evaluation_is_run_again_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[list[str], int]] = []
+    monkeypatch.setattr("paceline.verbs.launch.again.launch", lambda cmd, ranks: made.append((cmd, ranks.count)) or 7)
+    assert run(monkeypatch, "evaluate", "runs/x", "--processes", "3", "--split", "validation") == 7
+    ((command, count),) = made
+    assert (command[-4:], count) == (["evaluate", "runs/x", "--split", "validation"], 3)
