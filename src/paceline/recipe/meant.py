@@ -29,6 +29,13 @@ class Meant(NamedTuple):
     why: str
     fix: str
     """Empty where there is nothing to do, or nothing that can be done."""
+    note: str = ""
+    """What is different; told of a key that is alone, since many would make no message that is read."""
+
+    @property
+    def in_full(self) -> str:
+        """With the note."""
+        return f"{self.why}: {self.note}" if self.note else self.why
 
 
 def taught(unknown: Sequence[tuple[str, object]], known: Mapping[str, Collection[str]]) -> RecipeError | None:
@@ -42,7 +49,7 @@ def taught(unknown: Sequence[tuple[str, object]], known: Mapping[str, Collection
     if not first:
         return None
     found = [*first, *(meant for key in unknown[1:] for meant in _of_key(*key, known))]
-    whys = list(dict.fromkeys(meant.why for meant in found))
+    whys = list(dict.fromkeys(meant.why for meant in found)) if len(found) > 1 else [first[0].in_full]
     fixes: dict[str, str] = {}
     for meant in found[:MOST]:
         fixes.setdefault(meant.fix.partition("=")[0], meant.fix)  # of two values of a setting the first
@@ -94,18 +101,17 @@ def _of_leaf(path: str, value: object, known: Mapping[str, Collection[str]]) -> 
 def _elsewhere(name: str, entry: Name, value: object) -> Meant:
     there = entry.values.get(_text(value).lower())
     here = entry.here if there is None else there
-    note = f": {entry.note}" if entry.note else ""
     if there is None and not here:
-        return Meant(f"{name} has no counterpart here{note}", "")
+        return Meant(f"{name} has no counterpart here", "", entry.note)
     if not here:
-        return Meant(f"{name} = {_text(value)} is how it is here by itself{note}", "")
+        return Meant(f"{name} = {_text(value)} is how it is here by itself", "", entry.note)
     typed = here.replace("{}", _text(value))
-    told = f"{name} is {typed} here{note}"
+    told = f"{name} is {typed} here"
     if not is_setting(here):
-        return Meant(told, typed)
+        return Meant(told, typed, entry.note)
     if "=" not in here:
         typed = f"{here}={'VALUE' if entry.only and there is None else _text(value)}"
-    return Meant(told, f"--set {typed}")
+    return Meant(told, f"--set {typed}", entry.note)
 
 
 def is_setting(here: str) -> bool:

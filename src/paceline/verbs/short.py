@@ -87,7 +87,7 @@ def meant(option: str) -> UserError | None:
         return UserError(f"{option}: no such option", "a setting is set by its name", f"--set {name}=VALUE")
     key = told.fix.removeprefix("--set ").removesuffix("=VALUE")
     ours = next((f"{short} VALUE" for short, setting in SETTINGS.items() if setting == key), told.fix)
-    return UserError(f"{option}: no such option", told.why, ours or "leave it out")
+    return UserError(f"{option}: no such option", told.in_full, ours or "leave it out")
 
 
 def _key(setting: str) -> str:

@@ -55,6 +55,7 @@ def test_every_name_is_answered_by_its_meaning(entry: Name) -> None:
         told = refusal(f"{name}=some")
         assert f"{name.rpartition('.')[2]}" in told.why
         assert "did you mean" not in told.why, "by letters"
+        assert max(map(len, str(told).splitlines())) < 400, "too long to be read"
         if not entry.here:
             assert entry.note in told.why, "what has no counterpart says why"
             assert told.fix == "leave it out"
@@ -105,8 +106,9 @@ def test_a_pasted_configuration_is_answered_in_one_go() -> None:
     assert caught.value.fix == "--set optimizer.lr=1e-05 --set loop.epochs=2 --set techniques.precision=fp16", (
         "one of two"
     )
-    with pytest.raises(RecipeError, match="and 2 more such keys"):
+    with pytest.raises(RecipeError, match="and 2 more such keys") as many:
         recipe(**pasted, warmup_ratio=0.1, output_dir="x")
+    assert max(map(len, str(many.value).splitlines())) < 400
 
 
 def test_the_page_is_made_of_the_table() -> None:
