@@ -226,10 +226,17 @@ def trace(
     from paceline.verbs import trace as tracing
     from paceline.verbs.asked import build_recipe
 
-    settings = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
+    changed = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
     if target is not None and target.is_dir():
         given: dict[str, object] = {"--model": model, "--data": data, "--out": out, "--steps": steps, "--kind": kind}
         given |= {"--graph": graph, "--memory": memory_too, "--print": only_print, "--set": settings, "--gpus": gpus}
+        given |= {
+            "--epochs": epochs,
+            "--lr": lr,
+            "--batch-size": batch_size,
+            "--max-length": max_length,
+            "--seed": seed,
+        }
         given |= {"--devices": devices, "--processes": processes, "--init": init, "--world-size": world_size}
         _read_only(target, [name for name, value in (given | {"--timeout": timeout}).items() if value])
         tracing.show(target, typer.echo)
@@ -237,7 +244,7 @@ def trace(
             typer.echo(tracing.tried(target, typer.echo))
         return
     with failures_told(rank):
-        recipe = build_recipe(target, model, data, settings, verb="trace")
+        recipe = build_recipe(target, model, data, changed, verb="trace")
         changes = tracing.trace_settings(recipe, steps or (), kind, graph, memory=memory_too)
         recipe = recipe.with_settings(changes)
         if only_print and recipe.trace.kind != "nsys":
@@ -251,7 +258,7 @@ def trace(
             options = {"--model": model, "--data": data, "--out": folder, **ranks, **joining, "--timeout": timeout}
             words = ["train", *([str(target)] if target else [])]
             words += [part for name, value in options.items() if value is not None for part in (name, str(value))]
-            words += [part for change in (*settings, *changes) for part in ("--set", change)]
+            words += [part for change in (*changed, *changes) for part in ("--set", change)]
             if not try_it:
                 raise SystemExit(tracing.under_nsys(words, folder, recipe, typer.echo, only_print=only_print))
             _refuse_try(recipe, joining)
@@ -448,8 +455,12 @@ def predict(
         typer.Argument(metavar="INPUT", help="Rows to label; - reads a text a line from standard input."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv, .tsv or .jsonl.")] = None,
-    texts: Annotated[list[str] | None, typer.Option("--text", help="A text to label; repeatable.")] = None,
-    pairs: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each --text.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Option("--text", metavar="TEXT", help="A text to label; repeatable.")
+    ] = None,
+    pairs: Annotated[
+        list[str] | None, typer.Option("--pair", metavar="TEXT", help="The second text of each --text.")
+    ] = None,
     settings: Settings = None,
 ) -> None:
     """Label new rows: the row, its label and the probabilities.

@@ -82,6 +82,11 @@ def test_a_trace_that_starts_another_command_passes_them_on(monkeypatch: pytest.
     assert "loop.epochs=5" in seen[0]
 
 
+def test_a_trace_that_is_only_read_takes_none(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+    assert run(monkeypatch, "trace", str(tmp_path), "--epochs", "3") == 2
+    assert f"{tmp_path} with --epochs" in capsys.readouterr().err
+
+
 def test_a_resumed_run_takes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = noted(monkeypatch, "paceline.verbs.train", "resume")
     run(monkeypatch, "train", str(tmp_path), "--resume", "--epochs", "9")
