@@ -25,6 +25,9 @@ LOOPBACK = "127.0.0.1"
 
 LARGEST_PORT = 65535
 
+TIMEOUT_SECONDS = 600.0
+"""How long ranks wait for one another: a first download and a compilation take minutes."""
+
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 """The environment variables with which torch.distributed finds the other ranks."""
 

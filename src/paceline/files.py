@@ -137,7 +137,9 @@ def disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
             raise _full(path.parent, needed, free, f"writing {path.name}") from None
         if error.errno == errno.EFBIG:
             why = "the largest size that this process may give a file is reached"
-            raise DiskFullError(f"{path}: may not grow", why, "ulimit -f unlimited lifts the limit") from None
+            raise DiskFullError(
+                f"{path}: may not grow any further", why, "ulimit -f unlimited lifts the limit"
+            ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise RunFolderError(
                 f"{path}: cannot be written", error.strerror or "", "choose another folder with --out"

@@ -12,24 +12,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.cluster import Place
 from paceline.data.dataset import Dataset
 from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
+from paceline.distributed.agree import agree
+from paceline.distributed.group import joined
 from paceline.engine.assemble import assemble_build, over
 from paceline.engine.evaluate import Infer, evaluate, inference
 from paceline.engine.numerics import numerics
-from paceline.errors import DataError, RecipeError, RunFolderError, UserError, nearest
+from paceline.errors import DataError, ModelError, RecipeError, RunFolderError, UserError, nearest
 from paceline.facts import this_machine
 from paceline.memory.exhausted import Situation, explained
+from paceline.models.pretrained import load_pretrained, names_a_model
 from paceline.models.saved import LoadedModel, load_saved
 from paceline.models.structure import blocks
-from paceline.predictions import PredictionFile
+from paceline.predictions import PredictionFile, Predictions
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import DataPart
 from paceline.recipe.trust import NONE, Trust, require_trust
 from paceline.records import EvaluationRecord
 from paceline.run_folder import RunFolder, has_checkpoint, way_on
-from paceline.seams import Build, Ids, Task
+from paceline.seams import Alone, Build, Ids, Task, World
 from paceline.tasks import task_for
 
 WINDOW = 4096
@@ -60,28 +64,36 @@ def evaluate_saved(
     split: str,
     settings: Sequence[str],
     tell: Tell,
-    trust: Trust = NONE,
+    trust: Trust,
+    place: Place,
+    timeout_seconds: float,
 ) -> EvaluationRecord:
     """See ``paceline.evaluate``."""
     run, recipe, loaded = _open(folder, settings, tell, trust, own_data=data is None and rows is None)
-    with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device):
-        if data is None and rows is None:
-            dataset, ids = _own_split(recipe, run, split)
+    numeric = numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device)
+    device = torch.device(recipe.device)
+    with joined(place, device=device, timeout_seconds=timeout_seconds) as world, numeric:
+        agree(world, "the recipe", recipe.resolved())
+        if run is not None and data is None and rows is None:
+            with world.alone_first("reading and encoding the data"):
+                dataset, ids = _own_split(recipe, run, split)
         else:
             dataset = prepare_to_evaluate(_data_part(recipe, data), _given(loaded), rows=rows)
             ids = dataset.splits["all"]
-            for notice in dataset.notices:
+            for notice in dataset.notices if world.is_first else ():
                 tell(notice)
+        agree(world, "the data", {"fingerprint": dataset.fingerprint, "the split": split})
         with explained(partial(_situation, recipe)):
-            build = _build(recipe, loaded, dataset)
+            build = _build(recipe, loaded, dataset, world)
             with contextlib.closing(build.layout):
-                return evaluate(inference(build), build, split, ids, _batch_size(recipe), step=0, epoch=0)
+                size = _batch_size(recipe)
+                return evaluate(inference(build), build, split, ids, size, step=0, epoch=0, world=world)
 
 
 def predict_rows(
     folder: Path,
     data: str | None,
-    out: Path,
+    out: Path | Predictions,
     rows: object | None,
     settings: Sequence[str],
     tell: Tell,
@@ -89,7 +101,7 @@ def predict_rows(
     trust: Trust = NONE,
 ) -> int:
     """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
-    file = PredictionFile(out, source=data)
+    file = out if isinstance(out, Predictions) else PredictionFile(out, source=data)
     _, recipe, loaded = _open(folder, settings, tell, trust, own_data=False)
     part, size = _data_part(recipe, data), _batch_size(recipe)
     build = None
@@ -118,9 +130,12 @@ def probabilities(
 
 def _open(
     folder: Path, settings: Sequence[str], tell: Tell, trust: Trust, *, own_data: bool
-) -> tuple[RunFolder, Recipe, LoadedModel]:
-    run = RunFolder.view(folder)
+) -> tuple[RunFolder | None, Recipe, LoadedModel]:
+    """A run, or a model without one: its recipe, as it is used here, and what was trained."""
     _refuse_idle(settings, own_data)
+    if not (folder / "recipe.yaml").is_file() and names_a_model(folder):
+        return None, *_open_model(folder, settings, trust, own_data)
+    run = RunFolder.view(folder)
     saved = run.read_recipe()
     require_trust(saved, folder, trust)
     # a model that was packed is compared anew, on this machine; one that was not to be packed is not
@@ -136,7 +151,31 @@ def _open(
     if not run.summary.exists() and has_checkpoint(folder):
         tell(f"{folder / 'model'}: the run has not ended since it was saved, and may be ahead of it; {way_on(folder)}")
     loaded = load_saved(run.model, factory=part.factory, trust_remote_code=part.trust_remote_code)
+    if _asks_for_pairs(settings) and not loaded.saved.pairs:
+        what, fix = f"a second text for {folder}", "leave the second text out"
+        raise UserError(what, "its model was trained on single texts, and would not see it", fix)
     return run, recipe, loaded
+
+
+def _open_model(folder: Path, settings: Sequence[str], trust: Trust, own_data: bool) -> tuple[Recipe, LoadedModel]:
+    """A model that no run folder is around: everything is as it is by default."""
+    if own_data:
+        raise UserError(f"{folder}: has no data of its own", "it is a model, and no run", "--data FILE")
+    recipe, _ = choose(
+        Recipe.parse({"model": {"source": str(folder)}}).with_settings([*_ONLY_TRAINING, *settings]), this_machine()
+    )
+    try:
+        return recipe, load_pretrained(folder, pairs=_asks_for_pairs(settings), trust_remote_code=trust.remote_code)
+    except ModelError as error:
+        if folder.exists():
+            raise
+        why = "; ".join(filter(None, (error.what, error.why)))
+        raise RunFolderError(f"{folder}: neither a run folder nor a model", why, error.fix) from None
+
+
+def _asks_for_pairs(settings: Sequence[str]) -> bool:
+    values = [value.strip() for key, _, value in (s.partition("=") for s in settings) if key.strip() == "data.pair"]
+    return bool(values) and values[-1] not in ("", "null", "auto")
 
 
 def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
@@ -200,10 +239,12 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
     return dataset, dataset.splits[split]
 
 
-def _build(recipe: Recipe, loaded: LoadedModel, dataset: Dataset) -> Build:
+def _build(recipe: Recipe, loaded: LoadedModel, dataset: Dataset, world: World = Alone()) -> Build:  # noqa: B008
     saved = loaded.saved
     task: Task = task_for(saved.kind, saved.label_names, recipe.task)
     normalisation = (saved.image.mean, saved.image.std) if saved.image else ((), ())
     device = torch.device(recipe.device)
     found = [block for _, block in blocks(loaded.model)]
-    return assemble_build(recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation)
+    return assemble_build(
+        recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, world=world
+    )

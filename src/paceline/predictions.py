@@ -92,6 +92,35 @@ class PredictionFile:
         return self._count
 
 
+@final
+class Predictions:
+    """The same in memory, for who wants rows and no file; ``rows`` are there after ``finish``."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[dict[str, Any], list[float]]] = []
+        self.names: list[str] = []
+        """What is added to the columns of the rows."""
+        self.rows: list[dict[str, Any]] = []
+        """Every row as it was, followed by what is added."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    def add(self, rows: Sequence[Mapping[str, Any]], scores: NDArray[np.float32]) -> None:
+        """As ``PredictionFile.add``; values stay what they are."""
+        self._kept += zip(map(dict, rows), scores.tolist(), strict=True)
+
+    def finish(self, kind: str, label_names: Sequence[str]) -> int:
+        """Make the rows; returns their number."""
+        self.names = _added_names(kind, label_names, dict.fromkeys(str(name) for row, _ in self._kept for name in row))
+        for row, scores in self._kept:
+            self.rows.append(row | dict(zip(self.names, _added(kind, label_names, scores, joined=False), strict=True)))
+        return len(self.rows)
+
+
 def _require_place(out: Path) -> None:
     """Refuse, before anything is computed, a place where no file can be written."""
     if out.is_dir():

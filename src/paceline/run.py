@@ -15,6 +15,7 @@ import torch
 from paceline.checkpoint.compare import differences, refuse_changes
 from paceline.distributed.agree import agree
 from paceline.engine.numerics import numerics
+from paceline.engine.statistics import fewest_together
 from paceline.errors import CheckpointError, DiskFullError, Preempted, RunFolderError, UserError
 from paceline.facts import Facts
 from paceline.files import compiled_folder
@@ -46,7 +47,7 @@ from paceline.records import (
     RunStarted,
 )
 from paceline.report.build import build_report
-from paceline.run_folder import RunFolder, has_checkpoint, way_on
+from paceline.run_folder import RunFolder, has_checkpoint, way_on, way_to_more
 from paceline.seams import World
 from paceline.stop import Stop
 from paceline.techniques.compile import fused, kept_cache
@@ -284,7 +285,7 @@ def _refuse_finished(request: Request, loop: Loop) -> None:
             f"{request.folder.path}: the run {'was stopped early at' if early else 'is at'} step {loop.progress.step}"
             + ("" if early else ", its end"),
             "nothing is left to resume",
-            "--set loop.early_stopping=null trains on" if early else "--set loop.epochs=MORE trains on",
+            way_to_more(loop.job.recipe, stopped_early=early),
         )
 
 
@@ -389,6 +390,8 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
         total_steps=loop.job.total_steps if loop else 0,
         held=loop.job.assembled.engine.held() if loop else {},
         plan_command=shlex.join(words),
+        fewest=fewest_together(loop.job.assembled.build.model) if loop else 1,
+        has_states=saved,
         offers=offers,
     )
 

@@ -33,10 +33,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from paceline.errors import RunFolderError
+from paceline.errors import RecipeError, RunFolderError
 from paceline.facts import version_of
 from paceline.files import OpenFolder, disk_errors, is_irregular, write_atomically
 from paceline.recipe import Recipe
+from paceline.recipe.trust import switches
 from paceline.records import RunRecord
 
 MANIFEST_VERSION = 1
@@ -342,12 +343,20 @@ def has_checkpoint(path: Path) -> bool:
     return any((path / "checkpoints").glob("*/COMMITTED"))  # written last, see checkpoint/store.py
 
 
+def way_to_more(recipe: Recipe, *, stopped_early: bool) -> str:
+    """What makes a run train on that has ended: where its steps are limited too, more epochs alone do not."""
+    if stopped_early:
+        return "--set loop.early_stopping=null trains on"
+    unlimited = "" if recipe.loop.max_steps is None else " --set loop.max_steps=null"
+    return f"--set loop.epochs=MORE{unlimited} trains on"
+
+
 def way_on(path: Path) -> str:
     """What is to be done with a run that is there: without a checkpoint there is nothing to resume."""
     if has_checkpoint(path):
-        return f"go on with it: paceline train {path} --resume"
+        return f"go on with it: paceline train {path} --resume{_switches(path)}"
     if (path / "model").exists():  # fitted, without a step
-        return f"use its model: paceline evaluate {path}"
+        return f"use its model: paceline evaluate {path}{_switches(path)}"
     return f"no step of it is saved: remove {path}"
 
 
@@ -373,6 +382,14 @@ def require_writable(path: Path) -> None:
     if not os.access(path, os.W_OK | os.X_OK):
         fix = f"chmod u+w {shlex.quote(str(path))}, or work on a copy: cp -r {shlex.quote(str(path))} COPY"
         raise RunFolderError(f"{path}: cannot be written", "it is read-only, or not yours", fix)
+
+
+def _switches(path: Path) -> str:
+    """What a command about the run has to allow, for what its recipe names to be run."""
+    try:
+        return switches(Recipe.load(path / "recipe.yaml"))
+    except RecipeError:  # who reads it is told
+        return ""
 
 
 def _resolved(path: str | Path) -> Path:

@@ -112,7 +112,8 @@ class Stop:
     def _ask_again(self, number: int) -> None:
         if self._before:  # else nobody listens any more
             self._is_again = True
-            signal.raise_signal(number)
+            # to the thread that waits, so that what it waits in is interrupted
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def _give_back(self) -> None:
         before, self._before = self._before, {}

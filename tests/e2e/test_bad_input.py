@@ -418,7 +418,7 @@ def test_recipes_that_are_none(paceline: Paceline, tmp_path: Path, content: str,
     [
         (["none.yaml"], ("none.yaml: no such recipe",)),
         (["a.csv"], ("a.csv: is no recipe", "--model NAME --data a.csv")),
-        (["."], ("is a folder", "--resume")),
+        (["."], ("is a folder", "--data .")),
         ([], ("--model and --data: missing", "--model distilbert-base-uncased")),
         (["--data", "a.csv"], ("--model: missing",)),
         (["r.yaml", "--set", "loop.epochs"], ("--set 'loop.epochs'", "key=value")),

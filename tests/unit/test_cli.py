@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import subprocess
 import sys
 import types
@@ -101,6 +102,15 @@ def test_help_names_every_command_and_version_is_ours(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    "command", [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+)
+def test_the_help_of_every_command_shows_how_it_is_typed(run: Run, command: str) -> None:
+    code, out, _ = run(command, "-h")
+    assert code == 0
+    assert f"\n  paceline {command}" in out.partition("Options:")[0].partition("Usage:")[2], "no example"
+
+
+@pytest.mark.parametrize(
     ("arguments", "suggestion"), [(["trian"], "train"), (["train", "--modle", "x"], "--model"), (["predict"], "RUN")]
 )
 def test_usage_errors_exit_2_and_name_the_nearest(run: Run, arguments: list[str], suggestion: str) -> None:
@@ -156,11 +166,49 @@ def test_resume_takes_a_folder_and_settings(run: Run, stand_in: Any, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("setting", "field", "value"),
+    [
+        ("model.factory=nets:build", "factory", "nets:build"),
+        ("model.config={model_type: bert}", "config", {"model_type": "bert"}),
+        ("model.config.model_type=bert", "config", {"model_type": "bert"}),
+        ("model.source=some/model", "source", "some/model"),
+    ],
+)
+def test_a_model_can_be_set_where_no_option_names_it(
+    run: Run, stand_in: Any, setting: str, field: str, value: object
+) -> None:
+    calls = stand_in("paceline.verbs.train", "train", "resume")
+    assert run("train", "--data", "d.csv", "--set", setting)[::2] == (0, "")
+    assert run("train", "--set", setting, "--set", "data.source=e.csv")[::2] == (0, "")
+    by_option, by_setting = (call[0][0] for call in calls)
+    assert getattr(by_option.model, field) == value
+    assert by_option.model == by_setting.model
+    assert (by_option.name, by_setting.name, by_setting.data.source) == ("d", "e", "e.csv")
+
+
+def test_a_folder_in_a_recipes_place_is_told_by_what_is_in_it(run: Run, tmp_path: Path, recipe_file: Path) -> None:
+    """Advice to resume what is no run, or has ended, would be refused in turn."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert f"--model {folder} --data FILE" in run("train", folder)[2]
+    shutil.copy(recipe_file, folder / "recipe.yaml")
+    assert f"paceline train {folder} --resume" in run("train", folder)[2]
+    assert f"paceline plan {folder}/recipe.yaml" in run("plan", folder)[2]
+    (folder / "summary.json").write_text("{}")
+    told = run("train", folder)[2]
+    assert "--resume" not in told
+    assert f"paceline train {folder}/recipe.yaml" in told
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["train"], "--model and --data: missing"),
         (["train", "--data", "x.csv"], "--model: missing"),
-        (["train", "."], "paceline train . --resume"),
+        (["train", "."], "paceline train --model NAME --data ."),
+        (["train", "--data", "x.csv", "--set", "model.train=head"], "--model: missing"),
+        (["train", "--set", "model.factory=a:b"], "--data: missing"),
         (["train", "--resume"], "no run folder given"),
         (["train", "runs/x", "--resume", "--data", "x.csv"], "--resume with --data"),
         (["train", "none.yaml"], "none.yaml: no such recipe"),

@@ -110,7 +110,7 @@ def test_commands_can_be_typed(block: Block) -> None:
         "paceline train --modle x --data y",
         "paceline train recipes/digits.yaml --set optimiser.lr=3",
         "paceline train --model x --data y --set loop.epochs=none",
-        "paceline predict runs/x",
+        "paceline predict",
     ],
 )
 def test_a_wrong_command_would_be_seen(line: str) -> None:

@@ -21,7 +21,7 @@ from paceline import run_folder as module
 from paceline.errors import RecipeError, RunFolderError
 from paceline.recipe import Recipe
 from paceline.records import Decision, EvaluationRecord, MemoryPlan, MemoryRecord, RunRecord
-from paceline.run_folder import RunFolder, git_state, redacted, redacted_command, versions
+from paceline.run_folder import RunFolder, git_state, redacted, redacted_command, versions, way_to_more
 
 RECIPE = Recipe.parse({"model": {"source": "m"}, "data": {"source": "d.csv"}})
 
@@ -159,6 +159,16 @@ def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no such folder"):
         RunFolder.view(tmp_path / "absent")
     assert os.listdir(tmp_path) == []
+
+
+def test_the_way_to_a_longer_run_is_open() -> None:
+    limited = RECIPE.with_settings(["loop.max_steps=10"])
+    told = way_to_more(limited, stopped_early=False).removesuffix(" trains on")
+    settings = [part for part in told.replace("MORE", "9").split() if part != "--set"]
+    changed = limited.with_settings(settings).loop
+    assert (changed.epochs, changed.max_steps) == (9, None), "more epochs alone would end at the same step"
+    assert "max_steps" not in way_to_more(RECIPE, stopped_early=False)
+    assert way_to_more(limited, stopped_early=True) == "--set loop.early_stopping=null trains on"
 
 
 def test_a_damaged_recipe_is_a_recipe_error(tmp_path: Path) -> None:

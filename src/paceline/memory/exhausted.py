@@ -113,6 +113,10 @@ class Situation:
     """``Engine.held``."""
     plan_command: str = ""
     """What makes a plan of the run; empty without a card."""
+    fewest: int = 1
+    """Samples that are kept together in a micro-batch: a smaller one would not come of asking for it."""
+    has_states: bool = False
+    """Whether the run would go on from a checkpoint, with the optimizer's states in it."""
     offers: Callable[[Shortage], Sequence[TracedChange]] = lambda _: ()
     """What would make it fit, as traced."""
 
@@ -141,7 +145,10 @@ def exhausted(error: BaseException, at: Situation) -> MemoryFullError:
     setting = f"loop.{setting}_batch_size"
     traced = [] if batched else [made for made in at.offers(shortage) if made.fits]
     advice: list[tuple[tuple[str, ...], TracedChange | None]] = [(made.change.settings, made) for made in traced]
-    advice += [(plain, None) for plain in _plain_advice(at.recipe, names, setting, now) if not _is_among(plain, advice)]
+    plain_advice = _plain_advice(at, names, setting, now)
+    advice += [(plain, None) for plain in plain_advice if not _is_among(plain, advice)]
+    if at.has_states:  # of the old kind, which the new one cannot go on with
+        advice = [(settings, made) for settings, made in advice if not any(map(_is_of_states, settings))]
     settings = [setting for settings, _ in advice[:SHOWN] for setting in settings]
     fix = ", or ".join(_typed(settings, made) for settings, made in advice[:SHOWN])
     fix += "; " if fix else "a card with more memory, shorter texts or smaller images, or a smaller model; "
@@ -269,15 +276,20 @@ def _held(error: BaseException, shortage: Shortage, held: Mapping[str, int]) -> 
     return told + (f", the driver and other programs {size(others)}" if others > 0 else "")
 
 
-def _plain_advice(recipe: Recipe, names: set[str], setting: str, now: int) -> list[tuple[str, ...]]:
+def _is_of_states(setting: str) -> bool:
+    return setting.startswith("optimizer.type=")
+
+
+def _plain_advice(at: Situation, names: set[str], setting: str, now: int) -> list[tuple[str, ...]]:
     """What saves memory in most runs, untraced."""
+    recipe, smallest = at.recipe, at.fewest if setting == "loop.micro_batch_size" else 1
     if "apply_update" in names:  # activations are gone by then
         return [("optimizer.type=adamw8bit",)] if recipe.optimizer.type == "adamw" else []
     if _stage(names) == COMPARISON:  # of a few texts, whatever the micro-batch
         switches = [f"techniques.{name}" for name in ("packing", "early_pooling")]
         on = [name for name in switches if getattr(recipe.techniques, name.partition(".")[2]) is not False]
         return [tuple(f"{name}=false" for name in on)] if on else []
-    found: list[tuple[str, ...]] = [(f"{setting}={-(-now // 2)}",)] if now > 1 else []
+    found: list[tuple[str, ...]] = [(f"{setting}={-(-now // 2)}",)] if now > smallest else []
     if setting == "loop.micro_batch_size" and not recipe.techniques.recompute:
         found.append(("techniques.recompute=true",))
     return found

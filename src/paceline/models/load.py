@@ -195,7 +195,7 @@ def _pretrained(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Modu
     source = part.source or ""
     folder = fetch(source, CONFIG_FILES + WEIGHT_FILES, revision=part.revision, code=part.trust_remote_code)
     if not any(folder.glob("*.safetensors")):
-        raise _no_safetensors(part, folder)
+        raise no_safetensors(part, folder)
     with seeded(seed):
         model, account = from_folder(folder, config, modality(part, config), trust_remote_code=part.trust_remote_code)
     _check_fit(part, model, account)
@@ -293,7 +293,8 @@ def _check_fit(part: ModelPart, model: nn.Module, account: dict[str, Any]) -> No
         log.warning("%s has no weights for %s: they start random", part.source, ", ".join(sorted(missing)))
 
 
-def _no_safetensors(part: ModelPart, folder: Path) -> ModelError:
+def no_safetensors(part: ModelPart, folder: Path) -> ModelError:
+    """The error for a folder without weights that are read; it says which others are there."""
     source = part.source or ""
     others = other_weights(source, folder, part.revision)
     if not others:

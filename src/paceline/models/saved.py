@@ -201,6 +201,13 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
         raise ModelError(
             f"{folder}: its config.json cannot be used", _told(error), "train again, or use a copy that is whole"
         ) from error
+    attention = str(getattr(config, "_attn_implementation_internal", None) or "")
+    if "/" in attention and not trust_remote_code:
+        raise ModelError(
+            f"{folder}: its config.json asks for attention code from the Hub ({attention})",
+            "nothing that comes with a model is run unless the command allows it",
+            "set attn_implementation to sdpa in config.json; or read that code, then add --trust-remote-code",
+        )
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder}: model.safetensors is missing", fix="train again, or use a copy that has it")
     model, account = from_folder(folder, config, saved.modality, trust_remote_code=trust_remote_code)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from paceline.errors import RecipeError, excerpt, nearest
+from paceline.recipe.meant import is_misspelt, taught
 from paceline.recipe.parts import (
     EXECUTION,
     DataPart,
@@ -242,6 +243,9 @@ def _teach(model: type[BaseModel], error: ValidationError) -> RecipeError:
     path, known = _written_path(model, keys)
     dotted = ".".join(path)
     if problem["type"] == "extra_forbidden":
+        unknown = [one for one in problems if one["type"] == "extra_forbidden"]
+        if not is_misspelt(path[-1], [*known]) and (meant := _meant(model, unknown)) is not None:
+            return meant
         close = difflib.get_close_matches(path[-1], list(known), n=1, cutoff=0.5)
         fix = f"{'.'.join([*path[:-1], close[0]])}" if close else ""
         return RecipeError(f"{dotted} = {problem['input']!r}: unknown key", nearest(path[-1], known), fix)
@@ -270,6 +274,25 @@ def _teach(model: type[BaseModel], error: ValidationError) -> RecipeError:
     awaited = dict.fromkeys(_awaited(one) for one in kinds if one["msg"].startswith(AWAITED))
     message = AWAITED + ", or ".join(awaited) if awaited else message
     return RecipeError(what, message[0].lower() + message[1:], fix)
+
+
+def _meant(model: type[BaseModel], unknown: Sequence[ErrorDetails]) -> RecipeError | None:
+    """What is told of keys that are known elsewhere, or in another part."""
+    paths: dict[str, list[str]] = {}
+    for path in _fields(model):
+        paths.setdefault(path.rpartition(".")[2], []).append(path)
+    keys = [(".".join(_written_path(model, [*map(str, one["loc"])])[0]), one["input"]) for one in unknown]
+    return taught(keys, paths)
+
+
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every setting by its dotted path; those of groups in a list have none."""
+    for name, field in model.model_fields.items():
+        part = None if get_origin(field.annotation) is tuple else _part_of(field.annotation)
+        if part is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from _fields(part, f"{prefix}{name}.")
 
 
 def _awaited(problem: ErrorDetails) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ def build_recipe(
 ) -> Recipe:
     """The recipe that a command is about: the file's, then ``--model`` and ``--data``, then ``--set``.
 
+    What ``--model`` and ``--data`` say can be set too, as it has to be for a factory or a configuration.
+
     ``--model`` and ``--data`` replace the file's model and data source, and with them what belongs to the source
     alone: its configuration or factory; its validation and test files. ``--trust-remote-code`` is
     ``model.trust_remote_code``. The recipe in a run folder runs nothing that ``trust`` does not allow.
@@ -30,15 +32,8 @@ def build_recipe(
         UserError: the recipe is a run folder's, and would run code.
         RecipeError: neither a recipe nor both options are given, or the result is no valid recipe.
     """
-    if target is None and not (model and data):
-        missing = " and ".join(name for name, value in (("--model", model), ("--data", data)) if not value)
-        fix = f"paceline {verb} --model distilbert-base-uncased --data FILE, or paceline {verb} RECIPE.yaml"
-        raise RecipeError(f"{missing}: missing", "there is no recipe to take it from", fix)
     if target is not None and target.is_dir():
-        fix = f"paceline train {target} --resume, or name a recipe file"
-        if verb != "train":
-            fix = f"paceline {verb} {target / 'recipe.yaml'}, where it is a run folder"
-        raise RecipeError(f"{target}: is a folder", "a recipe is a YAML file", fix)
+        raise RecipeError(f"{target}: is a folder", "a recipe is a YAML file", _of_folder(target, verb))
     if target is not None and target.suffix in _DATA_SUFFIXES:
         fix = f"paceline {verb} --model {model or 'NAME'} --data {target}"
         raise RecipeError(f"{target}: is no recipe", "a recipe is a YAML file; this seems to be data", fix)
@@ -47,13 +42,40 @@ def build_recipe(
         plain["model"] = {**_without(plain.get("model"), "config", "factory", "revision"), "source": model}
     if data:
         plain["data"] = {**_without(plain.get("data"), "validation", "test"), "source": data}
-    plain.setdefault("name", _run_name(target.stem if target else str(data)))
-    recipe = Recipe.parse(merge(plain, settings))
+    changed = merge(plain, settings)
+    if target is None:
+        _require_both(changed, verb)
+    source = changed["data"]["source"] if target is None else ""
+    changed.setdefault("name", _run_name(target.stem if target else str(source)))
+    recipe = Recipe.parse(changed)
     if target is not None and is_of_a_run(target):
         require_trust(recipe, target, trust, settings)
     elif trust.remote_code:
         recipe = recipe.with_settings(["model.trust_remote_code=true"])
     return recipe
+
+
+def _require_both(plain: Mapping[str, Any], verb: str) -> None:
+    """A model and data, from options or settings, where no file names them."""
+    origins = {"--model": ("source", "config", "factory"), "--data": ("source",)}
+    parts = {option: plain.get(option.removeprefix("--")) for option in origins}
+    named = [option for option, part in parts.items() if isinstance(part, dict) and any(map(part.get, origins[option]))]
+    if missing := [option for option in origins if option not in named]:
+        fix = f"paceline {verb} --model distilbert-base-uncased --data FILE, or paceline {verb} RECIPE.yaml"
+        raise RecipeError(f"{' and '.join(missing)}: missing", "there is no recipe to take it from", fix)
+
+
+def _of_folder(folder: Path, verb: str) -> str:
+    """What may be meant by a folder in a recipe's place."""
+    if (folder / "recipe.yaml").is_file():
+        if verb != "train":
+            return f"paceline {verb} {folder / 'recipe.yaml'}"
+        if not (folder / "summary.json").exists():
+            return f"paceline train {folder} --resume goes on with the run"
+        return f"paceline train {folder / 'recipe.yaml'} makes the run, which is finished, once more"
+    if (folder / "config.json").is_file():
+        return f"paceline {verb} --model {folder} --data FILE"
+    return f"paceline {verb} RECIPE.yaml; or, where it holds data, paceline {verb} --model NAME --data {folder}"
 
 
 _DATA_SUFFIXES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".txt"})

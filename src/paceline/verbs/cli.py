@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from paceline.errors import PacelineError, RecipeError, TraceError, UserError
 from paceline.memory.expandable import ask_for_it
 from paceline.verbs.bench import app as bench_app
+from paceline.verbs.short import BatchSize, Epochs, MaxLength, Rate, Seed, all_settings, meant
 
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
+
+
+_USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
+"""What an option, argument or command raises that is not there; typer has no name for it."""
 
 
 class BadRows(StrEnum):
@@ -49,6 +54,12 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("paceline: interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
+        except _USAGE_ERROR as error:
+            told = meant(getattr(error, "option_name", None) or "")
+            if told is None:
+                raise
+            typer.echo(f"paceline: {told}", err=True)
+            raise SystemExit(told.exit_code) from None
 
 
 app = typer.Typer(
@@ -68,6 +79,10 @@ TrustReferences = Annotated[
     bool, typer.Option("--trust-references", help="Run functions that a run folder's recipe names.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
+Trained = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="Run folder, or a trained model: folder or OWNER/NAME.", show_default=False),
+]
 
 
 def main() -> None:
@@ -106,6 +121,11 @@ def train(
     data: Annotated[str | None, typer.Option(help="File or folder, hub:NAME or builtin:NAME.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/<name>-<time>].")] = None,
     settings: Settings = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
+    seed: Seed = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     on_bad_row: Annotated[BadRows | None, typer.Option(help="Stop at a row that cannot be used, or skip it.")] = None,
     gpus: Annotated[
@@ -132,6 +152,7 @@ def train(
 
     \b
     paceline train --model distilbert-base-uncased --data reviews.csv
+    paceline train --model distilbert-base-uncased --data reviews.csv --epochs 3 --lr 3e-5 --batch-size 16
     paceline train recipes/imdb_distilbert.yaml --set optimizer.lr=3e-5
     paceline train runs/x --resume
     paceline train recipes/imdb_distilbert.yaml --gpus 4
@@ -141,7 +162,7 @@ def train(
     from paceline.verbs.asked import build_recipe, folder_to_resume
 
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
-    changes = list(settings or ())
+    changes = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
     if on_bad_row:
         changes.insert(0, f"data.on_bad_row={on_bad_row.value}")
     with failures_told(rank):
@@ -197,6 +218,11 @@ def trace(
     ] = False,
     only_print: Annotated[bool, typer.Option("--print", help="With --kind nsys: only print the command.")] = False,
     settings: Settings = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
+    seed: Seed = None,
     gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
     devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="As of train.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
@@ -220,9 +246,17 @@ def trace(
     from paceline.verbs.asked import build_recipe
 
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
+    changed = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
     if target is not None and target.is_dir():
         given: dict[str, object] = {"--model": model, "--data": data, "--out": out, "--steps": steps, "--kind": kind}
         given |= {"--graph": graph, "--memory": memory_too, "--print": only_print, "--set": settings, "--gpus": gpus}
+        given |= {
+            "--epochs": epochs,
+            "--lr": lr,
+            "--batch-size": batch_size,
+            "--max-length": max_length,
+            "--seed": seed,
+        }
         given |= {"--devices": devices, "--processes": processes, "--init": init, "--world-size": world_size}
         _read_only(target, [name for name, value in (given | {"--timeout": timeout}).items() if value])
         tracing.show(target, typer.echo)
@@ -230,7 +264,7 @@ def trace(
             typer.echo(tracing.tried(target, typer.echo, trust=trust))
         return
     with failures_told(rank):
-        recipe = build_recipe(target, model, data, settings or (), verb="trace", trust=trust)
+        recipe = build_recipe(target, model, data, changed, verb="trace", trust=trust)
         changes = tracing.trace_settings(recipe, steps or (), kind, graph, memory=memory_too)
         recipe = recipe.with_settings(changes)
         if only_print and recipe.trace.kind != "nsys":
@@ -244,7 +278,7 @@ def trace(
             options = {"--model": model, "--data": data, "--out": folder, **ranks, **joining, "--timeout": timeout}
             words = ["train", *([str(target)] if target else [])]
             words += [part for name, value in options.items() if value is not None for part in (name, str(value))]
-            words += [part for change in (*(settings or ()), *changes) for part in ("--set", change)]
+            words += [part for change in (*changed, *changes) for part in ("--set", change)]
             words += switches(recipe).split()  # the recipe is the person's, or has been allowed above
             if not try_it:
                 raise SystemExit(tracing.under_nsys(words, folder, recipe, typer.echo, only_print=only_print))
@@ -275,6 +309,11 @@ def plan(
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, metavar="N", help="Cards, a process each.")] = 1,
     settings: Settings = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
+    seed: Seed = None,
     read_data: Annotated[
         bool, typer.Option("--read-data", help="Read and encode the data to know their sizes.")
     ] = False,
@@ -297,7 +336,8 @@ def plan(
     from paceline.verbs.asked import build_recipe
 
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
-    recipe = build_recipe(target, model, data, settings or (), verb="plan", trust=trust)
+    settings = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
+    recipe = build_recipe(target, model, data, settings, verb="plan", trust=trust)
     try:
         with Console(stderr=True, markup=False).status("tracing the step") as status:
             found = planning.plan(recipe, gpu=gpu, gpus=gpus, read_data=read_data, progress=status.update)
@@ -330,6 +370,11 @@ def memory(
         typer.Option("--with", metavar="'KEY=VALUE ...'", help="Then once more with this too; repeatable."),
     ] = None,
     settings: Settings = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
+    seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="Folder for memory.json and report.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, sizes in bytes.")] = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -345,7 +390,8 @@ def memory(
     from paceline.verbs.asked import build_recipe
 
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
-    recipe = build_recipe(target, model, data, settings or (), verb="memory", trust=trust)
+    settings = all_settings(settings, epochs=epochs, lr=lr, batch_size=batch_size, max_length=max_length, seed=seed)
+    recipe = build_recipe(target, model, data, settings, verb="memory", trust=trust)
     _measure_stages(recipe, changes or (), out, as_json=as_json)
 
 
@@ -395,24 +441,45 @@ def calibrate() -> None:
 
 @app.command()
 def evaluate(
-    run: RunFolder,
+    run: Trained,
     data: Annotated[str | None, typer.Option(help="Labelled data [default: the run's own].")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     settings: Settings = None,
+    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
+    devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="As of train.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, metavar="N", help="As of train.")] = None,
     trust_remote_code: TrustRemoteCode = False,
     trust_references: TrustReferences = False,
 ) -> None:
-    """Measure a run's saved model on labelled data."""
-    from paceline.verbs.evaluate import evaluate as evaluate_run
+    """Measure a saved model on labelled data.
 
-    record = evaluate_run(
-        run,
-        data=data,
-        split=split,
-        settings=settings or (),
-        trust_remote_code=trust_remote_code,
-        trust_references=trust_references,
-    )
+    \b
+    paceline evaluate runs/reviews
+    paceline evaluate runs/reviews --split validation
+    paceline evaluate runs/reviews --data test.csv --set data.label=stars
+    paceline evaluate OWNER/NAME --data test.csv
+    paceline evaluate runs/reviews --gpus 4
+    """
+    from paceline.cluster import failures_told, find_place
+    from paceline.verbs.launch import launch_if_asked
+
+    launch_if_asked(gpus=gpus, devices=devices, processes=processes)
+    with failures_told():
+        from paceline.verbs.evaluate import evaluate as evaluate_run
+
+        place = find_place(os.environ)
+        ranks: dict[str, Any] = {"place": place} if place.is_rank else {}
+        record = evaluate_run(
+            run,
+            data=data,
+            split=split,
+            settings=settings or (),
+            trust_remote_code=trust_remote_code,
+            trust_references=trust_references,
+            **ranks,
+        )
+    if place.rank:
+        return
     rows = {"loss": record.loss, **record.metrics}
     width = max(len(name) for name in rows)
     typer.echo(f"{data or record.split}: {record.samples:,} samples in {record.seconds:.1f} s")
@@ -422,30 +489,55 @@ def evaluate(
 
 @app.command()
 def predict(
-    run: RunFolder,
-    data: Annotated[str, typer.Argument(metavar="INPUT", help="Rows to label.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.", show_default=False)],
+    run: Trained,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="INPUT", help="Rows to label; - reads a text a line from standard input."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv, .tsv or .jsonl.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Option("--text", metavar="TEXT", help="A text to label; repeatable.")
+    ] = None,
+    pairs: Annotated[
+        list[str] | None, typer.Option("--pair", metavar="TEXT", help="The second text of each --text.")
+    ] = None,
     settings: Settings = None,
     trust_remote_code: TrustRemoteCode = False,
     trust_references: TrustReferences = False,
 ) -> None:
-    """Label new rows: the row, its label and the probabilities."""
-    from paceline.verbs.predict import predict as predict_rows
+    """Label new rows: the row, its label and the probabilities.
 
-    num_rows = predict_rows(
-        run,
-        data,
-        out,
-        settings=settings or (),
-        trust_remote_code=trust_remote_code,
-        trust_references=trust_references,
-    )
+    \b
+    paceline predict runs/reviews --text "A wonderful evening."
+    paceline predict runs/reviews new.csv -o out.csv
+    cut -f 2 new.tsv | paceline predict runs/reviews -
+    paceline predict OWNER/NAME new.csv -o out.csv
+    """
+    from paceline.verbs.predict import predict as predict_rows
+    from paceline.verbs.typed import shown, typed
+
+    trusts: dict[str, Any] = {"trust_remote_code": trust_remote_code, "trust_references": trust_references}
+    given = typed(data, texts or (), pairs or (), settings or (), sys.stdin)
+    if out is None:
+        if given is None:
+            raise UserError(f"{data}: nowhere to write", "a file of rows becomes a file of labelled rows", "-o out.csv")
+        for line in shown(predict_rows(run, rows=given.rows, settings=given.settings, **trusts)):
+            typer.echo(line)
+        return
+    if given is None:
+        num_rows = predict_rows(run, data, out, settings=settings or (), **trusts)
+    else:
+        num_rows = predict_rows(run, None, out, rows=given.rows, settings=given.settings, **trusts)
     typer.echo(f"wrote {out}: {num_rows:,} rows")
 
 
 @app.command()
 def demo() -> None:
-    """Train a small classifier on embedded data, offline."""
+    """Train a small classifier on embedded data, offline.
+
+    \b
+    paceline demo
+    """
     from paceline.verbs.demo import demo as run_demo
 
     run_demo()
@@ -453,7 +545,11 @@ def demo() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Describe this machine and what it lacks."""
+    """Describe this machine and what it lacks.
+
+    \b
+    paceline doctor
+    """
     from paceline.verbs.doctor import doctor as examine_machine
 
     examine_machine()
@@ -461,7 +557,11 @@ def doctor() -> None:
 
 @app.command()
 def techniques() -> None:
-    """List the techniques and what each preserves."""
+    """List the techniques and what each preserves.
+
+    \b
+    paceline techniques
+    """
     from paceline.verbs.techniques import techniques as list_techniques
 
     list_techniques()
@@ -469,7 +569,11 @@ def techniques() -> None:
 
 @app.command()
 def schema() -> None:
-    """Print the recipe's JSON schema, for editors."""
+    """Print the recipe's JSON schema, for editors.
+
+    \b
+    paceline schema > recipe.schema.json
+    """
     from paceline.verbs.schema import schema as print_schema
 
     print_schema()
@@ -477,7 +581,11 @@ def schema() -> None:
 
 @app.command()
 def report(run: RunFolder) -> None:
-    """Write a run's report.html again."""
+    """Write a run's report.html again.
+
+    \b
+    paceline report runs/reviews
+    """
     from paceline.verbs.report import report as write_report
 
     typer.echo(f"wrote {write_report(run)}")
@@ -488,7 +596,11 @@ def data_set(
     name: Annotated[str, typer.Argument(help="Data set to fetch: imdb.", show_default=False)],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where its files go.", show_default=False)],
 ) -> None:
-    """Download a data set and write its split files."""
+    """Download a data set and write its split files.
+
+    \b
+    paceline data imdb data/imdb
+    """
     from paceline.verbs.data import data as fetch
 
     for path in fetch(name, folder):
@@ -499,7 +611,11 @@ def data_set(
 def convert(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Model with .bin, .pt or .pth weights.")],
 ) -> None:
-    """Write safetensors beside pickled weights, running no code."""
+    """Write safetensors beside pickled weights, running no code.
+
+    \b
+    paceline convert models/old
+    """
     from paceline.models.convert import convert as convert_weights
 
     for path in convert_weights(folder):
@@ -526,7 +642,7 @@ def _launch(asked: Recipe | Path, changes: Sequence[str], joining: dict[str, Any
     recipe = recipe_to_resume(asked, changes, trust) if isinstance(asked, Path) else asked
     facts = functools.cache(this_machine)
     ranks = choose_ranks(command, facts, os.environ, device=recipe.device, **options)
-    check_recipe(recipe, ranks, facts(), shlex.join(["paceline", *sys.argv[1:]]))
+    check_recipe(recipe, ranks, facts(), sys.argv[1:])
     return launch(rank_command(), ranks)
 
 

@@ -1,4 +1,4 @@
-"""``paceline evaluate``: a run's saved model, measured on labelled data."""
+"""``paceline evaluate``: a saved model, measured on labelled data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cluster import TIMEOUT_SECONDS, Place
 from paceline.recipe.trust import Trust
 from paceline.verbs.notices import tell
 
@@ -22,13 +23,16 @@ def evaluate(
     settings: Sequence[str] = (),
     trust_remote_code: bool = False,
     trust_references: bool = False,
+    place: Place | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> EvaluationRecord:
-    """Loss and metrics of a run's saved model.
+    """Loss and metrics of a saved model.
 
     Guesses and warnings about ``data`` go to standard error.
 
     Args:
-        folder: the run folder.
+        folder: a run folder; or a trained classifier alone, as transformers saves it, or its name on the Hub. That
+            has no data of its own.
         data: labelled data, as ``data.source`` takes it; None: the run's own, its ``split``.
         rows: labelled rows in memory in place of ``data``.
         split: which of the run's own splits; with ``data`` only a name in the result.
@@ -36,6 +40,11 @@ def evaluate(
         trust_remote_code: run Python code that came with the model, where the run's recipe says that there is some.
         trust_references: run functions of the folder's recipe (``package.module:function``), found in the environment
             and the current folder.
+        place: who this process is among ranks that all evaluate, each its share; None: alone.
+        timeout_seconds: how long ranks wait for one another.
+
+    Returns:
+        What was measured, the same on every rank.
 
     Raises:
         UserError: the folder's recipe would run code that nobody has allowed.
@@ -45,4 +54,6 @@ def evaluate(
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
     from paceline.inference import evaluate_saved
 
-    return evaluate_saved(Path(folder), data, rows, split, settings, tell, trust)
+    return evaluate_saved(
+        Path(folder), data, rows, split, settings, tell, trust, place or Place(), timeout_seconds=timeout_seconds
+    )

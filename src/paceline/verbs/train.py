@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.cluster import Place, find_place
+from paceline.cluster import TIMEOUT_SECONDS, Place, find_place
 from paceline.errors import CheckpointError, RecipeError
 from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import TechniquesPart
-from paceline.recipe.trust import NONE, Trust, require_trust
-from paceline.run_folder import RunFolder
+from paceline.recipe.trust import NONE, Trust, is_of_a_run, require_trust
+from paceline.run_folder import RunFolder, way_to_more
 from paceline.stop import NOT_BEGUN, Stop
 from paceline.stopwatch import Stopwatch
 
@@ -25,14 +25,11 @@ if TYPE_CHECKING:
     from paceline.seams import World
 
 
-TIMEOUT_SECONDS = 600.0
-"""How long ranks wait for one another: a first download and a compilation take minutes."""
-
 _SHARED = "resume where every rank sees the same run folder: on storage that all machines share, or on one machine"
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | Mapping[str, Any] | str | Path,
     data: object | None = None,
     *,
     out: str | Path | None = None,
@@ -43,9 +40,9 @@ def train(
     """Fine-tune, evaluate and save a model as a recipe says.
 
     Args:
-        recipe: the whole run.
-        data: rows in memory in place of ``recipe.data.source``: a pandas DataFrame, a datasets.Dataset or a list of
-            dicts.
+        recipe: the whole run; or what makes it: nested plain data, or the path of a YAML file.
+        data: in place of ``recipe.data.source``: rows in memory (a pandas DataFrame, a datasets.Dataset or a list of
+            dicts), or another source as text.
         out: the run folder; None: ``runs/<name>-<time>``.
         started: when the run began, on the clock of ``time.perf_counter``; None: now. The command line gives the start
             of its process, so that the interpreter's seconds are counted too.
@@ -60,10 +57,10 @@ def train(
         Preempted: SIGTERM, SIGUSR1, SIGHUP or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
 
     Example:
-        >>> recipe = paceline.Recipe.parse({"model": {"source": "distilbert-base-uncased"},
-        ...                                 "data": {"source": "reviews.csv"}})
+        >>> recipe = {"model": {"source": "distilbert-base-uncased"}, "data": {"source": "reviews.csv"}}
         >>> paceline.train(recipe).final["test"]["accuracy"]
     """
+    recipe, data = _settled(recipe, data)
     watch, place = Stopwatch(started), place or find_place(os.environ)
     if data is None and recipe.data.source == "memory":
         raise RecipeError(
@@ -92,6 +89,23 @@ def train(
                 world=world,
             )
         )
+
+
+def _settled(recipe: object, data: object) -> tuple[Recipe, object]:
+    """A recipe out of what makes one, and rows; a source in place of rows is the recipe's."""
+    if isinstance(recipe, str | Path):
+        path, recipe = Path(recipe), Recipe.load(recipe)
+        if is_of_a_run(path):
+            require_trust(recipe, path, NONE)
+    elif isinstance(recipe, Mapping):
+        recipe = Recipe.parse(recipe)
+    if not isinstance(recipe, Recipe):
+        what = f"train: a recipe of type {type(recipe).__name__}"
+        raise RecipeError(what, "it is a Recipe, a dict of settings or the path of a YAML file", 'train("recipe.yaml")')
+    if isinstance(data, str | Path):
+        part = recipe.data.model_copy(update={"source": str(data), "validation": None, "test": None})
+        return recipe.model_copy(update={"data": part}), None
+    return recipe, data
 
 
 def resume(
@@ -170,9 +184,9 @@ def recipe_to_resume(folder: str | Path, settings: Sequence[str] = (), trust: Tr
     """
     seen = RunFolder.view(folder)
     if not settings and seen.summary.exists():
-        raise CheckpointError(
-            f"{folder}: the run is finished", "nothing is left to resume", "--set loop.epochs=MORE trains on"
-        )
+        early = '"status": "stopped early"' in seen.summary.read_text(encoding="utf-8")
+        fix = way_to_more(seen.read_recipe(), stopped_early=early)
+        raise CheckpointError(f"{folder}: the run is finished", "nothing is left to resume", fix)
     recipe = _open_again(seen.read_recipe()).with_settings(settings)
     require_trust(recipe, folder, trust, settings)
     return recipe

@@ -129,6 +129,26 @@ def test_what_is_of_no_use_is_not_advised() -> None:
     assert exhausted(through("evaluate"), situation()).settings == ("loop.evaluation_batch_size=64",)
 
 
+def test_nothing_is_advised_that_the_next_start_refuses() -> None:
+    """States of another optimizer are not in the checkpoint; and batch normalisation keeps two samples together."""
+    update = exhausted(through("update", "apply_update"), situation(has_states=True))
+    assert update.settings == ()
+    assert "adamw8bit" not in update.fix
+    offers = [
+        TracedChange(change=Change(settings=settings, speed=""), plan=memory_plan(GIB), saving_bytes=1, fits=True)
+        for settings in (("optimizer.type=adamw8bit", "optimizer.weight_decay=0"), ("techniques.recompute=true",))
+    ]
+    goes_on = exhausted(through("accumulate", "micro"), situation(has_states=True, offers=lambda _: offers))
+    assert goes_on.settings == ("techniques.recompute=true", "loop.micro_batch_size=16")
+    anew = exhausted(through("accumulate", "micro"), situation(offers=lambda _: offers))
+    assert "optimizer.type=adamw8bit" in anew.settings
+    two = exhausted(through("accumulate", "micro"), situation("techniques.recompute=true", largest=2, fewest=2))
+    assert two.settings == ()
+    assert exhausted(through("evaluate"), situation(evaluated=2, fewest=2)).settings == (
+        "loop.evaluation_batch_size=1",
+    )
+
+
 def test_the_three_cheapest_changes_are_told_with_what_they_do() -> None:
     changes = [
         TracedChange(

@@ -176,11 +176,11 @@ def test_there_has_to_be_a_run_to_resume(run: Run, launched: list[Any], begun: C
         (["r.yaml", "--processes", "2", "--set", "device=cuda"], ("device = cuda", "--gpus 2")),
         (
             ["r.yaml", "--processes", "4", "--set", "loop.batch_size=3"],
-            ("loop.batch_size = 3: 4 processes", "loop.batch_size=3 --set loop.batch_size=4, or start 3 processes"),
+            ("loop.batch_size = 3: 4 processes", "r.yaml --processes 4 --set loop.batch_size=4, or start 3 processes"),
         ),
         (
             ["r.yaml", "--processes", "2", "--set", "techniques.fusion=true"],
-            ("techniques.fusion = true", "r.yaml --processes 2 --set techniques.fusion=true --set techniques.fusion="),
+            ("techniques.fusion = true", "r.yaml --processes 2 --set techniques.fusion=false"),
         ),
         (
             ["r.yaml", "--processes", "2", "--set", "parallel.strategy=dp"],
@@ -222,8 +222,24 @@ def test_mistakes_are_found_before_any_process_starts(
 def test_the_corrected_command_is_right(run: Run, launched: list[Any], arguments: list[str], setting: str) -> None:
     _, err = run(*arguments)
     corrected = err.partition("fix: paceline train ")[2].partition(",")[0].split()
-    assert corrected == [*arguments, "--set", setting]
+    assert corrected == [*arguments[:3], "--set", setting], "the setting is named once"
     assert run(*corrected) == (42, "")
+
+
+@pytest.mark.parametrize("setting", ["device=cpu", "device=cuda"])
+def test_a_corrected_command_names_one_device(
+    run: Run, launched: list[Any], two_cards: None, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    option = {"device=cpu": "--gpus", "device=cuda": "--processes"}[setting]
+    _, err = run("r.yaml", option, "2", "--set", setting)
+    for corrected in err.partition("fix: ")[2].strip().split(", or "):
+        assert "device" not in corrected.partition("--set device")[2], corrected
+        assert run(*corrected.split()[2:]) == (42, "")
+    # where no card can be used, the way to the CPU is one
+    monkeypatch.setattr(facts, "this_machine", machine)
+    _, err = run("r.yaml", "--gpus", "2", "--set", "device=cuda")
+    corrected = err.partition("fix: ")[2].partition(" trains on")[0].split()
+    assert run(*corrected[2:]) == (42, "")
 
 
 def test_what_ranks_find_out_of_the_cards_that_are_left(
@@ -260,7 +276,8 @@ def test_options_become_a_place(run: Run, trained: list[dict[str, Any]]) -> None
         started="environment",
         init_method="tcp://127.0.0.1:29500",
     )
-    assert trained == [{"out": None, "place": place}, {"place": place, "timeout_seconds": 7}]
+    untrusted = {"trust_remote_code": False, "trust_references": False}
+    assert trained == [{"out": None, "place": place}, {"place": place, "timeout_seconds": 7, **untrusted}]
 
 
 def test_a_time_limit_is_for_ranks(run: Run, trained: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -502,7 +502,7 @@ def test_without_a_flag_the_first_card_of_this_machine(
         (["RECIPE", "--gpu", "h200", "--set", "loop.micro_batch_size=64"], ["micro_batch_size = 64"]),
         (["--gpu", "h200"], ["--model and --data: missing", "paceline plan --model", "paceline plan RECIPE.yaml"]),
         (["absent.yaml", "--gpu", "h200"], ["absent.yaml: no such recipe"]),
-        (["FOLDER", "--gpu", "h200"], ["is a folder", "paceline plan", "recipe.yaml"]),
+        (["FOLDER", "--gpu", "h200"], ["is a folder", "paceline plan RECIPE.yaml", "--model NAME --data"]),
         (["rows.csv", "--gpu", "h200"], ["this seems to be data", "paceline plan --model"]),
     ],
 )

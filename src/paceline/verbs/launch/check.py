@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 from paceline.errors import RecipeError
 from paceline.facts import Facts
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.verbs.launch.ranks import Ranks
+from paceline.verbs.short import without
 
 
-def check_recipe(recipe: Recipe, ranks: Ranks, machine: Facts, command: str) -> None:
+def check_recipe(recipe: Recipe, ranks: Ranks, machine: Facts, arguments: Sequence[str]) -> None:
     """Refuse what every rank would refuse, once and with the corrected command.
 
     Args:
-        command: that starts the ranks; a setting that is added to it takes the place of one before.
+        arguments: of the command that starts the ranks; what is advised takes the place of what they set.
 
     Raises:
         RecipeError: a setting that cannot work on this machine, beside another, or on so many ranks.
@@ -24,5 +28,8 @@ def check_recipe(recipe: Recipe, ranks: Ranks, machine: Facts, command: str) -> 
             raise RecipeError("parallel.backend = mpi", why, "--set parallel.backend=auto")
         choose(recipe, ranks.see(machine), ranks.count)
     except RecipeError as error:
-        fix = f"{command} {error.fix}" if error.fix.startswith("--set ") else error.fix
+        fix = error.fix
+        if fix.startswith("--set "):
+            kept = without(arguments, fix.split()[1])
+            fix = f"{shlex.join(['paceline', *kept])} {fix}"
         raise RecipeError(error.what, error.why, fix) from None

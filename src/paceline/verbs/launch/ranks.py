@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, STORE_FD, find_place
 from paceline.errors import UserError, excerpt
 from paceline.facts import Facts, visible
+from paceline.verbs.short import without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ def choose_ranks(
     options = [f"{name} {value}" for name, value in asked.items() if value is not None]
     _check_together(command, options, environment)
     (option,) = options
+    # what is advised from here on says where to train
+    command = shlex.join(without(shlex.split(command), "device"))
     if processes is not None:
         if device == "cuda":
             why = "--processes trains on the CPU"
@@ -89,7 +93,8 @@ def choose_ranks(
         raise UserError(f"device = cpu with {option}", why, fix)
     found = facts()
     if found.cuda_problem is not None:
-        raise UserError(option, found.cuda_problem, f"{command} --processes {count} trains on the CPU")
+        there = " --set device=cpu" if device == "cuda" else ""
+        raise UserError(option, found.cuda_problem, f"{command} --processes {count}{there} trains on the CPU")
     num_cards, setting = len(found.cards), environment.get("CUDA_VISIBLE_DEVICES")
     seen = f"{num_cards} card{'s' * (num_cards != 1)}" + (
         f" visible here (CUDA_VISIBLE_DEVICES={setting})" if setting is not None else " in this machine"
