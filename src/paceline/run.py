@@ -33,6 +33,7 @@ from paceline.preparation import Prepared, prepare_run
 from paceline.progress import Progress
 from paceline.recipe import Recipe
 from paceline.recipe.choose import with_smallest_card
+from paceline.recipe.places import absolute
 from paceline.records import (
     Decision,
     EvaluationRecord,
@@ -232,7 +233,8 @@ def _changes(request: Request, prepared: Prepared) -> tuple[list[str], list[str]
     if request.checkpoint is None:
         return [], []
     saved, fingerprint = request.checkpoint.state, prepared.dataset.fingerprint
-    defining, execution = differences(Recipe.parse(saved["recipe"]).resolved(), prepared.recipe.resolved())
+    before, now = (absolute(recipe).resolved() for recipe in (Recipe.parse(saved["recipe"]), prepared.recipe))
+    defining, execution = differences(before, now)
     refuse_changes(defining, request.named, old_data=saved["fingerprint"], new_data=fingerprint)
     learned = [str(change) for change in defining]
     if saved["fingerprint"] != fingerprint:

@@ -36,6 +36,7 @@ from paceline.errors import RunFolderError
 from paceline.facts import version_of
 from paceline.files import disk_errors, write_atomically
 from paceline.recipe import Recipe
+from paceline.recipe.places import absolute
 from paceline.records import RunRecord
 
 MANIFEST_VERSION = 1
@@ -176,8 +177,8 @@ class RunFolder:
         self._held.close()
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Write the resolved recipe."""
-        write_atomically(self.recipe, recipe.to_yaml().encode())
+        """Write the resolved recipe, its paths absolute: whoever goes on with the run may stand in another folder."""
+        write_atomically(self.recipe, absolute(recipe).to_yaml().encode())
 
     def read_recipe(self) -> Recipe:
         """The recipe that the folder's run was started with.

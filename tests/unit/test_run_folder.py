@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from paceline import run_folder as module
 from paceline.errors import RecipeError, RunFolderError
 from paceline.recipe import Recipe
+from paceline.recipe.places import absolute
 from paceline.records import Decision, EvaluationRecord, MemoryPlan, MemoryRecord, RunRecord
 from paceline.run_folder import RunFolder, git_state, redacted, redacted_command, versions
 
@@ -50,7 +51,7 @@ def test_a_run_is_created_and_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run"
     made(path)
     with RunFolder.open(path) as folder:
-        assert folder.read_recipe().resolved() == RECIPE.resolved()
+        assert folder.read_recipe().resolved() == absolute(RECIPE).resolved()
         assert folder.path == path
         inside = {folder.recipe, folder.manifest, folder.metrics, folder.summary, folder.report, folder.quarantine}
         assert {p.name for p in inside} == {
