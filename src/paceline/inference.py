@@ -79,9 +79,10 @@ def predict_rows(
     settings: Sequence[str],
     tell: Tell,
     advance: Callable[[int], None],
+    safe_csv: bool = False,
 ) -> int:
     """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
-    file = PredictionFile(out, source=data)
+    file = PredictionFile(out, source=data, safe=safe_csv)
     _, recipe, loaded = _open(folder, settings, tell, own_data=False)
     part, size = _data_part(recipe, data), _batch_size(recipe)
     build = None

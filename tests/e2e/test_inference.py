@@ -289,6 +289,31 @@ def umask() -> int:
     return mask
 
 
+def test_cells_that_are_formulas_are_made_harmless_on_demand(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
+    formulas = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1"]
+    harmless = ["-1.5", "+3", "-1e-5", "wonderful = lovely", "'=1", ""]
+    rows = [{"=text": "a wonderful film", "cell": cell} for cell in [*formulas, *harmless]]
+    write_csv(tmp_path / "new.csv", rows)
+    command = ("predict", trained, "new.csv", "--set", "data.text==text", "-o")
+    assert paceline(*command, "plain.csv").code == 0
+    assert [row["cell"] for row in read_csv(tmp_path / "plain.csv")] == [*formulas, *harmless]
+    for name in ("safe.csv", "safe.tsv"):
+        done = paceline(*command, name, "--safe-csv")
+        assert done.code == 0, done.err
+        found = read_csv(tmp_path / name, "\t" if name.endswith("tsv") else ",")
+        assert [row["cell"] for row in found] == [*("'" + cell for cell in formulas), *harmless]
+        assert all(row["'=text"] == "a wonderful film" for row in found)
+    refused = paceline(*command, "safe.jsonl", "--safe-csv")
+    assert (refused.code, refused.first) == (2, "paceline: --safe-csv: has no effect on .jsonl")
+
+
+def test_a_carriage_return_in_a_cell_ends_no_row(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
+    write_csv(tmp_path / "new.csv", [{"text": "a wonderful film\rand a plot", "id": "1"}, {"text": "dull", "id": "2"}])
+    assert paceline("predict", trained, "new.csv", "-o", "out.csv").code == 0
+    found = read_csv(tmp_path / "out.csv")
+    assert [(row["text"], row["id"]) for row in found] == [("a wonderful film\rand a plot", "1"), ("dull", "2")]
+
+
 def test_every_output_format_holds_the_same(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
     rows = [{"n": at, "text": row["text"], "tags": ["a", at], "flag": True} for at, row in enumerate(reviews(12))]
     write_json_lines(tmp_path / "new.jsonl", rows)

@@ -226,7 +226,7 @@ def test_the_other_commands_hand_over_their_arguments(run: Run, stand_in: Any) -
     assert run("report", "runs/x") == (0, "wrote runs/x/report.html\n", "")
     assert run("data", "imdb", "d") == (0, "wrote d/train.jsonl\nwrote d/test.jsonl\n", "")
     assert run("demo")[0] == 0
-    assert predict == [((Path("runs/x"), "new.csv", Path("out.csv")), {"settings": ()})]
+    assert predict == [((Path("runs/x"), "new.csv", Path("out.csv")), {"settings": (), "safe_csv": False})]
     assert convert == [((Path("old"),), {})]
     assert fetch == [(("imdb", Path("d")), {})]
     assert report == [((Path("runs/x"),), {})]

@@ -386,12 +386,15 @@ def predict(
     run: RunFolder,
     data: Annotated[str, typer.Argument(metavar="INPUT", help="Rows to label.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.", show_default=False)],
+    safe_csv: Annotated[
+        bool, typer.Option("--safe-csv", help="An apostrophe before cells that a spreadsheet takes for formulas.")
+    ] = False,
     settings: Settings = None,
 ) -> None:
     """Label new rows: the row, its label and the probabilities."""
     from paceline.verbs.predict import predict as predict_rows
 
-    num_rows = predict_rows(run, data, out, settings=settings or ())
+    num_rows = predict_rows(run, data, out, settings=settings or (), safe_csv=safe_csv)
     typer.echo(f"wrote {out}: {num_rows:,} rows")
 
 

@@ -16,6 +16,7 @@ def predict(
     *,
     rows: object | None = None,
     settings: Sequence[str] = (),
+    safe_csv: bool = False,
 ) -> int:
     """Write every row of ``data`` with its predicted label and probabilities, in bounded memory.
 
@@ -27,8 +28,8 @@ def predict(
         data: rows to label, as ``data.source`` takes them; a label column is not needed. None with ``rows``.
         out: file to write, whole or not at all: .csv, .tsv or .jsonl.
         rows: rows in memory in place of ``data``.
-
         settings: ``key=value`` changes of how rows are read (``data.text=review``) or how it is computed (``device``).
+        safe_csv: put an apostrophe before each cell that a spreadsheet would take for a formula; numbers stay.
 
     Returns:
         The number of rows written.
@@ -42,4 +43,4 @@ def predict(
     from paceline.inference import predict_rows
 
     with counter("rows labelled") as advance:
-        return predict_rows(Path(folder), data, Path(out), rows, settings, tell, advance)
+        return predict_rows(Path(folder), data, Path(out), rows, settings, tell, advance, safe_csv)
