@@ -8,6 +8,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -45,6 +46,7 @@ from paceline.records import (
     RunRecord,
     RunStarted,
 )
+from paceline.redaction import without_credentials
 from paceline.report.build import build_report
 from paceline.run_folder import RunFolder, has_checkpoint, way_on
 from paceline.seams import World
@@ -75,6 +77,7 @@ def _carried_out(request: Request) -> RunRecord:
 
     def emit(record: Record) -> None:
         if isinstance(record, Notice):
+            record = replace(record, message=without_credentials(record.message))
             notices.append(record.message)
         for watcher in watchers:
             watcher.observe(record)

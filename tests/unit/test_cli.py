@@ -257,3 +257,10 @@ def test_techniques_and_schema_print_themselves(run: Run) -> None:
 )
 def test_run_names_come_from_the_data(source: str, name: str) -> None:
     assert asked._run_name(source) == name
+
+
+def test_an_error_does_not_tell_a_secret(run: Run) -> None:
+    code, _, err = run("train", "--model", "m", "--data", "d.csv", "--set", "https://user:S3cr3t@host/rows.csv")
+    assert code == 2
+    assert "S3cr3t" not in err
+    assert "https://[redacted]@host/rows.csv" in err

@@ -14,6 +14,7 @@ from paceline.files import write_atomically
 from paceline.observe.collect import Collected, collect
 from paceline.observe.formats import amount, duration, figure, rate, share, size
 from paceline.records import Decision, EvaluationRecord
+from paceline.redaction import without_credentials
 from paceline.report.curves import curves
 from paceline.report.memory import memory
 from paceline.report.page import page_of
@@ -71,7 +72,8 @@ def _content(run: Collected) -> dict[str, Any]:
         "decisions": _decisions(run),
         "notices": _Listed.of([(notice.level, notice.message) for notice in run.notices]),
         "checkpoints": _Listed.of(run.checkpoints[::-1]),
-        "recipe": run.recipe.splitlines(),
+        # a run refuses secrets in its recipe; the file may be older, or have been edited
+        "recipe": without_credentials(run.recipe).splitlines(),
         "environment": list(_flat(run.manifest))[:500],
         "version": __version__,
     }

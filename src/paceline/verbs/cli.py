@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from paceline.errors import PacelineError, RecipeError, TraceError, UserError
 from paceline.memory.expandable import ask_for_it
+from paceline.redaction import without_credentials
 from paceline.verbs.bench import app as bench_app
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PacelineError as error:
-            typer.echo(f"paceline: {error}", err=True)
+            typer.echo(f"paceline: {without_credentials(str(error))}", err=True)
             raise SystemExit(error.exit_code) from None
         except KeyboardInterrupt:
             typer.echo("paceline: interrupted", err=True)

@@ -202,3 +202,11 @@ def test_another_folder_is_refused_and_left_alone(tmp_path):
     with pytest.raises(RunFolderError, match="not a run folder"):
         build_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_secrets_of_an_older_recipe_are_not_shown(tmp_path):
+    secret = "S3cr3tvaluexS3cr3tvaluex"
+    write(tmp_path, [], recipe=f"name: reviews\ndata:\n  source: https://user:{secret}@host/rows.csv\n")
+    page = build_report(tmp_path).read_text()
+    assert secret not in page
+    assert "https://[redacted]@host/rows.csv" in page
