@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from paceline.checkpoint.compare import differences, refuse_changes
+from paceline.data.describe import described
 from paceline.distributed.agree import agree
 from paceline.engine.numerics import numerics
 from paceline.errors import CheckpointError, DiskFullError, Preempted
@@ -26,6 +27,7 @@ from paceline.memory.beside import PlanBeside, measured
 from paceline.memory.changes import TracedChange
 from paceline.memory.exhausted import Shortage, Situation, explained, traced_offers
 from paceline.memory.split import largest_share
+from paceline.models.config import max_positions
 from paceline.models.saved import save_model
 from paceline.models.structure import parameter_counts
 from paceline.observe.console import console_observer
@@ -36,6 +38,7 @@ from paceline.recipe import Recipe
 from paceline.recipe.choose import with_smallest_card
 from paceline.recipe.places import absolute
 from paceline.records import (
+    DataRecord,
     Decision,
     EvaluationRecord,
     MemoryPlan,
@@ -393,7 +396,14 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
         total_steps=0 if prepared.recipe.model.train == "features" else job.total_steps,
         steps_per_epoch=job.steps_per_epoch,
         group_names=tuple(group.name for group in job.assembled.groups),
+        data=_described(prepared),
     )
+
+
+def _described(prepared: Prepared) -> DataRecord:
+    recipe, model = prepared.recipe, prepared.build.model
+    config = None if recipe.model.factory else getattr(model, "config", None)  # a factory's may be anything
+    return described(prepared.dataset, recipe.data.max_length, max_positions(config))
 
 
 def _measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
@@ -475,6 +485,7 @@ def _summary(
         path={**prepared.build.path, **fused(prepared.build.model), **job.assembled.engine.path},
         first_update_seconds=job.watch.marked("first_update"),
         memory=memory,
+        data=_described(prepared),
     )
 
 

@@ -84,6 +84,27 @@ def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return in_process(monkeypatch, capsys)
 
 
+def test_what_was_cut_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_csv(tmp_path / "reviews.csv", reviews(60))
+    recipe = library.Recipe.parse(
+        {
+            "model": {"config": tiny_bert_config(), "vocabulary_size": 300},
+            "data": {"source": str(data), "max_length": 6},
+            "loop": {"epochs": 1, "batch_size": 16},
+            "observe": {"console": "plain"},
+        }
+    )
+    found = library.train(recipe, out=tmp_path / "run").data
+    assert found is not None
+    assert found.lengths is not None
+    assert found.lengths.cut.texts == 1
+    assert dict(found.labels) == {"negative": 24, "positive": 24}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["data"]["lengths"]["cut"]["texts"] == 1
+    cut = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  cut "))
+    assert "100.0% of texts" in cut
+    assert "at data.max_length = 6" in (tmp_path / "run" / "report.html").read_text()
+
+
 # ---- evaluate
 
 

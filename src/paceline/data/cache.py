@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.files import fsync_file, fsync_folder
 
-FORMAT = 1
+FORMAT = 2
 """Of an entry; part of its key, so that entries of another format are never opened."""
 
 _LARGE = ("flat", "pixels")
@@ -101,6 +101,7 @@ def _write(dataset: Dataset, folder: Path) -> None:
         "labels": dataset.labels,
         "file_index": origins.file_index,
         "lines": origins.lines,
+        **_whole_array(dataset.inputs),
     }
     known = {}
     for name, array in arrays.items():
@@ -144,7 +145,7 @@ def _dataset(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dat
     if "pixels" in arrays:
         inputs = Images(arrays["pixels"])
     else:
-        inputs = Tokens(arrays["flat"], arrays["offsets"], meta["pad_id"], arrays.get("second"))
+        inputs = Tokens(arrays["flat"], arrays["offsets"], meta["pad_id"], arrays.get("second"), arrays.get("whole"))
     return Dataset(
         inputs=inputs,
         labels=arrays["labels"],
@@ -162,6 +163,11 @@ def _input_arrays(inputs: Tokens | Images) -> dict[str, NDArray[Any]]:
         return {"pixels": inputs.pixels}
     arrays: dict[str, NDArray[Any]] = {"flat": inputs.flat, "offsets": inputs.offsets}
     return arrays if inputs.second is None else {**arrays, "second": inputs.second}
+
+
+def _whole_array(inputs: Tokens | Images) -> dict[str, NDArray[Any]]:
+    """Lengths before samples were cut: nothing is trained on them, so that they are no part of the fingerprint."""
+    return {} if isinstance(inputs, Images) or inputs.whole is None else {"whole": inputs.whole}
 
 
 def _split_arrays(splits: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:

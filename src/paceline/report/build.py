@@ -12,6 +12,7 @@ import yaml
 from paceline import __version__
 from paceline.files import write_atomically
 from paceline.observe.collect import Collected, collect
+from paceline.observe.data_facts import data_facts
 from paceline.observe.formats import amount, duration, figure, rate, share, size
 from paceline.records import Decision, EvaluationRecord
 from paceline.redaction import without_credentials
@@ -62,6 +63,7 @@ def _content(run: Collected) -> dict[str, Any]:
         "model": _model(run),
         "tiles": list(_tiles(run)),
         "curves": curves(run),
+        "data": _data(run),
         "phases": _phases(run),
         "overlapped": sorted(run.summary.overlapped_seconds.items()) if run.summary else [],
         "path": list(run.summary.path.items()) if run.summary else [],
@@ -164,6 +166,11 @@ def _decisions(run: Collected) -> tuple[Decision, ...]:
     if run.summary:
         return run.summary.decisions
     return run.started.decisions if run.started else ()
+
+
+def _data(run: Collected) -> list[tuple[str, str]]:
+    found = run.summary.data if run.summary else run.started.data if run.started else None
+    return data_facts(found) if found else []
 
 
 def _phases(run: Collected) -> list[tuple[str, float, float, int]]:
