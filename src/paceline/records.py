@@ -331,6 +331,8 @@ class RunRecord:
     """None on a CPU."""
     data: DataRecord | None = None
     """None in summaries of older releases."""
+    baseline: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics by split as ``final`` has them, of ``observe.baseline``; empty without one."""
 
 
 Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | TraceRecord | RunRecord

@@ -13,15 +13,18 @@ from functools import partial
 
 import torch
 
+from paceline.baseline import NAME as BASELINE
+from paceline.baseline import check_baseline, measure_baseline
 from paceline.checkpoint.compare import differences, refuse_changes
 from paceline.data.describe import described
 from paceline.distributed.agree import agree
 from paceline.engine.numerics import numerics
-from paceline.errors import CheckpointError, DiskFullError, Preempted
+from paceline.errors import CheckpointError, DiskFullError, Preempted, UserError
 from paceline.facts import Facts
 from paceline.files import compiled_folder
 from paceline.fitting import fit_features
 from paceline.job import Job, Request, job_of
+from paceline.learned import LossCourse, no_better_than, nothing_learned
 from paceline.loop import Loop
 from paceline.memory.beside import PlanBeside, measured
 from paceline.memory.changes import TracedChange
@@ -48,6 +51,7 @@ from paceline.records import (
     Record,
     RunRecord,
     RunStarted,
+    StepRecord,
 )
 from paceline.redaction import without_credentials
 from paceline.report.build import build_report
@@ -77,11 +81,14 @@ def _carried_out(request: Request) -> RunRecord:
     asked, watch, folder, world = request.recipe, request.watch, request.folder, request.world
     notices: list[str] = []
     watchers: list[Observer] = []
+    course = LossCourse()
 
     def emit(record: Record) -> None:
         if isinstance(record, Notice):
             record = replace(record, message=without_credentials(record.message))
             notices.append(record.message)
+        if isinstance(record, StepRecord):
+            course.add(record)
         for watcher in watchers:
             watcher.observe(record)
 
@@ -110,6 +117,8 @@ def _carried_out(request: Request) -> RunRecord:
             layout = prepared.build.path["layout"]
             agree(world, "the data", {"fingerprint": prepared.dataset.fingerprint, "layout": layout})
         stack.callback(prepared.build.layout.close)
+        if prepared.recipe.observe.baseline:
+            check_baseline(prepared.dataset, has_texts=prepared.tokenizer is not None)
         learned, carried_out = _changes(request, prepared)
         with watch.phase("model"):
             job, progress = job_of(request, prepared, emit, stop)
@@ -161,12 +170,15 @@ def _carried_out(request: Request) -> RunRecord:
             for found in final.values():
                 if found not in progress.evaluations:
                     emit(found)
+            baseline, told = _judged(request, prepared, job, final)
+            for message in filter(None, [course.rise(progress.evaluations), *told]):
+                emit(Notice(message=message, level="warning"))
             # the plan is of the micro-batches that the run began with
             memory = measured(prepared.build.device, world, None if loop.decisions else beside)
             if job.recorder is not None:
                 with watch.phase("save"):
                     world.barrier("the traces")  # which the report reads
-            record = _summary(request, prepared, loop, progress, final, notices, memory)
+            record = _summary(request, prepared, loop, progress, final, notices, memory, baseline)
             if world.is_first:
                 folder.write_summary(record)
                 if prepared.recipe.observe.report:
@@ -426,6 +438,26 @@ def _measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
     return final
 
 
+def _judged(
+    request: Request, prepared: Prepared, job: Job, final: Mapping[str, EvaluationRecord]
+) -> tuple[Mapping[str, Mapping[str, float]], list[str]]:
+    """The baseline's scores, where one is asked for, and what is to be said of a model that is no better than less."""
+    told = [nothing_learned(final, prepared.dataset)]
+    if not prepared.recipe.observe.baseline:
+        return {}, told
+    scores: Mapping[str, Mapping[str, float]] = {}
+    # the model is saved by now, and what goes wrong here is no reason to lose the run's summary
+    with job.watch.phase("evaluate"), job.world.alone_first("fitting the baseline"):
+        if job.world.is_first:
+            part, task = prepared.recipe.data, prepared.build.task
+            try:
+                scores = measure_baseline(part, prepared.dataset, task, tuple(final), request.rows)
+            except (UserError, ValueError) as error:
+                told.append(f"observe.baseline = {prepared.recipe.observe.baseline}: not fitted: {error}")
+    scores, told = job.world.share((scores, told))
+    return scores, [*told, no_better_than(BASELINE, scores, final, job.best_metric)]
+
+
 def _take_best(job: Job, progress: Progress) -> int:
     """Put the best evaluated weights into the engine of every rank; returns the step they are from."""
     # the first rank alone need see the checkpoints: the others may be on machines without this disk
@@ -460,6 +492,7 @@ def _summary(
     final: dict[str, EvaluationRecord],
     notices: Sequence[str],
     memory: MemoryRecord | None,
+    baseline: Mapping[str, Mapping[str, float]],
 ) -> RunRecord:
     job = loop.job
     seconds = job.watch.seconds()
@@ -486,6 +519,7 @@ def _summary(
         first_update_seconds=job.watch.marked("first_update"),
         memory=memory,
         data=_described(prepared),
+        baseline=baseline,
     )
 
 

@@ -32,7 +32,7 @@ FLOORS = {
             "report",
             "run",
         ),
-        *("inference", "predictions", "memory", "tracing"),
+        *("inference", "predictions", "memory", "tracing", "learned", "baseline"),
     ),
     "testing": ("testing",),
     "verbs": ("verbs", "__main__"),

@@ -313,6 +313,9 @@ def _summary(run: _Run, record: RunRecord) -> Facts:
     for split, metrics in record.final.items():
         values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
         rows.append((printable(split), values))
+    for split, metrics in record.baseline.items():
+        values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
+        rows.append(("baseline", f"{printable(split)}: {values}"))
     speed = [f"{rate(record.samples_per_second)} samples/s"]
     if record.tokens_per_second != record.samples_per_second:
         speed += [f"{rate(record.tokens_per_second)} tokens/s", f"padding {share(record.padding_share)}"]

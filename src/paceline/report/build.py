@@ -148,6 +148,9 @@ def _final(run: Collected) -> dict[str, Any]:
     columns = list(dict.fromkeys(name for values in metrics.values() for name in values))
     samples = dict(run.started.samples) if run.started else {}
     rows = [(split, samples.get(split), [values.get(name) for name in columns]) for split, values in metrics.items()]
+    if run.summary:
+        found = run.summary.baseline.items()
+        rows += [(f"{split}, baseline", samples.get(split), [v.get(name) for name in columns]) for split, v in found]
     return {"columns": columns, "rows": rows, "is_final": run.summary is not None}
 
 
