@@ -99,9 +99,11 @@ def predict_rows(
     tell: Tell,
     advance: Callable[[int], None],
     trust: Trust = NONE,
+    *,
+    safe_csv: bool = False,
 ) -> int:
     """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
-    file = out if isinstance(out, Predictions) else PredictionFile(out, source=data)
+    file = out if isinstance(out, Predictions) else PredictionFile(out, source=data, safe=safe_csv)
     _, recipe, loaded = _open(folder, settings, tell, trust, own_data=False)
     part, size = _data_part(recipe, data), _batch_size(recipe)
     build = None

@@ -20,6 +20,7 @@ from paceline.facts import Facts
 from paceline.preparation import Prepared
 from paceline.progress import Progress
 from paceline.recipe import Recipe
+from paceline.recipe.places import absolute
 from paceline.records import Decision, Record
 from paceline.run_folder import RunFolder
 from paceline.seams import Alone, World
@@ -127,7 +128,7 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
         emit=emit,
         stop=stop,
         watch=request.watch,
-        checkpoint_state={"fingerprint": dataset.fingerprint, "recipe": recipe.resolved()},
+        checkpoint_state={"fingerprint": dataset.fingerprint, "recipe": absolute(recipe).resolved()},
         best_metric=best_metric(prepared.build.task, loop.best_metric),
         world=world,
         words=None

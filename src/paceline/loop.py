@@ -32,6 +32,7 @@ from paceline.job import Job
 from paceline.memory.split import Result, check_split, evaluate_fitting, halved, largest_share, let_go, retried
 from paceline.progress import Progress, TrainSums, metric_value
 from paceline.recipe import Recipe
+from paceline.recipe.places import absolute
 from paceline.records import Decision, EvaluationRecord, Notice, StepRecord
 from paceline.run_folder import way_on
 from paceline.seams import Batch, Ids, Size
@@ -253,7 +254,7 @@ class Loop:
         recipe = job.recipe.with_settings([setting])
         others = tuple(decision for decision in self.decisions if decision.setting != name)
         self.decisions = (*others, Decision(setting=name, value=setting.partition("=")[2], reason=reason))
-        state = {**job.checkpoint_state, "recipe": recipe.resolved()}
+        state = {**job.checkpoint_state, "recipe": absolute(recipe).resolved()}
         self.job = replace(job, recipe=recipe, checkpoint_state=state, **changed)
         job.keep(recipe)
 

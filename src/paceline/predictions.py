@@ -13,7 +13,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, final
@@ -26,6 +26,9 @@ from paceline.files import disk_errors, replacing
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".jsonl": None}
 
+_FORMULA = (*"=+-@\t\r\n", *"＝＋－＠")
+"""A cell that begins so is a formula to a spreadsheet, or may become one (OWASP, CSV Injection)."""
+
 _HALVES = "backslashreplace"
 """Half a surrogate pair, as in the name of a file that is not UTF-8, is written as JSON's escapes spell it."""
 
@@ -37,13 +40,14 @@ class PredictionFile:
     Args:
         out: .csv, .tsv or .jsonl; folders above it are made.
         source: where the rows come from, which may not be ``out`` itself.
+        safe: no cell of .csv or .tsv is a formula to a spreadsheet: what begins as one gets an apostrophe before it.
 
     Raises:
-        UserError: an unknown suffix, or a place that cannot be written.
+        UserError: an unknown suffix, ``safe`` where there are no cells, or a place that cannot be written.
         DiskFullError: no room (from ``add`` and ``finish``); what was at ``out`` is intact.
     """
 
-    def __init__(self, out: Path, source: str | None) -> None:
+    def __init__(self, out: Path, source: str | None, *, safe: bool = False) -> None:
         if out.suffix not in _DELIMITERS:
             known = ", ".join(_DELIMITERS)
             raise UserError(f"-o {out}: unknown kind of file", f"written are {known}", f"-o {out.with_suffix('.csv')}")
@@ -51,6 +55,10 @@ class PredictionFile:
             fix = f"-o {out.with_stem(out.stem + '-labelled')}"
             raise UserError(f"-o {out}: is the input itself", "the rows would be overwritten by their copies", fix)
         self._out, self._delimiter = out, _DELIMITERS[out.suffix]
+        if safe and self._delimiter is None:
+            why = "a spreadsheet reads no formulas from it"
+            raise UserError(f"--safe-csv: has no effect on {out.suffix}", why, f"leave it out, or -o {out.stem}.csv")
+        self._cell = _safe_cell if safe else _cell
         self._columns: dict[str, None] = {}
         self._count = 0
         _require_place(out)
@@ -88,7 +96,7 @@ class PredictionFile:
         rows = (row | dict(zip(names, _added(kind, label_names, scores, joined), strict=True)) for row, scores in kept)
         with disk_errors(self._out):
             self._kept.seek(0)  # writes what is still in memory
-            _write(self._out, self._delimiter, [*self._columns, *names], rows)
+            _write(self._out, self._delimiter, [*self._columns, *names], rows, self._cell)
         return self._count
 
 
@@ -161,20 +169,40 @@ def _added(kind: str, label_names: Sequence[str], scores: Sequence[float], joine
     return [label, *(round(score, 6) for score in scores)]
 
 
-def _write(out: Path, delimiter: str | None, columns: list[str], rows: Iterator[dict[str, Any]]) -> None:
+Cell = Callable[[Any], Any]
+"""A value as it stands in a delimited file."""
+
+
+def _write(out: Path, delimiter: str | None, columns: list[str], rows: Iterator[dict[str, Any]], cell: Cell) -> None:
     with replacing(out) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", errors=_HALVES, newline="")
-        _write_rows(text, delimiter, columns, rows)
+        _write_rows(text, delimiter, columns, rows, cell)
         text.detach()  # flushes; the file is closed by whom it belongs to
 
 
-def _write_rows(file: IO[str], delimiter: str | None, columns: list[str], rows: Iterator[dict[str, Any]]) -> None:
+def _write_rows(
+    file: IO[str], delimiter: str | None, columns: list[str], rows: Iterator[dict[str, Any]], cell: Cell
+) -> None:
     if delimiter is None:
         file.writelines(_json(row) + "\n" for row in rows)
         return
-    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    writer = csv.writer(_Lines(file), delimiter=delimiter, lineterminator="\r\n")
+    writer.writerow(map(cell, columns))
+    writer.writerows([cell(row.get(column)) for column in columns] for row in rows)
+
+
+@final
+class _Lines:
+    """Takes lines that end in CR LF and writes them with LF.
+
+    Before Python 3.13 csv quotes only the line ends that it writes, so that a CR in a cell would end the row.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, line: str) -> int:
+        return self._file.write(line.removesuffix("\r\n") + "\n")
 
 
 def _cell(value: Any) -> Any:
@@ -182,6 +210,17 @@ def _cell(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     return _json(value)
+
+
+def _safe_cell(value: Any) -> Any:
+    """As ``_cell``, but an apostrophe before text that a spreadsheet would take for a formula; numbers are none."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return _cell(value)
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _json(value: Any) -> str:

@@ -22,6 +22,45 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What truncation takes of the training texts."""
+
+    max_length: int
+    texts: float
+    """Share of texts that lose tokens."""
+    tokens: float
+    """Share of all tokens that are lost, special ones counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLengths:
+    """Lengths of the training texts in tokens, before truncation, special tokens included."""
+
+    max_length: int
+    """``data.max_length``, as carried out."""
+    median: int
+    p95: int
+    """95 % of texts are no longer."""
+    longest: int
+    histogram: tuple[int, ...]
+    """Texts by length, in bins of equal width from 0; the last one also takes all that are longer."""
+    histogram_end: int
+    cut: Cut
+    others: tuple[Cut, ...]
+    """What other values of ``data.max_length`` would take; empty where nothing is cut."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord:
+    """The training samples before the first step."""
+
+    labels: Mapping[str, int]
+    """Samples by label, the most frequent first, at most 100; empty for regression."""
+    lengths: TextLengths | None
+    """None for images."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunStarted:
     """The run is about to take its first step. ``recipe`` is the resolved recipe as plain data."""
 
@@ -42,6 +81,7 @@ class RunStarted:
     steps_per_epoch: int
     group_names: tuple[str, ...]
     """Names of the optimizer's parameter groups, in the order of ``StepRecord.learning_rates``."""
+    data: DataRecord | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +329,10 @@ class RunRecord:
     """The path that the steps really took, a word or reason a stage: layout, attention, compile, capture, data."""
     memory: MemoryRecord | None = None
     """None on a CPU."""
+    data: DataRecord | None = None
+    """None in summaries of older releases."""
+    baseline: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics by split as ``final`` has them, of ``observe.baseline``; empty without one."""
 
 
 Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | TraceRecord | RunRecord

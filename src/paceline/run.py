@@ -8,11 +8,15 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from paceline.baseline import NAME as BASELINE
+from paceline.baseline import check_baseline, measure_baseline
 from paceline.checkpoint.compare import differences, refuse_changes
+from paceline.data.describe import described
 from paceline.distributed.agree import agree
 from paceline.engine.numerics import numerics
 from paceline.engine.statistics import fewest_together
@@ -21,11 +25,13 @@ from paceline.facts import Facts
 from paceline.files import compiled_folder
 from paceline.fitting import fit_features
 from paceline.job import Job, Request, job_of
+from paceline.learned import LossCourse, no_better_than, nothing_learned
 from paceline.loop import Loop
 from paceline.memory.beside import PlanBeside, measured
 from paceline.memory.changes import TracedChange
 from paceline.memory.exhausted import Shortage, Situation, explained, traced_offers
 from paceline.memory.split import largest_share
+from paceline.models.config import max_positions
 from paceline.models.saved import save_model
 from paceline.models.structure import parameter_counts
 from paceline.observe.console import console_observer
@@ -34,8 +40,10 @@ from paceline.preparation import Prepared, prepare_run
 from paceline.progress import Progress
 from paceline.recipe import Recipe
 from paceline.recipe.choose import with_smallest_card
+from paceline.recipe.places import absolute
 from paceline.recipe.trust import switches
 from paceline.records import (
+    DataRecord,
     Decision,
     EvaluationRecord,
     MemoryPlan,
@@ -45,7 +53,9 @@ from paceline.records import (
     Record,
     RunRecord,
     RunStarted,
+    StepRecord,
 )
+from paceline.redaction import without_credentials
 from paceline.report.build import build_report
 from paceline.run_folder import RunFolder, has_checkpoint, way_on, way_to_more
 from paceline.seams import World
@@ -78,10 +88,14 @@ def _carried_out(request: Request) -> RunRecord:
     asked, watch, folder, world = request.recipe, request.watch, request.folder, request.world
     notices: list[str] = []
     watchers: list[Observer] = []
+    course = LossCourse()
 
     def emit(record: Record) -> None:
         if isinstance(record, Notice):
+            record = replace(record, message=without_credentials(record.message))
             notices.append(record.message)
+        if isinstance(record, StepRecord):
+            course.add(record)
         for watcher in watchers:
             watcher.observe(record)
 
@@ -110,6 +124,8 @@ def _carried_out(request: Request) -> RunRecord:
             layout = prepared.build.path["layout"]
             agree(world, "the data", {"fingerprint": prepared.dataset.fingerprint, "layout": layout})
         stack.callback(prepared.build.layout.close)
+        if prepared.recipe.observe.baseline:
+            check_baseline(prepared.dataset, has_texts=prepared.tokenizer is not None)
         learned, carried_out = _changes(request, prepared)
         with watch.phase("model"):
             job, progress = job_of(request, prepared, emit, stop)
@@ -161,12 +177,15 @@ def _carried_out(request: Request) -> RunRecord:
             for found in final.values():
                 if found not in progress.evaluations:
                     emit(found)
+            baseline, told = _judged(request, prepared, job, final)
+            for message in filter(None, [course.rise(progress.evaluations), *told]):
+                emit(Notice(message=message, level="warning"))
             # the plan is of the micro-batches that the run began with
             memory = measured(prepared.build.device, world, None if loop.decisions else beside)
             if job.recorder is not None:
                 with watch.phase("save"):
                     world.barrier("the traces")  # which the report reads
-            record = _summary(request, prepared, loop, progress, final, notices, memory)
+            record = _summary(request, prepared, loop, progress, final, notices, memory, baseline)
             if world.is_first:
                 folder.write_summary(record)
                 if prepared.recipe.observe.report:
@@ -256,7 +275,8 @@ def _changes(request: Request, prepared: Prepared) -> tuple[list[str], list[str]
     if request.checkpoint is None:
         return [], []
     saved, fingerprint = request.checkpoint.state, prepared.dataset.fingerprint
-    defining, execution = differences(Recipe.parse(saved["recipe"]).resolved(), prepared.recipe.resolved())
+    before, now = (absolute(recipe).resolved() for recipe in (Recipe.parse(saved["recipe"]), prepared.recipe))
+    defining, execution = differences(before, now)
     refuse_changes(defining, request.named, old_data=saved["fingerprint"], new_data=fingerprint)
     learned = [str(change) for change in defining]
     if saved["fingerprint"] != fingerprint:
@@ -414,7 +434,14 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
         total_steps=0 if prepared.recipe.model.train == "features" else job.total_steps,
         steps_per_epoch=job.steps_per_epoch,
         group_names=tuple(group.name for group in job.assembled.groups),
+        data=_described(prepared),
     )
+
+
+def _described(prepared: Prepared) -> DataRecord:
+    recipe, model = prepared.recipe, prepared.build.model
+    config = None if recipe.model.factory else getattr(model, "config", None)  # a factory's may be anything
+    return described(prepared.dataset, recipe.data.max_length, max_positions(config))
 
 
 def _measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
@@ -435,6 +462,26 @@ def _measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
                 epoch = max(0, (step - 1) // job.steps_per_epoch)
                 final[split] = loop.evaluated(engine.infer, split, step=step, epoch=epoch)
     return final
+
+
+def _judged(
+    request: Request, prepared: Prepared, job: Job, final: Mapping[str, EvaluationRecord]
+) -> tuple[Mapping[str, Mapping[str, float]], list[str]]:
+    """The baseline's scores, where one is asked for, and what is to be said of a model that is no better than less."""
+    told = [nothing_learned(final, prepared.dataset)]
+    if not prepared.recipe.observe.baseline:
+        return {}, told
+    scores: Mapping[str, Mapping[str, float]] = {}
+    # the model is saved by now, and what goes wrong here is no reason to lose the run's summary
+    with job.watch.phase("evaluate"), job.world.alone_first("fitting the baseline"):
+        if job.world.is_first:
+            part, task = prepared.recipe.data, prepared.build.task
+            try:
+                scores = measure_baseline(part, prepared.dataset, task, tuple(final), request.rows)
+            except (UserError, ValueError) as error:
+                told.append(f"observe.baseline = {prepared.recipe.observe.baseline}: not fitted: {error}")
+    scores, told = job.world.share((scores, told))
+    return scores, [*told, no_better_than(BASELINE, scores, final, job.best_metric)]
 
 
 def _take_best(job: Job, progress: Progress) -> int:
@@ -471,6 +518,7 @@ def _summary(
     final: dict[str, EvaluationRecord],
     notices: Sequence[str],
     memory: MemoryRecord | None,
+    baseline: Mapping[str, Mapping[str, float]],
 ) -> RunRecord:
     job = loop.job
     seconds = job.watch.seconds()
@@ -496,6 +544,8 @@ def _summary(
         path={**prepared.build.path, **fused(prepared.build.model), **job.assembled.engine.path},
         first_update_seconds=job.watch.marked("first_update"),
         memory=memory,
+        data=_described(prepared),
+        baseline=baseline,
     )
 
 

@@ -37,8 +37,10 @@ from paceline.errors import RecipeError, RunFolderError
 from paceline.facts import version_of
 from paceline.files import OpenFolder, disk_errors, is_irregular, write_atomically
 from paceline.recipe import Recipe
+from paceline.recipe.places import absolute
 from paceline.recipe.trust import switches
 from paceline.records import RunRecord
+from paceline.redaction import redacted, redacted_command
 
 MANIFEST_VERSION = 1
 
@@ -229,8 +231,8 @@ class RunFolder:
         )
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Write the resolved recipe."""
-        write_atomically(self.recipe, recipe.to_yaml().encode())
+        """Write the resolved recipe, its paths absolute: whoever goes on with the run may stand in another folder."""
+        write_atomically(self.recipe, absolute(recipe).to_yaml().encode())
         self._has_begun = True
 
     def read_recipe(self) -> Recipe:
@@ -495,44 +497,6 @@ def git_state(folder: Path, timeout_seconds: float = 5.0) -> dict[str, Any] | No
         return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
         return {"commit": commit, "dirty": None}
-
-
-# ---- secrets
-
-_HIDDEN = "[redacted]"
-_SECRET_NAME = r"[\w.-]*(?:token(?!i[sz]e)|key|secret|passw|credential|authorization|signature)[\w.-]*"
-_TOKENS = re.compile(
-    r"hf_\w{8,}|sk-[\w-]{16,}|gh[a-z]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w-]+\.[\w-]+\.[\w-]+"
-)
-_URL_USER = re.compile(r"([A-Za-z][\w+.-]*://)[^\s/]*@")
-_AUTHORIZATION = re.compile(r"(?i)\b(authorization[\"']?\s*[:=]\s*|bearer\s+)[^\"'\n]+")
-_ASSIGNED = re.compile(rf"(?i)({_SECRET_NAME}[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s\"',;&}}]+)(?: -> .*)?")
-
-
-def redacted(text: str) -> str:
-    """``text`` without access tokens, passwords in URLs, and values of names like token, key, secret or password."""
-    text = _AUTHORIZATION.sub(rf"\1{_HIDDEN}", text)
-    text = _URL_USER.sub(rf"\1{_HIDDEN}@", text)
-    text = _ASSIGNED.sub(rf"\1{_HIDDEN}", text)
-    return _TOKENS.sub(_HIDDEN, text)
-
-
-def redacted_command(command: Sequence[str]) -> list[str]:
-    """A command line, each argument ``redacted``; ``--token VALUE`` and ``token=any text`` lose the whole value."""
-    shown: list[str] = []
-    value_is_secret = False
-    for argument in command:
-        name, equals, _ = argument.partition("=")
-        is_secret = re.fullmatch(_SECRET_NAME, name, re.IGNORECASE) is not None
-        if value_is_secret and not argument.startswith("--"):
-            shown.append(_HIDDEN)
-        elif is_secret and equals:
-            shown.append(f"{name}={_HIDDEN}")
-        else:
-            shown.append(redacted(argument))
-        value_is_secret = is_secret and not equals and argument.startswith("-")
-    return shown
 
 
 # ---- JSON

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
 FLOORS = {
     "contract": (
         *("errors", "records", "files", "facts", "cards", "recipe"),
-        *("run_folder", "spans", "cluster", "references"),
+        *("run_folder", "spans", "cluster", "references", "redaction"),
     ),
     "seams": ("device", "meta", "seams"),
     "kernels": ("kernels",),
@@ -32,7 +32,7 @@ FLOORS = {
             "report",
             "run",
         ),
-        *("inference", "predictions", "memory", "tracing"),
+        *("inference", "predictions", "memory", "tracing", "learned", "baseline"),
     ),
     "testing": ("testing",),
     "verbs": ("verbs", "__main__"),

@@ -19,6 +19,7 @@ import torch
 
 import paceline as library
 from paceline import inference
+from paceline.data import prepare
 from paceline.errors import DataError, UserError
 from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import (
@@ -55,10 +56,53 @@ def train_run(folder: Path, data: Path, **data_settings: Any) -> Path:
     return folder / "run"
 
 
+def test_a_run_finds_its_own_data_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paceline: Paceline
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(home)
+    write_csv(home / "reviews.csv", reviews(60))
+    write_csv(home / "test.csv", reviews(20))
+    write_csv(elsewhere / "reviews.csv", reviews(8))  # another file of that name
+    run = train_run(home, Path("reviews.csv"), test="test.csv")
+    monkeypatch.chdir(elsewhere)
+    encoded: list[int] = []
+    encode = prepare.encode_texts
+    monkeypatch.setattr(prepare, "encode_texts", lambda *args, **more: encoded.append(1) or encode(*args, **more))
+    assert paceline("evaluate", run).code == 0
+    assert encoded == [], "data that are in the cache were encoded again"
+    resumed = paceline("train", run, "--resume", "--set", "loop.epochs=3")
+    assert resumed.code == 0, resumed.err
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 3
+
+
 @pytest.fixture
 def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
     monkeypatch.chdir(tmp_path)
     return in_process(monkeypatch, capsys)
+
+
+def test_what_was_cut_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_csv(tmp_path / "reviews.csv", reviews(60))
+    recipe = library.Recipe.parse(
+        {
+            "model": {"config": tiny_bert_config(), "vocabulary_size": 300},
+            "data": {"source": str(data), "max_length": 6},
+            "loop": {"epochs": 1, "batch_size": 16},
+            "observe": {"console": "plain"},
+        }
+    )
+    found = library.train(recipe, out=tmp_path / "run").data
+    assert found is not None
+    assert found.lengths is not None
+    assert found.lengths.cut.texts == 1
+    assert dict(found.labels) == {"negative": 24, "positive": 24}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["data"]["lengths"]["cut"]["texts"] == 1
+    cut = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  cut "))
+    assert "100.0% of texts" in cut
+    assert "at data.max_length = 6" in (tmp_path / "run" / "report.html").read_text()
 
 
 # ---- evaluate
@@ -264,6 +308,31 @@ def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def test_cells_that_are_formulas_are_made_harmless_on_demand(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
+    formulas = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1"]
+    harmless = ["-1.5", "+3", "-1e-5", "wonderful = lovely", "'=1", ""]
+    rows = [{"=text": "a wonderful film", "cell": cell} for cell in [*formulas, *harmless]]
+    write_csv(tmp_path / "new.csv", rows)
+    command = ("predict", trained, "new.csv", "--set", "data.text==text", "-o")
+    assert paceline(*command, "plain.csv").code == 0
+    assert [row["cell"] for row in read_csv(tmp_path / "plain.csv")] == [*formulas, *harmless]
+    for name in ("safe.csv", "safe.tsv"):
+        done = paceline(*command, name, "--safe-csv")
+        assert done.code == 0, done.err
+        found = read_csv(tmp_path / name, "\t" if name.endswith("tsv") else ",")
+        assert [row["cell"] for row in found] == [*("'" + cell for cell in formulas), *harmless]
+        assert all(row["'=text"] == "a wonderful film" for row in found)
+    refused = paceline(*command, "safe.jsonl", "--safe-csv")
+    assert (refused.code, refused.first) == (2, "paceline: --safe-csv: has no effect on .jsonl")
+
+
+def test_a_carriage_return_in_a_cell_ends_no_row(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
+    write_csv(tmp_path / "new.csv", [{"text": "a wonderful film\rand a plot", "id": "1"}, {"text": "dull", "id": "2"}])
+    assert paceline("predict", trained, "new.csv", "-o", "out.csv").code == 0
+    found = read_csv(tmp_path / "out.csv")
+    assert [(row["text"], row["id"]) for row in found] == [("a wonderful film\rand a plot", "1"), ("dull", "2")]
 
 
 def test_every_output_format_holds_the_same(trained: Path, paceline: Paceline, tmp_path: Path) -> None:

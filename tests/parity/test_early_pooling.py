@@ -24,7 +24,7 @@ from paceline.techniques.fused_qkv import apply_fused_qkv
 from paceline.techniques.recompute import apply_recompute
 from tests.parity.driving import assembled, recipe, train
 from tests.parity.reference import tiny_model
-from tests.parity.test_packing import IDS, made, model_of
+from tests.parity.test_packing import IDS, made, magnifying, model_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
@@ -67,6 +67,14 @@ def test_every_gradient_is_that_of_a_whole_last_block(family: str) -> None:
     expected = slopes(build, batch)
     apply_early_pooling(build.model, build.blocks[-1])
     assert_equal(slopes(build, batch), expected, 1e-14)
+
+
+def test_rounding_is_told_from_a_difference_in_fp64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "TOLERANCES", {("cpu", torch.float32): 0.0})  # fp32 never tells
+    for seed in range(8):
+        build = packed_build(magnifying(seed))
+        assert difference(build, IDS) is None, f"seed {seed}"
+        assert not hasattr(build.model, packing.POOLS_EARLY)
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["an evaluation", "a step"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from paceline.data.dataset import Tokens
 from paceline.data.layout import PackedLayout, PaddedLayout
 from paceline.errors import ModelError, RecipeError
 from paceline.recipe.parts import TaskPart
-from paceline.seams import Batch, Build, Forward
+from paceline.seams import Batch, Build, Forward, Packed
 from paceline.tasks import task_for
 from paceline.techniques import packing
 from paceline.techniques.packing import apply_packing, difference, first_position, pooled, spread
@@ -318,6 +319,131 @@ def test_a_model_that_cannot_be_packed_stays_padded_with_a_reason(make: Any, fam
     with pytest.raises(RecipeError, match=f"(?s)techniques.packing = true.*{reason}"):
         packing.apply(build, packed, IDS, required=True)
     assert getattr(getattr(done.model, "config", None), "_attn_implementation", "") != packing.NAME
+
+
+def magnifying(seed: int) -> Any:
+    """A BERT of width 32 whose attention is saturated: rounding comes out hundreds of times as large as it went in."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    _, settings = FAMILIES["bert"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        larger = {"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 512}
+        config = AutoConfig.for_model("bert", num_labels=3, initializer_range=1.0, **settings | larger)
+        return AutoModelForSequenceClassification.from_config(config)
+
+
+def test_rounding_is_told_from_a_fault_however_much_a_model_magnifies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_again = 0
+    beyond = packing._beyond
+
+    def counted(name: str, expected: Any, found: Any, *others: Any) -> str | None:
+        nonlocal looked_again
+        looked_again += expected[0].dtype == torch.float64
+        return beyond(name, expected, found, *others)
+
+    monkeypatch.setattr(packing, "_beyond", counted)
+    lengths = (50, 310, 20, 170, 10, 400, 230, 90)
+    for seed in range(8):
+        build, packed = made(magnifying(seed), lengths=lengths)
+        assert difference(build, packed, IDS) is None, f"seed {seed}"
+    assert looked_again, "no model magnified its rounding, so that nothing was tried"
+
+
+def with_positions_off_by_one(packed: Batch) -> Batch:
+    return inputs_of(packed, position_ids=packed.inputs["position_ids"] + 1)
+
+
+def with_another_token_type(packed: Batch) -> Batch:
+    types = torch.zeros_like(packed.inputs["input_ids"])
+    types[0, int(packed.packed.first[0])] = 1  # of one token
+    return inputs_of(packed, token_type_ids=types)
+
+
+@dataclass(frozen=True)
+class Elsewhere(Packed):
+    """A packed row whose samples are not read at the first position of a sequence."""
+
+    at: Tensor
+    """int64 [S]"""
+
+    @property
+    def first(self) -> Tensor:
+        return self.at
+
+
+def bounded(batch: Batch, bounds: Tensor, at: Tensor) -> Batch:
+    longest = int(bounds.diff().max())
+    return replace(batch, packed=Elsewhere(bounds.int(), batch.packed.sequence, longest, at))
+
+
+def with_neighbours_in_sight(packed: Batch) -> Batch:
+    """The first two texts are one sequence to attention, and the head reads each one's first position as before."""
+    return bounded(packed, packed.packed.cu_seqlens[[0, *range(2, len(packed.packed.cu_seqlens))]], packed.packed.first)
+
+
+def with_half_a_text_out_of_sight(packed: Batch) -> Batch:
+    """The second half of the longest text is a sequence of its own."""
+    bounds = packed.packed.cu_seqlens
+    at = int(bounds.diff().argmax()) + 1
+    cut = torch.cat([bounds[:at], bounds[at : at + 1] - bounds.diff().max() // 2, bounds[at:]])
+    return bounded(packed, cut, packed.packed.first)
+
+
+def with_the_second_position_pooled(packed: Batch) -> Batch:
+    first = packed.packed.first.clone()
+    first[-1] += 1
+    return bounded(packed, packed.packed.cu_seqlens, first)
+
+
+def inputs_of(batch: Batch, **changed: Tensor) -> Batch:
+    return replace(batch, inputs={**batch.inputs, **changed})
+
+
+class Faulty:
+    """A packed layout with one mistake in its batches."""
+
+    def __init__(self, layout: PackedLayout, plant: Any) -> None:
+        self._layout, self._plant = layout, plant
+
+    def collate(self, ids: np.ndarray) -> Batch:
+        return self._plant(self._layout.collate(ids))
+
+    def size(self, ids: np.ndarray) -> Any:
+        return self._layout.size(ids)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        with_positions_off_by_one,
+        with_another_token_type,
+        with_neighbours_in_sight,
+        with_half_a_text_out_of_sight,
+        with_the_second_position_pooled,
+    ],
+)
+def test_a_fault_is_far_from_what_passes_for_rounding(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "TOLERANCES", {key: 10 * value for key, value in packing.TOLERANCES.items()})
+    monkeypatch.setattr(packing, "ROUGH", 10 * packing.ROUGH)
+    monkeypatch.setattr(packing, "EXACT", 10 * packing.EXACT)
+    for seed in range(8):
+        for model in (fresh(seed), magnifying(seed)):
+            build, packed = made(model)
+            assert difference(build, packed, IDS) is None, f"seed {seed}: without a fault"
+            found = difference(build, Faulty(packed, plant), IDS)
+            assert found is not None, f"seed {seed}: the fault was taken for rounding"
+            assert "differ" in found, found
+
+
+def fresh(seed: int) -> Any:
+    """A BERT as pretraining begins."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = AutoConfig.for_model("bert", num_labels=3, **FAMILIES["bert"][1])
+        return AutoModelForSequenceClassification.from_config(config)
 
 
 def test_packing_by_hand_refuses_what_it_cannot_pack() -> None:

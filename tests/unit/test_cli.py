@@ -279,7 +279,7 @@ def test_the_other_commands_hand_over_their_arguments(run: Run, stand_in: Any) -
     assert run("report", "runs/x") == (0, "wrote runs/x/report.html\n", "")
     assert run("data", "imdb", "d") == (0, "wrote d/train.jsonl\nwrote d/test.jsonl\n", "")
     assert run("demo")[0] == 0
-    assert predict == [((Path("runs/x"), "new.csv", Path("out.csv")), {"settings": (), **UNTRUSTED})]
+    assert predict == [((Path("runs/x"), "new.csv", Path("out.csv")), {"settings": (), **UNTRUSTED, "safe_csv": False})]
     assert convert == [((Path("old"),), {})]
     assert fetch == [(("imdb", Path("d")), {})]
     assert report == [((Path("runs/x"),), {})]
@@ -310,3 +310,10 @@ def test_techniques_and_schema_print_themselves(run: Run) -> None:
 )
 def test_run_names_come_from_the_data(source: str, name: str) -> None:
     assert asked._run_name(source) == name
+
+
+def test_an_error_does_not_tell_a_secret(run: Run) -> None:
+    code, _, err = run("train", "--model", "m", "--data", "d.csv", "--set", "https://user:S3cr3t@host/rows.csv")
+    assert code == 2
+    assert "S3cr3t" not in err
+    assert "https://[redacted]@host/rows.csv" in err

@@ -144,3 +144,41 @@ def test_techniques_auto_leaves_each_as_it_is_by_default(written: Any) -> None:
 def test_techniques_take_no_other_word() -> None:
     with pytest.raises(RecipeError, match="techniques = 'fast'"):
         recipe(techniques="fast")
+
+
+# ---- secrets
+
+SECRET = "S3cr3tvaluexS3cr3tvaluex"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"data.source=https://user:{SECRET}@host/rows.csv",
+        f"data.test=https://host/rows.csv?sv=1&sig={SECRET}",
+        f"data.source=https://host/rows.csv?X-Amz-Signature={SECRET}&X-Amz-Date=1",
+        f"model.source=hf_{SECRET}",
+        f"model.config={{model_type: bert, note: npm_{SECRET}}}",
+    ],
+)
+def test_a_recipe_that_holds_a_secret_is_refused_without_telling_it(setting: str) -> None:
+    """It would be written into recipe.yaml and checkpoints, and cannot be cut out of what a resume reads."""
+    with pytest.raises(RecipeError) as raised:
+        recipe().with_settings([setting])
+    assert f"{setting.partition('=')[0]} = " in raised.value.what
+    assert "holds a secret" in raised.value.what
+    assert "HF_TOKEN" in raised.value.fix
+    assert "S3cr3t" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "data.source=hub:user/data@main",
+        "data.source=data/token=1/key=2/rows.csv",
+        "model.config={model_type: bert, pad_token_id: 0, cls_token: '[CLS]'}",
+        "optimizer.groups=[{match: '*key.weight', lr: 1e-4}]",
+    ],
+)
+def test_names_of_tokens_and_keys_are_no_secrets(setting: str) -> None:
+    recipe().with_settings([setting])

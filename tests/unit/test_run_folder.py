@@ -20,8 +20,10 @@ from pydantic import TypeAdapter
 from paceline import run_folder as module
 from paceline.errors import RecipeError, RunFolderError
 from paceline.recipe import Recipe
+from paceline.recipe.places import absolute
 from paceline.records import Decision, EvaluationRecord, MemoryPlan, MemoryRecord, RunRecord
-from paceline.run_folder import RunFolder, git_state, redacted, redacted_command, versions, way_to_more
+from paceline.redaction import redacted, redacted_command
+from paceline.run_folder import RunFolder, git_state, versions, way_to_more
 
 RECIPE = Recipe.parse({"model": {"source": "m"}, "data": {"source": "d.csv"}})
 
@@ -94,7 +96,7 @@ def test_a_run_is_created_and_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run"
     made(path)
     with RunFolder.open(path) as folder:
-        assert folder.read_recipe().resolved() == RECIPE.resolved()
+        assert folder.read_recipe().resolved() == absolute(RECIPE).resolved()
         assert folder.path == path
         inside = {folder.recipe, folder.manifest, folder.metrics, folder.summary, folder.report, folder.quarantine}
         assert {p.name for p in inside} == {
@@ -531,6 +533,18 @@ SECRET = "S3cr3t-value.x"
         ["--model", "hf_S3cr3tvaluexS3cr3tvaluex"],
         ["--model", "ghp_S3cr3tvaluexS3cr3tvaluex"],
         ["--set", "a.b=sk-S3cr3tvaluexS3cr3tvaluex"],
+        ["--data", f"https://host/file.csv?sv=1&sig={SECRET}&se=2"],
+        ["--auth", SECRET],
+        [f"--hub-auth={SECRET}"],
+        ["--pat", SECRET],
+        [f"--pwd={SECRET}"],
+        ["--db-pwd", SECRET],
+        ["--passphrase", SECRET],
+        ["--set", f"a.passphrase={SECRET}"],
+        ["--model", "npm_S3cr3tvaluexS3cr3tvaluexS3cr3tvaluex"],
+        ["--model", "pypi-S3cr3tvaluexS3cr3t-valuex"],
+        ["--model", "AIzaS3cr3tvaluexS3cr3t-valuex_S3cr3tval"],
+        ["--model", "sk_live_S3cr3tvaluexS3cr3tvaluex"],
     ],
     ids=" ".join,
 )
@@ -553,11 +567,21 @@ def test_secrets_never_reach_the_manifest(tmp_path: Path, command: list[str]) ->
         "model.revision=0123456789abcdef0123456789abcdef01234567",
         "runs/x",
         "reviews with spaces.csv",
+        "data/path=1/author=x.csv",
+        "optimizer.sigma=2",
+        "--path=a",
+        "compat=1",
+        "pypi-names.csv",
+        "dapiece.csv",
     ],
 )
 def test_what_is_no_secret_stays_readable(argument: str) -> None:
     assert redacted_command(["--set", argument, "next"]) == ["--set", argument, "next"]
     assert redacted(argument) == argument
+
+
+def test_a_token_of_hexadecimal_digits_is_redacted() -> None:
+    assert redacted(f"--model dapi{'0123456789abcdef' * 2}") == "--model [redacted]"
 
 
 def test_a_flag_after_a_secrets_option_is_kept() -> None:

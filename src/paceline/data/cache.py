@@ -105,6 +105,7 @@ def _write(dataset: Dataset, folder: Path) -> None:
         "labels": dataset.labels,
         "file_index": origins.file_index,
         "lines": origins.lines,
+        **_whole_array(dataset.inputs),
     }
     known = {}
     for name, array in arrays.items():
@@ -152,7 +153,7 @@ def _dataset(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dat
     if "pixels" in arrays:
         inputs = Images(arrays["pixels"])
     else:
-        inputs = Tokens(arrays["flat"], arrays["offsets"], meta["pad_id"], arrays.get("second"))
+        inputs = Tokens(arrays["flat"], arrays["offsets"], meta["pad_id"], arrays.get("second"), arrays.get("whole"))
     return Dataset(
         inputs=inputs,
         labels=arrays["labels"],
@@ -170,6 +171,11 @@ def _input_arrays(inputs: Tokens | Images) -> dict[str, NDArray[Any]]:
         return {"pixels": inputs.pixels}
     arrays: dict[str, NDArray[Any]] = {"flat": inputs.flat, "offsets": inputs.offsets}
     return arrays if inputs.second is None else {**arrays, "second": inputs.second}
+
+
+def _whole_array(inputs: Tokens | Images) -> dict[str, NDArray[Any]]:
+    """Lengths before samples were cut: nothing is trained on them, so that they are no part of the fingerprint."""
+    return {} if isinstance(inputs, Images) or inputs.whole is None else {"whole": inputs.whole}
 
 
 def _split_arrays(splits: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:

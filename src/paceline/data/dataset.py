@@ -36,6 +36,8 @@ class Tokens:
     pad_id: int
     second: NDArray[np.int32] | None = None
     """[n]: position in the sample at which a pair's second text begins (token type 1); None without pairs."""
+    whole: NDArray[np.int64] | None = None
+    """[n]: number of tokens of each sample before it was cut; None where none was."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -55,20 +55,48 @@ def encode_texts(
     pieces: list[NDArray[np.unsignedinteger]] = []
     lengths: list[int] = []
     second: list[int] = []
+    cut: list[int] = []
     with _truncating(tokenizer, max_length), closing(_encoded(tokenizer, texts, pairs, max_length)) as encoded:
-        for ids, types in encoded:
+        for ids, types, lost in encoded:
             keep_going()
             pieces.append(np.fromiter(chain.from_iterable(ids), dtype=dtype))
             lengths += map(len, ids)
             second += map(_second_begins, types)
+            cut += lost
     offsets = np.zeros(len(texts) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
+    kept = np.diff(offsets)
+    if len(cut) == len(kept):
+        whole = kept + np.array(cut, dtype=np.int64)
+    else:
+        whole = _whole_lengths(tokenizer, texts, pairs, kept, max_length, keep_going)
     return Tokens(
         flat=np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype),
         offsets=offsets,
         pad_id=padding_id(tokenizer),
         second=None if pairs is None else np.array(second, dtype=np.int32),
+        whole=None if np.array_equal(whole, kept) else whole,
     )
+
+
+def _whole_lengths(
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    lengths: NDArray[np.int64],
+    max_length: int,
+    keep_going: KeepGoing,
+) -> NDArray[np.int64]:
+    """Tokens of every sample before it was cut: those that fill ``max_length`` are encoded once more, uncut."""
+    whole, full = lengths.copy(), np.flatnonzero(lengths >= max_length).tolist()
+    longer = [texts[i] for i in full], None if pairs is None else [pairs[i] for i in full]
+    found: list[int] = []
+    with _truncating(tokenizer, None), closing(_encoded(tokenizer, *longer, None)) as encoded:
+        for ids, _, _ in encoded:
+            keep_going()
+            found += map(len, ids)
+    whole[full] = found
+    return whole
 
 
 def padding_id(tokenizer: Any) -> int:
@@ -85,30 +113,49 @@ def truncate(tokens: Tokens, max_length: int) -> Tokens:
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     kept = [tokens.flat[start : start + length] for start, length in zip(tokens.offsets[:-1], lengths, strict=True)]
     second = None if tokens.second is None else np.minimum(tokens.second, lengths).astype(np.int32)
-    return Tokens(flat=np.concatenate(kept), offsets=offsets, pad_id=tokens.pad_id, second=second)
+    whole = tokens.lengths if tokens.whole is None else tokens.whole
+    return Tokens(flat=np.concatenate(kept), offsets=offsets, pad_id=tokens.pad_id, second=second, whole=whole)
 
 
 def _encoded(
-    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
-) -> Generator[tuple[list[list[int]], list[list[int]]]]:
-    """Ids and (for pairs) token types of a chunk of samples after the other."""
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int | None
+) -> Generator[tuple[list[list[int]], list[list[int]], list[int]]]:
+    """Ids, (for pairs) token types and, where that is known, numbers of lost tokens, of a chunk of samples after the
+    other; None: nothing is cut."""
     starts = [*range(0, len(texts), _CHUNK), len(texts)]
     chunks = [(list(texts[a:b]), None if pairs is None else list(pairs[a:b])) for a, b in pairwise(starts)]
     if tokenizer.is_fast:
         inputs = [chunk if others is None else list(zip(chunk, others, strict=True)) for chunk, others in chunks]
+        special = tokenizer.num_special_tokens_to_add(pair=False)
         for encodings in _ahead(tokenizer.backend_tokenizer, inputs):
-            yield [one.ids for one in encodings], [] if pairs is None else [one.type_ids for one in encodings]
+            ids = [one.ids for one in encodings]
+            if pairs is None:
+                yield (
+                    ids,
+                    [],
+                    [_lost(one, len(kept), max_length, special) for one, kept in zip(encodings, ids, strict=True)],
+                )
+            else:
+                yield ids, [one.type_ids for one in encodings], []
         return
     for chunk, others in chunks:
         found = tokenizer(
             chunk,
             others,
-            truncation=True,
+            truncation=max_length is not None,
             max_length=max_length,
             return_attention_mask=False,
             return_token_type_ids=others is not None,
+            verbose=False,  # about texts longer than the model takes, which are only counted
         )
-        yield found["input_ids"], [] if others is None else found["token_type_ids"]
+        yield found["input_ids"], [] if others is None else found["token_type_ids"], []
+
+
+def _lost(encoding: Any, kept: int, max_length: int | None, special: int) -> int:
+    """Tokens that were cut off a text: they are kept in pieces, each of which has its own special tokens."""
+    if max_length is None or kept < max_length:
+        return 0
+    return sum(len(piece) - special for piece in encoding.overflowing)
 
 
 def _ahead(backend: Any, chunks: Sequence[list[Any]]) -> Iterator[list[Any]]:
@@ -126,14 +173,18 @@ def _ahead(backend: Any, chunks: Sequence[list[Any]]) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def _truncating(tokenizer: Any, max_length: int) -> Iterator[None]:
-    """Set a fast tokenizer's backend up as a call with ``truncation=True`` does, and put it back afterwards."""
+def _truncating(tokenizer: Any, max_length: int | None) -> Iterator[None]:
+    """Set a fast tokenizer's backend up as a call with ``truncation=True`` does (without, where there is no length),
+    and put it back afterwards."""
     if not tokenizer.is_fast:
         yield
         return
     backend = tokenizer.backend_tokenizer
     truncation, padding, special = backend.truncation, backend.padding, backend.encode_special_tokens
-    backend.enable_truncation(max_length, strategy="longest_first", direction=tokenizer.truncation_side)
+    if max_length is None:
+        backend.no_truncation()
+    else:
+        backend.enable_truncation(max_length, strategy="longest_first", direction=tokenizer.truncation_side)
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
     try:

@@ -22,6 +22,7 @@ from paceline.data.splits import Ids, deal, duplicate_keys
 from paceline.data.table import Table
 from paceline.errors import DataError
 from paceline.recipe.parts import DataPart, TaskPart
+from paceline.recipe.places import absolute_data
 
 
 class TokenizerSource(Protocol):
@@ -448,6 +449,8 @@ def _cache_key(
     content: str, part: DataPart, task: TaskPart, tokenizer: str | None, max_length: int, modality: str
 ) -> str:
     """Name of the entry: everything that decides what an encoded data set looks like."""
-    settings = part.model_dump(mode="json", exclude={"max_length", "augment", "resident", "pad_to_multiple_of"})
+    # absolute, so that a run finds the entry from every folder
+    idle = {"max_length", "augment", "resident", "pad_to_multiple_of"}
+    settings = absolute_data(part).model_dump(mode="json", exclude=idle)
     decides = [FORMAT, content, settings, task.type, tokenizer, max_length, modality]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]

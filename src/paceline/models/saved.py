@@ -174,7 +174,7 @@ def _write(
     else:
         save_file(_unshared(state), folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+        _save_tokenizer(tokenizer, folder, saved.max_length)
     if saved.image is not None:
         _write_json(folder / "preprocessor_config.json", saved.image.processor())
     _write_json(
@@ -189,6 +189,16 @@ def _write(
             "factory": saved.factory,
         },
     )
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path, max_length: int | None) -> None:
+    """The tokenizer's files; whoever truncates with it cuts where the training did."""
+    before = tokenizer.model_max_length
+    try:
+        tokenizer.model_max_length = max_length or before
+        tokenizer.save_pretrained(folder)
+    finally:
+        tokenizer.model_max_length = before
 
 
 def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool) -> nn.Module:

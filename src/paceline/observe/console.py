@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paceline.observe.data_facts import data_facts
 from paceline.observe.formats import (
     amount,
     duration,
@@ -230,6 +231,7 @@ def _header(record: RunStarted) -> Facts:
     rows = [
         ("model", f"{model}{of} parameters trained"),
         ("data", f"{data}{samples}{classes}"),
+        *(data_facts(record.data) if record.data else ()),
         ("steps", f"{record.total_steps:,}, {record.steps_per_epoch:,} an epoch" if record.total_steps else "none"),
         ("device", printable(record.device)),
     ]
@@ -311,6 +313,9 @@ def _summary(run: _Run, record: RunRecord) -> Facts:
     for split, metrics in record.final.items():
         values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
         rows.append((printable(split), values))
+    for split, metrics in record.baseline.items():
+        values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
+        rows.append(("baseline", f"{printable(split)}: {values}"))
     speed = [f"{rate(record.samples_per_second)} samples/s"]
     if record.tokens_per_second != record.samples_per_second:
         speed += [f"{rate(record.tokens_per_second)} tokens/s", f"padding {share(record.padding_share)}"]

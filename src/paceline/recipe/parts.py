@@ -500,6 +500,12 @@ class ObservePart(Part):
         json_schema_extra=EXECUTION,
         description="On a card, predict the run's memory in a process beside it, and show both at the end.",
     )
+    baseline: Literal["tfidf"] | None = Field(
+        None,
+        json_schema_extra=EXECUTION,
+        description="tfidf: at the end, fit TF-IDF and logistic regression on the training texts, and tell its scores"
+        " beside the model's. Null: none.",
+    )
 
 
 class TracePart(Part):

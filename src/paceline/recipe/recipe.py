@@ -29,6 +29,7 @@ from paceline.recipe.parts import (
     TechniquesPart,
     TracePart,
 )
+from paceline.redaction import without_credentials
 
 
 def _all_auto(value: object) -> object:
@@ -69,9 +70,11 @@ class Recipe(Part):
     def parse(cls, settings: Mapping[str, Any]) -> Self:
         """A recipe from nested plain data, as YAML gives it."""
         try:
-            return cls.model_validate(settings)
+            recipe = cls.model_validate(settings)
         except ValidationError as error:
             raise _teach(cls, error) from None
+        _refuse_credentials(recipe)
+        return recipe
 
     @classmethod
     def load(cls, path: str | Path, settings: Iterable[str] = ()) -> Self:
@@ -93,6 +96,18 @@ class Recipe(Part):
     def to_yaml(self) -> str:
         """The resolved recipe as YAML that runs again as it is."""
         return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=110)
+
+
+def _refuse_credentials(recipe: Recipe) -> None:
+    """A run writes its recipe into its folder, its checkpoints and its report, and needs it whole to go on."""
+    for path, value in flatten(recipe.plain()):
+        shown = without_credentials(str(value))
+        if shown != str(value):
+            raise RecipeError(
+                f"{path} = {shown}: holds a secret",
+                "a run keeps its recipe, where others may read it",
+                "give tokens in the environment (HF_TOKEN), and download what is behind a password first",
+            )
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -12,8 +12,10 @@ import yaml
 from paceline import __version__
 from paceline.files import write_atomically
 from paceline.observe.collect import Collected, collect
+from paceline.observe.data_facts import data_facts
 from paceline.observe.formats import amount, duration, figure, rate, share, size
 from paceline.records import Decision, EvaluationRecord
+from paceline.redaction import without_credentials
 from paceline.report.curves import curves
 from paceline.report.memory import memory
 from paceline.report.page import page_of
@@ -63,6 +65,7 @@ def _content(run: Collected) -> dict[str, Any]:
         "model": _model(run),
         "tiles": list(_tiles(run)),
         "curves": curves(run),
+        "data": _data(run),
         "phases": _phases(run),
         "overlapped": sorted(run.summary.overlapped_seconds.items()) if run.summary else [],
         "path": list(run.summary.path.items()) if run.summary else [],
@@ -73,7 +76,8 @@ def _content(run: Collected) -> dict[str, Any]:
         "decisions": _decisions(run),
         "notices": _Listed.of([(notice.level, notice.message) for notice in run.notices]),
         "checkpoints": _Listed.of(run.checkpoints[::-1]),
-        "recipe": run.recipe.splitlines(),
+        # a run refuses secrets in its recipe; the file may be older, or have been edited
+        "recipe": without_credentials(run.recipe).splitlines(),
         "environment": list(_flat(run.manifest))[:500],
         "version": __version__,
     }
@@ -146,6 +150,9 @@ def _final(run: Collected) -> dict[str, Any]:
     columns = list(dict.fromkeys(name for values in metrics.values() for name in values))
     samples = dict(run.started.samples) if run.started else {}
     rows = [(split, samples.get(split), [values.get(name) for name in columns]) for split, values in metrics.items()]
+    if run.summary:
+        found = run.summary.baseline.items()
+        rows += [(f"{split}, baseline", samples.get(split), [v.get(name) for name in columns]) for split, v in found]
     return {"columns": columns, "rows": rows, "is_final": run.summary is not None}
 
 
@@ -164,6 +171,11 @@ def _decisions(run: Collected) -> tuple[Decision, ...]:
     if run.summary:
         return run.summary.decisions
     return run.started.decisions if run.started else ()
+
+
+def _data(run: Collected) -> list[tuple[str, str]]:
+    found = run.summary.data if run.summary else run.started.data if run.started else None
+    return data_facts(found) if found else []
 
 
 def _phases(run: Collected) -> list[tuple[str, float, float, int]]:

@@ -186,7 +186,11 @@ class TorchMeter(Meter):
 
     def compute(self) -> dict[str, float]:
         loss = self._computed_of_rows()
-        found = {name: _computed(metric) for name, metric in self._of_sums.items()} | self._computed_of_scores()
+        found = {
+            name: _mcc(metric.metric_state["confmat"]) if name == "mcc" else _computed(metric)
+            for name, metric in self._of_sums.items()
+        }
+        found |= self._computed_of_scores()
         for metric in self._fractions:
             metric.reset()  # what it was given is in the rows
         values = {"loss": loss, **{name.rpartition(":")[2]: found[name] for name in self._names}}
@@ -259,6 +263,18 @@ def _computed(metric: Any) -> float:
             return float(metric.compute())
     except ValueError:
         return math.nan
+
+
+def _mcc(matrix: Tensor) -> float:
+    """Matthews' correlation of counts [C, C], true by predicted; 0 where labels or predictions are all of one class.
+
+    Like scikit-learn (Gorodkin 2004, https://doi.org/10.1016/j.compbiolchem.2004.09.006); torchmetrics has other values
+    there.
+    """
+    counts = matrix.double().cpu()
+    true, predicted, total = counts.sum(1), counts.sum(0), counts.sum()
+    spread = (total**2 - true @ true) * (total**2 - predicted @ predicted)
+    return float((counts.trace() * total - true @ predicted) / spread.sqrt()) if spread > 0 else 0.0
 
 
 def _quiet() -> warnings.catch_warnings[None]:

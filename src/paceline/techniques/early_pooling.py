@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from paceline.device import PLANNED
 from paceline.errors import ModelError, RecipeError
 from paceline.records import Decision
-from paceline.seams import Build, Ids
+from paceline.seams import Batch, Build, Ids
 from paceline.techniques import packing
 from paceline.techniques.fused_qkv import place, triple
 
@@ -123,23 +123,38 @@ def difference(build: Build, ids: Ids) -> str | None:
         if calls != [True]:
             return "something comes after its last block, or the block is passed more than once"
         try:
-            apply_early_pooling(trial, block)
-            found = packing.results(trial, build.forward, build, batch)
-            block.train()  # what training alone puts between products and attention is seen too
-            with torch.no_grad():
-                build.forward(trial, batch)
+            found = _shortened(build, trial, block, batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, it is the answer to the question, and is reported
             return f"a shorter last block fails with {type(error).__name__}: {packing.first_line(error)}"
-        finally:
-            # each is bound to its own module: a circle, which would hold the copy until the garbage collector comes
-            for module in block.modules():
-                vars(module).pop("forward", None)
-    if build.device.type == PLANNED:
-        return None
-    name = type(build.model).__name__
-    return packing.compared(name, expected, found, build.device, ways=("early pooled", "late pooled"))
+        if build.device.type == PLANNED:
+            return None
+        name = type(build.model).__name__
+
+        def in_fp64() -> tuple[packing.Results, packing.Results]:
+            trial.double()
+            return packing.results(trial, build.forward, build, batch), _shortened(build, trial, block, batch)
+
+        return packing.compared(name, expected, found, in_fp64, ways=("early pooled", "late pooled"))
+
+
+def _shortened(build: Build, trial: nn.Module, block: nn.Module, batch: Batch) -> packing.Results:
+    """Results of the model ``trial`` with a shorter last ``block``; the model is as it was afterwards."""
+    try:
+        apply_early_pooling(trial, block)
+        found = packing.results(trial, build.forward, build, batch)
+        training = block.training
+        block.train()  # what training alone puts between products and attention is seen too
+        with torch.no_grad():
+            build.forward(trial, batch)
+        block.train(training)
+        return found
+    finally:
+        # each is bound to its own module: a circle, which would hold the copy until the garbage collector comes
+        for module in block.modules():
+            vars(module).pop("forward", None)
+        vars(trial).pop(packing.POOLS_EARLY, None)
 
 
 @final

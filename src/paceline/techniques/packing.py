@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,12 @@ CHECKED_SAMPLES = 4
 """Samples of the mini-batch that packed and padded are compared on."""
 
 TOLERANCES = {("cpu", torch.float64): 1e-10, ("cpu", torch.float32): 1e-5}
-"""Largest difference of equal results, relative to their norm; 1e-4 on cards, whose sums come in any order."""
+"""Difference up to which results are equal without a closer look, relative to their norm; 1e-4 on cards, whose sums
+come in any order."""
+
+ROUGH, EXACT = 1e-3, 1e-7
+"""Relative to their norm: difference in fp32 that is looked at again in fp64, and what may be left of it there. The
+loss is computed in fp32 also then, whose rounding is 6e-8."""
 
 
 def apply(
@@ -274,6 +279,7 @@ def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
 
     Computed in fp32, without dropout, on a copy of the model and up to four samples of very different length, so that
     the model, its gradients, its buffers and torch's random numbers stay as they are. What raises is a difference too.
+    Small differences are looked at again in fp64, see ``compared``.
     """
     model, name = build.model, type(build.model).__name__
     chosen = spread(packed, ids)
@@ -282,16 +288,24 @@ def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
         return reason
     with exactly(build.device):
         trial = trial_of(model)
-        expected = results(trial, build.forward, build, build.layout.collate(chosen))
+        batches = (build.layout.collate(chosen), packed.collate(chosen))
+        expected = results(trial, build.forward, build, batches[0])
         try:
-            found = results(trial, apply_packing(trial), build, packed.collate(chosen))
+            forward = apply_packing(trial)
+            found = results(trial, forward, build, batches[1])
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, it is the answer to the question, and is reported
             return f"{name}: a packed row fails with {type(error).__name__}: {first_line(error)}"
-    if build.device.type == PLANNED:
-        return None  # what tensors would say that hold nothing; the memory that the comparison takes is known by now
-    return compared(name, expected, found, build.device, ways=("packed", "padded"))
+        if build.device.type == PLANNED:
+            return None  # what tensors would say that hold nothing; the comparison's memory is known by now
+
+        def in_fp64() -> tuple[Results, Results]:
+            trial.double()
+            # made for packing, the copy still computes padded batches as before
+            return results(trial, build.forward, build, batches[0]), results(trial, forward, build, batches[1])
+
+        return compared(name, expected, found, in_fp64, ways=("packed", "padded"))
 
 
 def trial_of(model: nn.Module) -> Any:
@@ -323,17 +337,40 @@ def results(model: nn.Module, forward: Forward, build: Build, batch: Batch) -> R
 
 
 def compared(
-    name: str, expected: Results, found: Results, device: torch.device, *, ways: tuple[str, str]
+    name: str,
+    expected: Results,
+    found: Results,
+    in_fp64: Callable[[], tuple[Results, Results]],
+    *,
+    ways: tuple[str, str],
 ) -> str | None:
     """Where two results of the model ``name`` differ, of which the first is right; None where they are equal.
 
+    How far rounding takes equal results apart is a matter of the model: of how much it adds up, and above all of how
+    much it magnifies, as attention with large weights does. So no number tells rounding from a fault; but in fp64
+    rounding is 2^29 times smaller, and a fault stays as large as it is.
+
     Args:
+        in_fp64: expected and found once more, in fp64; called where fp32 cannot tell.
         ways: adjectives for what was found and for what was expected.
     """
+    logits, _ = expected
+    reason = _beyond(name, expected, found, TOLERANCES.get((logits.device.type, logits.dtype), 1e-4), ways)
+    if reason is None or logits.dtype == torch.float64 or _beyond(name, expected, found, ROUGH, ways) is not None:
+        return reason
+    try:
+        return _beyond(name, *in_fp64(), EXACT, ways)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a model that does not compute in fp64 is judged by what it does compute
+        return reason
+
+
+def _beyond(name: str, expected: Results, found: Results, tolerance: float, ways: tuple[str, str]) -> str | None:
+    """Where results differ by more than ``tolerance`` of their norm."""
     (found_logits, found_slopes), (logits, slopes), (this, that) = found, expected, ways
     if logits.shape != found_logits.shape:
         return f"{name}: {this} logits have the shape {tuple(found_logits.shape)}, {that} ones {tuple(logits.shape)}"
-    tolerance = TOLERANCES.get((device.type, logits.dtype), 1e-4)
     away = _apart(logits, found_logits, _norm([logits]))
     if away > tolerance:
         return f"{name}: {this} logits differ from {that} ones by {away:.1e} of their norm"

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from paceline.errors import PacelineError, RecipeError, TraceError, UserError
 from paceline.memory.expandable import ask_for_it
+from paceline.redaction import without_credentials
 from paceline.verbs.bench import app as bench_app
 from paceline.verbs.short import BatchSize, Epochs, MaxLength, Rate, Seed, all_settings, meant
 
@@ -49,7 +50,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PacelineError as error:
-            typer.echo(f"paceline: {error}", err=True)
+            typer.echo(f"paceline: {without_credentials(str(error))}", err=True)
             raise SystemExit(error.exit_code) from None
         except KeyboardInterrupt:
             typer.echo("paceline: interrupted", err=True)
@@ -501,6 +502,9 @@ def predict(
     pairs: Annotated[
         list[str] | None, typer.Option("--pair", metavar="TEXT", help="The second text of each --text.")
     ] = None,
+    safe_csv: Annotated[
+        bool, typer.Option("--safe-csv", help="An apostrophe before cells that a spreadsheet takes for formulas.")
+    ] = False,
     settings: Settings = None,
     trust_remote_code: TrustRemoteCode = False,
     trust_references: TrustReferences = False,
@@ -518,12 +522,15 @@ def predict(
 
     trusts: dict[str, Any] = {"trust_remote_code": trust_remote_code, "trust_references": trust_references}
     given = typed(data, texts or (), pairs or (), settings or (), sys.stdin)
+    if out is None and safe_csv:
+        raise UserError("--safe-csv without -o", "only a file that a spreadsheet opens has formulas", "-o out.csv")
     if out is None:
         if given is None:
             raise UserError(f"{data}: nowhere to write", "a file of rows becomes a file of labelled rows", "-o out.csv")
         for line in shown(predict_rows(run, rows=given.rows, settings=given.settings, **trusts)):
             typer.echo(line)
         return
+    trusts["safe_csv"] = safe_csv
     if given is None:
         num_rows = predict_rows(run, data, out, settings=settings or (), **trusts)
     else:

@@ -6,10 +6,12 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from paceline.redaction import without_credentials
+
 
 def tell(message: str) -> None:
     """Print a notice on standard error, so that standard output holds the result alone."""
-    sys.stderr.write(f"info: {message}\n")
+    sys.stderr.write(f"info: {without_credentials(message)}\n")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ def predict(
     settings: Sequence[str] = (),
     trust_remote_code: bool = False,
     trust_references: bool = False,
+    safe_csv: bool = False,
 ) -> Any: ...
 @overload
 def predict(
@@ -32,6 +33,7 @@ def predict(
     settings: Sequence[str] = (),
     trust_remote_code: bool = False,
     trust_references: bool = False,
+    safe_csv: bool = False,
 ) -> Any: ...
 @overload
 def predict(
@@ -43,6 +45,7 @@ def predict(
     settings: Sequence[str] = (),
     trust_remote_code: bool = False,
     trust_references: bool = False,
+    safe_csv: bool = False,
 ) -> int: ...
 def predict(
     folder: str | Path,
@@ -53,6 +56,7 @@ def predict(
     settings: Sequence[str] = (),
     trust_remote_code: bool = False,
     trust_references: bool = False,
+    safe_csv: bool = False,
 ) -> Any:
     """Label rows: each as it was, followed by ``prediction`` and ``probability of LABEL``.
 
@@ -68,6 +72,8 @@ def predict(
         trust_remote_code: run Python code that came with the model, where the run's recipe says that there is some.
         trust_references: run functions of the folder's recipe (``package.module:function``), found in the environment
             and the current folder.
+        safe_csv: put an apostrophe before each cell that a spreadsheet would take for a formula; numbers stay. Of
+            ``out`` alone.
 
     Returns:
         The labelled rows: a DataFrame for a DataFrame, else a list of dicts. With ``out`` the number of rows written.
@@ -92,7 +98,7 @@ def predict(
     with counter("rows labelled") as advance:
         taken, changes = _of_texts(given, settings)
         target = found if out is None else Path(out)
-        count = predict_rows(Path(folder), source, target, taken, changes, tell, advance, trust)
+        count = predict_rows(Path(folder), source, target, taken, changes, tell, advance, trust, safe_csv=safe_csv)
     return count if out is not None else _like(given, found)
 
 

@@ -70,6 +70,24 @@ def test_equals_a_call_of_the_tokenizer(pairs: list[str] | None, max_length: int
     assert (tokens.second is None) == (pairs is None)
 
 
+@pytest.mark.parametrize("max_length", [5, 7, 12, 512])
+@pytest.mark.parametrize("pairs", [None, PAIRS], ids=["texts", "pairs"])
+@pytest.mark.parametrize("kind", ["left", "right", "slow"])
+def test_lengths_before_truncation_are_known(pairs: list[str] | None, max_length: int, kind: str) -> None:
+    from transformers import ByT5Tokenizer
+
+    tokenizer = ByT5Tokenizer() if kind == "slow" else _fast(truncation_side=kind)
+    seconds = pairs or [None] * len(TEXTS)
+    whole = [len(tokenizer(text, pair)["input_ids"]) for text, pair in zip(TEXTS, seconds, strict=True)]
+    tokens = encode_texts(tokenizer, TEXTS, pairs, max_length)
+    if max(whole) <= max_length:
+        assert tokens.whole is None
+    else:
+        assert tokens.whole is not None
+        assert tokens.whole.tolist() == whole
+    assert tokens.lengths.tolist() == [min(length, max_length) for length in whole]
+
+
 def test_second_is_where_token_type_one_begins() -> None:
     tokenizer = _fast()
     tokens = encode_texts(tokenizer, TEXTS, PAIRS, 16)

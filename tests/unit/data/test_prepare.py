@@ -162,6 +162,21 @@ def test_cached_and_fresh_are_equal(tmp_path: Path) -> None:
     assert _same(_prepare(part, tmp_path / "cache"), _prepare(part, None))
 
 
+def test_the_cache_keeps_how_long_texts_were(tmp_path: Path) -> None:
+    part = _part(_write(tmp_path / "data.jsonl", _rows()))
+    fresh = _prepare(part, tmp_path / "cache", max_length=5).inputs
+    cached = _prepare(part, tmp_path / "cache", max_length=5).inputs
+    uncut = _prepare(part, None).inputs
+    assert isinstance(fresh, Tokens)
+    assert isinstance(cached, Tokens)
+    assert isinstance(uncut, Tokens)
+    assert int(uncut.lengths.max()) > 5, "nothing was cut"
+    assert fresh.whole is not None
+    assert cached.whole is not None
+    assert fresh.whole.tolist() == cached.whole.tolist() == uncut.lengths.tolist()
+    assert uncut.whole is None
+
+
 @pytest.mark.parametrize(
     "change",
     [

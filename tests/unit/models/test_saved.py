@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def test_a_saved_model_is_read_back_whole(tmp_path: Path) -> None:
     assert loaded.tokenizer(TEXTS[0]) == tokenizer(TEXTS[0])
     assert not loaded.model.training
     assert all(torch.equal(value, loaded.model.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_a_saved_tokenizer_cuts_where_the_training_did(tmp_path: Path) -> None:
+    model, tokenizer = bert()
+    before = tokenizer.model_max_length
+    save_model(model, tokenizer, tmp_path / "model", replace(TEXT, max_length=7))
+    assert tokenizer.model_max_length == before != 7
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert theirs.model_max_length == 7
+    assert len(theirs("the " * 20, truncation=True)["input_ids"]) == 7
 
 
 def test_saving_prints_nothing_and_leaves_nothing_beside_the_folder(

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import RunFolderError
 from paceline.observe.metrics_file import MetricsFile, record_to_json
-from paceline.records import Notice, RunRecord
+from paceline.records import Cut, DataRecord, Notice, RunRecord, TextLengths
 from paceline.report.build import build_report
 
 EVIL = (
@@ -234,3 +234,28 @@ def test_files_that_are_nested_too_deeply_are_told(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("[" * 100_000 + "\n")
     with pytest.raises(RunFolderError, match=r"metrics.jsonl:1: not a record"):
         build_report(tmp_path)
+
+
+def test_secrets_of_an_older_recipe_are_not_shown(tmp_path):
+    secret = "S3cr3tvaluexS3cr3tvaluex"
+    write(tmp_path, [], recipe=f"name: reviews\ndata:\n  source: https://user:{secret}@host/rows.csv\n")
+    page = build_report(tmp_path).read_text()
+    assert secret not in page
+    assert "https://[redacted]@host/rows.csv" in page
+
+
+def test_the_training_samples_are_told(records, tmp_path):
+    cut = Cut(max_length=64, texts=0.975, tokens=0.81)
+    lengths = TextLengths(
+        max_length=64, median=9, p95=9, longest=9, histogram=(1,), histogram_end=9, cut=cut, others=()
+    )
+    data = DataRecord(labels={"<no>": 3, "yes": 1}, lengths=lengths)
+    write(tmp_path, [records.started(data=data)])
+    for run in (None, records.summary(data=data)):
+        if run:
+            write(tmp_path, [run])
+        html = built(tmp_path)
+        assert_inert(html)
+        text = Page(html).text
+        assert "<no> 3, yes 1" in text
+        assert "97.5% of texts, 81.0% of all tokens" in text

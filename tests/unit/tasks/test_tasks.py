@@ -92,6 +92,29 @@ def test_classification_metrics_are_those_of_scikit_learn() -> None:
     assert found["auroc"] == pytest.approx(roc_auc_score(labels, probabilities, multi_class="ovr"), rel=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:A single label was found")
+@pytest.mark.parametrize("names", [("a", "b"), NAMES], ids=["two classes", "three classes"])
+@pytest.mark.parametrize(
+    ("labels", "predicted"),
+    [
+        ([0, 1, 0, 1, 1], [0, 0, 0, 0, 0]),
+        ([0, 1, 0, 1, 1], [1, 1, 1, 1, 1]),
+        ([0, 0, 0, 0, 0], [0, 1, 0, 1, 1]),
+        ([1, 1, 1, 1, 1], [1, 1, 1, 1, 1]),
+        ([1, 1, 1, 1, 1], [0, 0, 0, 0, 0]),
+        ([0, 1, 0, 1, 1], [0, 1, 0, 1, 1]),
+        ([0, 1, 0, 1, 1], [1, 0, 1, 0, 0]),
+        ([0, 1, 0, 1, 1], [0, 1, 1, 1, 0]),
+    ],
+)
+def test_mcc_is_that_of_scikit_learn_also_of_one_class(
+    names: tuple[str, ...], labels: list[int], predicted: list[int]
+) -> None:
+    meter = task_for("classification", names, TaskPart(metrics=("mcc",))).meter(CPU)
+    found = cut(meter, F.one_hot(torch.tensor(predicted), len(names)).float(), torch.tensor(labels), 2)["mcc"]
+    assert found == pytest.approx(matthews_corrcoef(labels, predicted), abs=1e-12)
+
+
 def test_regression_metrics_and_confusion() -> None:
     logits, targets = made("regression")
     task = task_for("regression", ("y",), TaskPart(metrics=("mae", "mse", "pearson")))

@@ -1,0 +1,71 @@
+"""What the training samples look like: their labels, and what truncation takes of their texts."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.dataset import Dataset, Tokens
+from paceline.records import Cut, DataRecord, TextLengths
+
+MOST_LABELS = 100
+"""Labels beyond the most frequent so many are left out."""
+
+BINS = 16
+"""Of the histogram of lengths."""
+
+
+def described(dataset: Dataset, max_length: int, positions: int | None = None) -> DataRecord:
+    """Counts and lengths over the training split.
+
+    Args:
+        max_length: tokens kept of a sample.
+        positions: tokens that the model takes at most; None: any number.
+    """
+    train, inputs = dataset.splits["train"], dataset.inputs
+    lengths = None
+    if isinstance(inputs, Tokens):
+        whole = inputs.lengths if inputs.whole is None else inputs.whole
+        lengths = text_lengths(whole[train], max_length, positions)
+    return DataRecord(labels=_label_counts(dataset, train), lengths=lengths)
+
+
+def text_lengths(whole: NDArray[np.int64], max_length: int, positions: int | None = None) -> TextLengths:
+    """Of lengths [n] before truncation, special tokens included; n is at least 1."""
+    longest = int(whole.max())
+    # a few very long texts would leave all others in the first bin: the last one takes them
+    end = max(int(np.percentile(whole, 99)), 1)
+    counts, _ = np.histogram(np.minimum(whole, end), bins=BINS, range=(0, end))
+    return TextLengths(
+        max_length=max_length,
+        median=round(float(np.median(whole))),
+        p95=round(float(np.percentile(whole, 95))),
+        longest=longest,
+        histogram=tuple(int(count) for count in counts),
+        histogram_end=end,
+        cut=_cut(whole, max_length),
+        others=tuple(_cut(whole, other) for other in _others(max_length, longest, positions)),
+    )
+
+
+def _cut(whole: NDArray[np.int64], max_length: int) -> Cut:
+    kept = np.minimum(whole, max_length).sum()
+    return Cut(max_length=max_length, texts=float((whole > max_length).mean()), tokens=float(1 - kept / whole.sum()))
+
+
+def _others(max_length: int, longest: int, positions: int | None) -> list[int]:
+    """Lengths worth a look: where texts are cut, twice and four times as many tokens, and enough for all texts."""
+    if longest <= max_length:
+        return []
+    wanted = [other for other in (2 * max_length, 4 * max_length) if other < longest] + [longest]
+    return sorted({min(other, positions or other) for other in wanted} - {max_length})
+
+
+def _label_counts(dataset: Dataset, train: NDArray[np.int64]) -> dict[str, int]:
+    """Training samples by label, the most frequent first; none for regression."""
+    labels, names = dataset.labels[train], dataset.label_names
+    if dataset.kind == "regression":
+        return {}
+    counts = labels.sum(0) if dataset.kind == "multi_label" else np.bincount(labels, minlength=len(names))
+    most = np.argsort(-counts, kind="stable")[:MOST_LABELS]
+    return {names[label]: int(counts[label]) for label in most}

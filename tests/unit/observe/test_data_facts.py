@@ -1,0 +1,36 @@
+"""Rows that tell of the training samples."""
+
+from __future__ import annotations
+
+from paceline.observe.data_facts import data_facts, sparkline
+from paceline.records import Cut, DataRecord, TextLengths
+
+LENGTHS = TextLengths(
+    max_length=64,
+    median=230,
+    p95=600,
+    longest=2470,
+    histogram=(1, 8, 4, 0),
+    histogram_end=900,
+    cut=Cut(max_length=64, texts=0.975, tokens=0.81),
+    others=(Cut(max_length=256, texts=0.4, tokens=0.3), Cut(max_length=2470, texts=0.0, tokens=0.0)),
+)
+
+
+def test_what_is_cut_is_told() -> None:
+    rows = dict(data_facts(DataRecord(labels={"no": 3000, "y\x1bes": 12}, lengths=LENGTHS)))
+    assert rows["labels"] == "no 3,000, y\\x1bes 12"
+    assert rows["tokens"] == "median 230, 95% of texts up to 600, longest 2,470  0 ▂█▅  900"
+    assert rows["cut"] == (
+        "97.5% of texts, 81.0% of all tokens, at data.max_length = 64 (256: 40.0% and 30.0%; 2,470: nothing)"
+    )
+
+
+def test_many_labels_are_counted() -> None:
+    rows = dict(data_facts(DataRecord(labels={f"l{n}": 9 - n for n in range(9)}, lengths=None)))
+    assert rows == {"labels": "l0 9, l1 8, l2 7, l3 6, l4 5, l5 4, l6 3, l7 2, and 1 more"}
+
+
+def test_a_sparkline_shows_what_there_is() -> None:
+    assert sparkline([0, 1, 1000]) == " ▂█"
+    assert sparkline([]) == sparkline([0])[1:] == ""
