@@ -66,7 +66,7 @@ def evaluate_saved(
             for notice in dataset.notices:
                 tell(notice)
         with explained(partial(_situation, recipe)):
-            build = _build(recipe, loaded, dataset)
+            build = _build(recipe, loaded, dataset, tell)
             with contextlib.closing(build.layout):
                 return evaluate(inference(build), build, split, ids, _batch_size(recipe), step=0, epoch=0)
 
@@ -88,7 +88,7 @@ def predict_rows(
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
             with explained(partial(_situation, recipe)):
-                build = over(build, dataset) if build else _build(recipe, loaded, dataset)
+                build = over(build, dataset) if build else _build(recipe, loaded, dataset, tell)
                 found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
             file.add(table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))], found)
         return file.finish(loaded.saved.kind, loaded.saved.label_names)
@@ -191,10 +191,13 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
     return dataset, dataset.splits[split]
 
 
-def _build(recipe: Recipe, loaded: LoadedModel, dataset: Dataset) -> Build:
+def _build(recipe: Recipe, loaded: LoadedModel, dataset: Dataset, tell: Tell) -> Build:
     saved = loaded.saved
     task: Task = task_for(saved.kind, saved.label_names, recipe.task)
     normalisation = (saved.image.mean, saved.image.std) if saved.image else ((), ())
     device = torch.device(recipe.device)
     found = [block for _, block in blocks(loaded.model)]
-    return assemble_build(recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation)
+    build = assemble_build(recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation)
+    for notice in build.notices:
+        tell(notice)
+    return build
