@@ -177,3 +177,46 @@ def test_the_end_of_text_is_trained_where_it_stands_in_for_the_padding(tmp_path:
     given = tokenizer(["bad <|endoftext|> sound", "dull"], padding=True, return_tensors="pt")
     model(**given).logits.sum().backward()
     assert model.get_input_embeddings().weight.grad[pad].norm() > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "pairs"),
+    [("xlnet", xlnet, False), ("gpt2", gpt2, True), ("roberta", roberta, True)],
+    ids=["xlnet", "pairs of gpt2", "pairs of roberta"],
+)
+def test_a_saved_model_predicts_as_transformers_does(kind: str, make: Any, pairs: bool, tmp_path: Any) -> None:
+    import json
+
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    import paceline as library
+
+    tokenizer = make()
+    tiny(kind, len(tokenizer)).save_pretrained(tmp_path / "source")
+    tokenizer.save_pretrained(tmp_path / "source")
+    rows = [
+        {"text": f"{text} bad{' film' * i}", "label": "no" if i % 2 else "yes", **({"other": other} if pairs else {})}
+        for i in range(8)
+        for text, other in zip(TEXTS, PAIRS, strict=True)
+    ]
+    settings = {
+        "model": {"source": str(tmp_path / "source")},
+        "data": {"max_length": LENGTH, "pair": "other" if pairs else None},
+        "loop": {"epochs": 1, "batch_size": 8},
+        "observe": {"console": "off", "report": False},
+        "device": "cpu",
+    }
+    library.train(library.Recipe.parse(settings), rows, out=tmp_path / "run")
+    library.predict(tmp_path / "run", None, tmp_path / "out.jsonl", rows=rows)
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model").eval()
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "source")
+    theirs.pad_token = theirs.pad_token or theirs.eos_token
+    texts, others = [row["text"] for row in rows], [row["other"] for row in rows] if pairs else None
+    given = theirs(texts, others, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**given).logits.softmax(-1)
+    for row, probabilities in zip(found, expected, strict=True):
+        for index, name in model.config.id2label.items():
+            assert row[f"probability of {name}"] == pytest.approx(float(probabilities[index]), abs=2e-4)
