@@ -67,8 +67,8 @@ def _with_specials(tokens: Tokens) -> list[int]:
 def width_notice(build: Build, layout: Layout, tokens: Tokens) -> str | None:
     """What to tell of a model whose result for a text depends on how wide its batch is; None where it does not.
 
-    The shortest text alone is compared with the same beside the longest, in evaluation mode and fp32. The model and
-    torch's random numbers stay as they are.
+    The shortest text and one of middle length are each compared alone and beside the longest, in evaluation
+    mode and fp32. The model and torch's random numbers stay as they are.
 
     Args:
         build: with the plain forward pass.
@@ -78,23 +78,31 @@ def width_notice(build: Build, layout: Layout, tokens: Tokens) -> str | None:
     lengths = tokens.lengths
     if build.device.type == PLANNED or not len(lengths) or not 0 < lengths.min() < lengths.max():
         return None  # no text is ever padded
-    both = np.array([lengths.argmin(), lengths.argmax()])
-    results = []
+    # the shortest may be too short for what goes wrong in wider ones, such as a second chunk
+    few = [int(lengths.argmin()), int(np.argsort(lengths, kind="stable")[len(lengths) // 2]), int(lengths.argmax())]
+    results: list[torch.Tensor | None] = []
     with exactly(build.device), torch.no_grad():
-        for ids in (both[:1], both):
+        for ids in (few, few[:1], few[1:2]):
             torch.manual_seed(0)  # some hash by random numbers
             try:
                 with _as_it_is(build.model):
-                    results.append(build.forward(build.model.eval(), layout.collate(ids))[0].double())
+                    results.append(build.forward(build.model.eval(), layout.collate(np.array(ids))).double())
             except Exception:  # the first step says what is wrong, where there is a way to say it
-                return None
-    alone, beside = results
-    away = float((alone - beside).norm() / alone.norm().clamp_min(torch.finfo(torch.float32).tiny))
+                results.append(None)
+    beside, *singles = results
+    if beside is None:
+        return None
+    apart = [
+        float((one[0] - beside[row]).norm() / one[0].norm().clamp_min(torch.finfo(torch.float32).tiny))
+        for row, one in enumerate(singles)
+        if one is not None
+    ]
+    away = max(apart, default=0.0)
     if not away > _SAME:  # what is not a number is none either: the loss will say so
         return None
     return (
         f"{type(build.model).__name__}: its result for a text depends on the width that its batch is padded to (logits "
-        f"of the shortest text differ by {away:.1e} of their norm beside the longest); evaluate and predict give "
+        f"of one alone differ by {away:.1e} of their norm beside the longest); evaluate and predict give "
         "other numbers with other neighbours, and loop.evaluation_batch_size=1 gives each text's own"
     )
 
