@@ -84,7 +84,7 @@ def evaluate_saved(
                 tell(notice)
         agree(world, "the data", {"fingerprint": dataset.fingerprint, "the split": split})
         with explained(partial(_situation, recipe)):
-            build = _build(recipe, loaded, dataset, world)
+            build = _build(recipe, loaded, dataset, tell if world.is_first else _unsaid, world)
             with contextlib.closing(build.layout):
                 size = _batch_size(recipe)
                 return evaluate(inference(build), build, split, ids, size, step=0, epoch=0, world=world)
@@ -110,7 +110,7 @@ def predict_rows(
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
             with explained(partial(_situation, recipe)):
-                build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset)
+                build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset, tell)
                 found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
             file.add(table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))], found)
         return file.finish(loaded.saved.kind, loaded.saved.label_names)
@@ -241,12 +241,25 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
     return dataset, dataset.splits[split]
 
 
-def _build(recipe: Recipe, loaded: LoadedModel, dataset: Dataset, world: World = Alone()) -> Build:  # noqa: B008
+def _unsaid(message: str) -> None:
+    """Where the first rank says the same."""
+
+
+def _build(
+    recipe: Recipe,
+    loaded: LoadedModel,
+    dataset: Dataset,
+    tell: Tell,
+    world: World = Alone(),  # noqa: B008 - it has no state
+) -> Build:
     saved = loaded.saved
     task: Task = task_for(saved.kind, saved.label_names, recipe.task)
     normalisation = (saved.image.mean, saved.image.std) if saved.image else ((), ())
     device = torch.device(recipe.device)
     found = [block for _, block in blocks(loaded.model)]
-    return assemble_build(
+    build = assemble_build(
         recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, world=world
     )
+    for notice in build.notices:
+        tell(notice)
+    return build

@@ -139,7 +139,7 @@ def prepare_run(
         kind=dataset.kind,
         modality="image" if images else "text",
         max_length=None if images else recipe.data.max_length,
-        pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.second is not None,
+        pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
         image=images,
         factory=part.factory,
     )

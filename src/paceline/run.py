@@ -370,6 +370,7 @@ def _observers(
 
 def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
     found = [Notice(message=message) for message in prepared.dataset.notices]
+    found += [Notice(message=message, level="warning") for message in prepared.build.notices]
     num_samples, batch_size = len(prepared.dataset.splits["train"]), prepared.recipe.loop.batch_size
     if num_samples < batch_size:
         few = f"{num_samples:,} training samples are fewer than loop.batch_size = {batch_size:,}: an epoch is one step"

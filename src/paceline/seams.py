@@ -205,6 +205,8 @@ class Build:
     """fp16: multiply the loss by a scale that adapts, so that small gradients do not vanish."""
     decisions: tuple[Decision, ...] = ()
     """What was chosen while it was put together, with reasons."""
+    notices: tuple[str, ...] = ()
+    """What a person should know of this model and these data."""
     path: Mapping[str, str] = field(default_factory=dict)
     """The path that the steps take, a word or reason a stage: ``layout``, ``attention``, ``compile``, ``data``, ..."""
 

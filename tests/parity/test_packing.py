@@ -523,7 +523,8 @@ def test_gradients_that_are_not_numbers_are_no_agreement() -> None:
     assert "packed logits differ" in str(difference(build, packed, IDS))
 
 
-def test_the_checked_samples_are_of_very_different_length() -> None:
+def test_the_checked_samples_are_of_very_different_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.techniques.packing.CHECKED_SAMPLES", 4)
     _, packed = made(model_of("bert"))
     assert [LENGTHS[i] for i in spread(packed, IDS)] == [1, 5, 23, 40]
     assert [LENGTHS[i] for i in spread(packed, IDS[:2])] == [23, 31]

@@ -29,11 +29,13 @@ from paceline.files import fsync_file, fsync_folder
 FORMAT = 2
 """Of an entry; part of its key, so that entries of another format are never opened."""
 
-_MAPPED = ("flat", "pixels")
+_MAPPED = ("flat", "types", "pixels")
 """Arrays that stay on the disk, where the system reads what is used."""
 
 _SPLIT = "split_"
 _CHUNK_BYTES = 2**20
+_TOKENS = ("pad_id", "pairs", "typed", "pad_type", "pad_left", "specials")
+"""What is kept of tokens beside the arrays."""
 
 
 class DamagedEntry(Exception):
@@ -52,6 +54,8 @@ def dataset_fingerprint(
     for name, array in sorted({**_input_arrays(inputs), "labels": labels, **_split_arrays(splits)}.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
+    if isinstance(inputs, Tokens) and (inputs.pad_left or inputs.pad_type):
+        digest.update(f"filling {inputs.pad_left} {inputs.pad_type}".encode())
     return digest.hexdigest()
 
 
@@ -118,7 +122,7 @@ def _write(dataset: Dataset, folder: Path) -> None:
         "files": origins.files,
         "notices": dataset.notices,
         "fingerprint": dataset.fingerprint,
-        "pad_id": dataset.inputs.pad_id if isinstance(dataset.inputs, Tokens) else None,
+        "tokens": {name: getattr(dataset.inputs, name) for name in _TOKENS} if not dataset.is_images else None,
         "splits": list(dataset.splits),
         "arrays": known,
     }
@@ -153,7 +157,9 @@ def _dataset(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dat
     if "pixels" in arrays:
         inputs = Images(arrays["pixels"])
     else:
-        inputs = Tokens(arrays["flat"], arrays["offsets"], meta["pad_id"], arrays.get("second"), arrays.get("whole"))
+        known = {**meta["tokens"], "specials": tuple(meta["tokens"]["specials"])}
+        optional: dict[str, Any] = {name: arrays.get(name) for name in ("second", "types", "whole")}
+        inputs = Tokens(arrays["flat"], arrays["offsets"], **optional, **known)
     return Dataset(
         inputs=inputs,
         labels=arrays["labels"],
@@ -170,7 +176,8 @@ def _input_arrays(inputs: Tokens | Images) -> dict[str, NDArray[Any]]:
     if isinstance(inputs, Images):
         return {"pixels": inputs.pixels}
     arrays: dict[str, NDArray[Any]] = {"flat": inputs.flat, "offsets": inputs.offsets}
-    return arrays if inputs.second is None else {**arrays, "second": inputs.second}
+    types = {"second": inputs.second, "types": inputs.types}
+    return {**arrays, **{name: array for name, array in types.items() if array is not None}}
 
 
 def _whole_array(inputs: Tokens | Images) -> dict[str, NDArray[Any]]:

@@ -35,9 +35,21 @@ class Tokens:
     """[n + 1]: sample i is ``flat[offsets[i]:offsets[i + 1]]``."""
     pad_id: int
     second: NDArray[np.int32] | None = None
-    """[n]: position in the sample at which a pair's second text begins (token type 1); None without pairs."""
+    """[n]: position in the sample at which a pair's second text begins (token type 1); None: all are of type 0."""
     whole: NDArray[np.int64] | None = None
     """[n]: number of tokens of each sample before it was cut; None where none was."""
+    types: NDArray[np.uint8] | None = None
+    """[total]: token types that are not 0, then 1, such as XLNet's; then no ``second``."""
+    pairs: bool = False
+    """Whether a sample is two texts."""
+    typed: bool = False
+    """Whether the tokenizer names token types as an input of its model, also where all of them are 0."""
+    pad_type: int = 0
+    """Token type of the filling."""
+    pad_left: bool = False
+    """Whether the filling stands before the text."""
+    specials: tuple[int, ...] = ()
+    """Ids of the tokenizer's special tokens; a text may name one of them, such as ``<pad>``."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -46,6 +58,16 @@ class Tokens:
     def lengths(self) -> NDArray[np.int64]:
         """[n]: number of tokens of each sample."""
         return np.diff(self.offsets)
+
+    def begins_of_second(self, always: bool) -> NDArray[np.signedinteger] | None:
+        """[n]: where type 1 begins in each sample, its length for nowhere; None: no types are to be given by it.
+
+        Args:
+            always: give types of 0 only as well, to a model for which they are not the same as none.
+        """
+        if self.second is None and self.types is None and self.typed and always:
+            return self.lengths
+        return self.second
 
 
 @dataclass(frozen=True)

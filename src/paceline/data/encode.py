@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -34,7 +35,10 @@ def encode_texts(
     *,
     keep_going: KeepGoing = wanted,
 ) -> Tokens:
-    """Token ids of every text, equal to ``tokenizer(text, pair, truncation=True, max_length=max_length)``.
+    """Tokens of every text, equal to ``tokenizer(text, pair, truncation=True, max_length=max_length)``.
+
+    Token types are kept where the tokenizer names them among its ``model_input_names``, and the side, id and type of
+    its filling: so that a padded batch is what ``tokenizer(texts, pairs, padding=True, ...)`` gives.
 
     Fast tokenizers run on their own threads, as many as the environment allows (``TOKENIZERS_PARALLELISM`` and
     ``RAYON_NUM_THREADS`` are left as they are). The tokenizer is handed back with the truncation and padding it had.
@@ -47,35 +51,47 @@ def encode_texts(
         keep_going: called every thousand texts.
 
     Raises:
-        DataError: ``max_length`` has no room for a text beside the special tokens, or pairs are encoded by a
-            tokenizer whose token types are not 0 for the first text and 1 for the second.
+        DataError: ``max_length`` has no room for a text beside the special tokens.
     """
     _require_room(tokenizer, pairs is not None, max_length)
     dtype = np.uint16 if _largest_id(tokenizer) < 2**16 else np.uint32
     pieces: list[NDArray[np.unsignedinteger]] = []
     lengths: list[int] = []
+    typed = "token_type_ids" in tokenizer.model_input_names
+    kept = _kept_types(tokenizer, texts, pairs, max_length) if typed and len(texts) else "none"
+    types: list[NDArray[np.uint8]] = []
     second: list[int] = []
     cut: list[int] = []
-    with _truncating(tokenizer, max_length), closing(_encoded(tokenizer, texts, pairs, max_length)) as encoded:
-        for ids, types, lost in encoded:
+    encoding = _encoded(tokenizer, texts, pairs, max_length, types=kept != "none")
+    with _truncating(tokenizer, max_length), closing(encoding) as encoded:
+        for ids, given, lost in encoded:
             keep_going()
             pieces.append(np.fromiter(chain.from_iterable(ids), dtype=dtype))
             lengths += map(len, ids)
-            second += map(_second_begins, types)
             cut += lost
+            if kept == "all":
+                types.append(np.fromiter(chain.from_iterable(given), dtype=np.uint8))
+            else:
+                second += map(_second_begins, given)
     offsets = np.zeros(len(texts) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    kept = np.diff(offsets)
-    if len(cut) == len(kept):
-        whole = kept + np.array(cut, dtype=np.int64)
+    short = np.diff(offsets)
+    if len(cut) == len(short):
+        whole = short + np.array(cut, dtype=np.int64)
     else:
-        whole = _whole_lengths(tokenizer, texts, pairs, kept, max_length, keep_going)
+        whole = _whole_lengths(tokenizer, texts, pairs, short, max_length, keep_going)
     return Tokens(
         flat=np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype),
         offsets=offsets,
         pad_id=padding_id(tokenizer),
-        second=None if pairs is None else np.array(second, dtype=np.int32),
-        whole=None if np.array_equal(whole, kept) else whole,
+        whole=None if np.array_equal(whole, short) else whole,
+        second=np.array(second, dtype=np.int32) if kept == "second" else None,
+        types=np.concatenate(types) if kept == "all" else None,
+        pairs=pairs is not None,
+        typed=typed,
+        pad_type=int(tokenizer.pad_token_type_id) if kept == "all" else 0,
+        pad_left=tokenizer.padding_side == "left",
+        specials=tuple(sorted(tokenizer.all_special_ids)),
     )
 
 
@@ -91,7 +107,7 @@ def _whole_lengths(
     whole, full = lengths.copy(), np.flatnonzero(lengths >= max_length).tolist()
     longer = [texts[i] for i in full], None if pairs is None else [pairs[i] for i in full]
     found: list[int] = []
-    with _truncating(tokenizer, None), closing(_encoded(tokenizer, *longer, None)) as encoded:
+    with _truncating(tokenizer, None), closing(_encoded(tokenizer, *longer, None, types=False)) as encoded:
         for ids, _, _ in encoded:
             keep_going()
             found += map(len, ids)
@@ -113,30 +129,33 @@ def truncate(tokens: Tokens, max_length: int) -> Tokens:
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     kept = [tokens.flat[start : start + length] for start, length in zip(tokens.offsets[:-1], lengths, strict=True)]
     second = None if tokens.second is None else np.minimum(tokens.second, lengths).astype(np.int32)
+    types = tokens.types
+    if types is not None:
+        types = np.concatenate([types[a : a + n] for a, n in zip(tokens.offsets[:-1], lengths, strict=True)])
     whole = tokens.lengths if tokens.whole is None else tokens.whole
-    return Tokens(flat=np.concatenate(kept), offsets=offsets, pad_id=tokens.pad_id, second=second, whole=whole)
+    return replace(tokens, flat=np.concatenate(kept), offsets=offsets, second=second, types=types, whole=whole)
 
 
 def _encoded(
-    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int | None
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int | None, *, types: bool
 ) -> Generator[tuple[list[list[int]], list[list[int]], list[int]]]:
-    """Ids, (for pairs) token types and, where that is known, numbers of lost tokens, of a chunk of samples after the
-    other; None: nothing is cut."""
+    """Ids and, where they are asked for, token types of a chunk of samples after the other; and, where that is known,
+    how many tokens each has lost.
+
+    Args:
+        max_length: None: nothing is cut.
+        types: whether token types are asked for.
+    """
     starts = [*range(0, len(texts), _CHUNK), len(texts)]
     chunks = [(list(texts[a:b]), None if pairs is None else list(pairs[a:b])) for a, b in pairwise(starts)]
     if tokenizer.is_fast:
         inputs = [chunk if others is None else list(zip(chunk, others, strict=True)) for chunk, others in chunks]
         special = tokenizer.num_special_tokens_to_add(pair=False)
         for encodings in _ahead(tokenizer.backend_tokenizer, inputs):
-            ids = [one.ids for one in encodings]
+            ids, lost = [one.ids for one in encodings], []
             if pairs is None:
-                yield (
-                    ids,
-                    [],
-                    [_lost(one, len(kept), max_length, special) for one, kept in zip(encodings, ids, strict=True)],
-                )
-            else:
-                yield ids, [one.type_ids for one in encodings], []
+                lost = [_lost(one, len(kept), max_length, special) for one, kept in zip(encodings, ids, strict=True)]
+            yield ids, [one.type_ids for one in encodings] if types else [], lost
         return
     for chunk, others in chunks:
         found = tokenizer(
@@ -145,10 +164,10 @@ def _encoded(
             truncation=max_length is not None,
             max_length=max_length,
             return_attention_mask=False,
-            return_token_type_ids=others is not None,
+            return_token_type_ids=types,
             verbose=False,  # about texts longer than the model takes, which are only counted
         )
-        yield found["input_ids"], [] if others is None else found["token_type_ids"], []
+        yield found["input_ids"], found["token_type_ids"] if types else [], []
 
 
 def _lost(encoding: Any, kept: int, max_length: int | None, special: int) -> int:
@@ -214,14 +233,20 @@ def _largest_id(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values(), default=0)
 
 
+def _kept_types(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> str:
+    """How token types are kept: ``none`` (all are 0), ``second`` (0, then 1) or ``all``.
+
+    The first sample tells: types come from the tokenizer's template, whatever a text says.
+    """
+    with _truncating(tokenizer, max_length):
+        first = _encoded(tokenizer, texts[:1], None if pairs is None else pairs[:1], max_length, types=True)
+        _, [types], _ = next(first)
+        first.close()
+    if tokenizer.pad_token_type_id or sorted(types) != types or max(types, default=0) > 1:
+        return "all"
+    return "none" if pairs is None and not any(types) else "second"
+
+
 def _second_begins(types: list[int]) -> int:
-    """Position of the first token of type 1, or the length where the tokenizer gives every token type 0."""
-    ones = sum(types)
-    begins = len(types) - ones
-    if any(types[:begins]) or not all(types[begins:]):
-        raise DataError(
-            "this tokenizer's token types cannot be used for pairs",
-            why="they are not 0 for the first text and 1 for the second",
-            fix="choose another model, or join the two texts in one column and set data.pair=null",
-        )
-    return begins
+    """Position of the first token of type 1, or the length where every token is of type 0."""
+    return len(types) - sum(types)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.data.dataset import Tokens
 from paceline.data.filler import Ones, as_filler
-from paceline.data.resident import longest, resident_tokens
+from paceline.data.resident import longest, resident_tokens, resident_types
 from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
 from paceline.errors import DataError
 from paceline.seams import Batch, Ids, Layout, Packed, Size
@@ -83,8 +83,10 @@ class PackedLayout(Layout):
         tokens: the samples.
         labels: [n] or [n, C], as in ``Dataset``.
         device: where batches are put.
-        token_types: whether the model takes token_type_ids; they are given for pairs.
-        first_position: position id of a sequence's first token (RoBERTa counts from its pad id + 1).
+        token_types: whether the model takes token_type_ids; they are given where the tokenizer gives them.
+        all_types: whether they are given also where all are 0, which some models do not take as they take none.
+        first_position: position id of a sequence's first token (RoBERTa counts from its pad id + 1). Where it is not
+            0, a pad token in a text has the position of the filling and is not counted, as transformers has it.
         bucket: what the number of positions is a multiple of; see ``bucket_for``.
         resident: keep all tokens on the device and gather there.
 
@@ -102,14 +104,19 @@ class PackedLayout(Layout):
         first_position: int,
         bucket: int,
         resident: bool,
+        all_types: bool = False,
     ) -> None:
         self._tokens, self._labels, self._device = tokens, labels, device
-        self._token_types, self._first, self._bucket = token_types, first_position, bucket
+        self._token_types, self._all_types, self._first, self._bucket = token_types, all_types, first_position, bucket
         self._lengths = tokens.lengths
         _require_tokens(self._lengths)
         self._longest, self._stand_in = longest(tokens), np.zeros(1, dtype=np.int64)
         self._fillers = -(-bucket // self._longest) if len(tokens) else 0
-        self._second = tokens.second if token_types else None
+        self._second = tokens.begins_of_second(all_types) if token_types else None
+        self._types = tokens.types if token_types else None
+        self._types_there = resident_types(tokens, device) if resident and token_types else None
+        # looked for once: counting takes another pass over each row
+        self._skips = first_position > 0 and bool((tokens.flat == first_position - 1).any())
         self._resident = (resident_tokens(tokens, device), torch.tensor(labels, device=device)) if resident else None
         self.reads_ahead = not resident and device.type != "cpu"
         # what is read ahead has its shape before the other ranks' is looked at
@@ -132,6 +139,7 @@ class PackedLayout(Layout):
             labels,
             self._device,
             token_types=self._token_types,
+            all_types=self._all_types,
             first_position=self._first,
             bucket=self._bucket,
             resident=False,
@@ -155,6 +163,10 @@ class PackedLayout(Layout):
         """
         by_length = ids[np.argsort(self._lengths[ids], kind="stable")]
         return by_length[np.argsort(np.arange(len(ids)) * ((math.sqrt(5) - 1) / 2) % 1, kind="stable")]
+
+    @property
+    def _gives_types(self) -> bool:
+        return self._second is not None or self._types is not None
 
     def _rounded(self, real: int) -> int:
         return -(-real // self._bucket) * self._bucket
@@ -190,15 +202,23 @@ class PackedLayout(Layout):
 
         positions = torch.arange(row.slots, device=self._device)
         which = torch.searchsorted(bounds[1:], positions, right=True)
-        read = flat.index_select(0, positions + shift_on.index_select(0, which))
+        at = positions + shift_on.index_select(0, which)
+        read = flat.index_select(0, at)
         # no views: a tracer looks at what they are views of, and takes the copies that a graph reads for something else
         across = positions[None]
         inputs = {
             "input_ids": read[None].to(torch.int64, copy=True),
             "position_ids": across - origin.index_select(0, which),
         }
+        if self._skips:
+            counts = read != self._first - 1
+            before = torch.cat([counts.new_zeros(1, dtype=torch.int64), counts.cumsum(0)])
+            since = before[1:] - before.index_select(0, bounds).index_select(0, which)
+            inputs["position_ids"] = (since * counts + self._first - 1)[None]
         if self._second is not None:
             inputs["token_type_ids"] = (across >= sent[5].index_select(0, which)).long()
+        if self._types_there is not None:
+            inputs["token_type_ids"] = self._types_there.index_select(0, at)[None].long()
         return {
             **inputs,
             "cu_seqlens": bounds.int(),
@@ -207,7 +227,7 @@ class PackedLayout(Layout):
         }
 
     def _shapes(self, ids: Ids) -> Shapes:
-        names = ["input_ids", "position_ids"] + ["token_type_ids"] * (self._second is not None)
+        names = ["input_ids", "position_ids"] + ["token_type_ids"] * self._gives_types
         shape = (1, self._rounded(int(self._lengths[ids].sum())))
         return {
             **dict.fromkeys(names, (shape, torch.int64)),
@@ -225,10 +245,18 @@ class PackedLayout(Layout):
         arrays["input_ids"][0, : row.real] = self._tokens.flat[positions[: row.real] + shift]
         arrays["input_ids"][0, row.real :] = self._tokens.pad_id
         np.add(within, self._first, out=arrays["position_ids"][0])
+        if self._skips:
+            counts = arrays["input_ids"][0] != self._first - 1
+            before = np.concatenate([[0], np.cumsum(counts)])
+            since = before[1:] - np.repeat(before[begins], widths)
+            arrays["position_ids"][0] = since * counts + self._first - 1
         if self._second is not None:
             second = np.repeat(self._second[row.samples], widths[: len(ids)])
             arrays["token_type_ids"][0, : row.real] = within[: row.real] >= second
             arrays["token_type_ids"][0, row.real :] = 0
+        if self._types is not None:
+            arrays["token_type_ids"][0, : row.real] = self._types[positions[: row.real] + shift]
+            arrays["token_type_ids"][0, row.real :] = self._tokens.pad_type
         arrays["cu_seqlens"][...] = row.bounds
         arrays["sequence"][...] = row.sequence
         arrays["labels"][...] = self._labels[ids]

@@ -13,7 +13,7 @@ def resident_bytes(inputs: Tokens | Images) -> int:
     """Bytes that all samples take on the device, labels aside."""
     match inputs:
         case Tokens():
-            return 4 * (int(inputs.offsets[-1]) + longest(inputs))
+            return (4 if inputs.types is None else 5) * (int(inputs.offsets[-1]) + longest(inputs))
         case Images():
             return int(inputs.pixels.nbytes)
 
@@ -27,6 +27,16 @@ def resident_tokens(tokens: Tokens, device: torch.device) -> Tensor:
     flat = np.full(total + longest(tokens), tokens.pad_id, dtype=np.int32)
     flat[:total] = tokens.flat[:total]
     return torch.from_numpy(flat).to(device)
+
+
+def resident_types(tokens: Tokens, device: torch.device) -> Tensor | None:
+    """uint8 [total + longest]: token types as ``resident_tokens``; None where they follow from positions."""
+    if tokens.types is None:
+        return None
+    total = int(tokens.offsets[-1])
+    types = np.full(total + longest(tokens), tokens.pad_type, dtype=np.uint8)
+    types[:total] = tokens.types[:total]
+    return torch.from_numpy(types).to(device)
 
 
 def resident_images(images: Images, device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from paceline.data.dataset import Dataset, Tokens
 from paceline.device import PLANNED, card_name, is_card
 from paceline.engine.buckets import BUCKET_BYTES, Reduction
+from paceline.engine.compared import compared_samples, width_notice
 from paceline.engine.engine import Engine
 from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
 from paceline.engine.optimizer import ParameterGroup, parameter_groups
@@ -52,9 +53,6 @@ from paceline.techniques import (
     recompute,
 )
 from paceline.techniques.capture import Captured, Eager, Phase, alone
-
-COMPARED_AMONG = 256
-"""Samples from which those are picked that packed and padded are compared on."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +109,9 @@ def assemble_build(
         decisions=decisions,
         path={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
     )
-    # two texts at least: alone in its row, a text has no neighbour to be mixed up with
-    found = next(iter(dataset.splits.values()))[:COMPARED_AMONG]
-    ids = np.resize(found, max(2, len(found)))
+    found = next(iter(dataset.splits.values()))
+    texts = dataset.inputs if isinstance(dataset.inputs, Tokens) else None
+    ids = np.resize(found[:2], 2) if texts is None else compared_samples(texts, found)
     # both compare themselves with the plain forward pass in full precision, so they come before all that changes it
     if packs:
         packed = packed_layout(recipe, model, dataset, device, first_position=packing.first_position(model))
@@ -121,6 +119,8 @@ def assemble_build(
         build = packing.apply(build, packed, ids, required=switches.packing is True, dtype=number_format)
         if build.layout is layout:  # it cannot be packed
             build = replace(build, layout=padded_layout(recipe, model, dataset, device))
+    if texts is not None and build.path["layout"] == "padded":
+        build = replace(build, notices=_of_width(recipe, build, dataset, texts))
     build = early_pooling.apply(build, switches.early_pooling, ids)
     # memory order before anything holds views of the weights
     if switches.channels_last is not False:
@@ -148,6 +148,13 @@ def assemble_build(
         cards = torch.get_device_module(device).device_count()
         build = dp.apply(build, [torch.device(device.type, index) for index in range(cards)])
     return build
+
+
+def _of_width(recipe: Recipe, build: Build, dataset: Dataset, texts: Tokens) -> tuple[str, ...]:
+    narrow = padded_layout(recipe, build.model, dataset, build.device, on_host=True, bucket=1)
+    with contextlib.closing(narrow):
+        notice = width_notice(build, narrow, texts)
+    return () if notice is None else (notice,)
 
 
 def assemble(

@@ -47,12 +47,19 @@ def image_layout(
 
 
 def padded_layout(
-    recipe: Recipe, model: nn.Module, dataset: Dataset, device: torch.device, *, on_host: bool = False
+    recipe: Recipe,
+    model: nn.Module,
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    on_host: bool = False,
+    bucket: int | None = None,
 ) -> PaddedLayout:
     """Texts padded to the longest of their micro-batch.
 
     Args:
         on_host: whatever the recipe says; for a layout that serves a comparison only.
+        bucket: what widths are multiples of, whatever the recipe says.
     """
     tokens = dataset.inputs
     assert isinstance(tokens, Tokens)
@@ -63,7 +70,8 @@ def padded_layout(
         dataset.labels,
         device,
         token_types=_takes_token_types(model),
-        bucket=recipe.data.pad_to_multiple_of or (PADDED_BUCKET if _repeats(recipe) else 1),
+        all_types=_tells_types_from_none(model),
+        bucket=bucket or recipe.data.pad_to_multiple_of or (PADDED_BUCKET if _repeats(recipe) else 1),
         resident=not on_host and resident(recipe, dataset, device)[0],
         masked=not is_card(device) or _asks_for_masks(recipe, model),
     )
@@ -88,6 +96,7 @@ def packed_layout(
         dataset.labels,
         device,
         token_types=_takes_token_types(model),
+        all_types=_tells_types_from_none(model),
         first_position=first_position,
         bucket=bucket,
         resident=resident(recipe, dataset, device)[0],
@@ -119,3 +128,12 @@ def _asks_for_masks(recipe: Recipe, model: nn.Module) -> bool:
 
 def _takes_token_types(model: nn.Module) -> bool:
     return "token_type_ids" in inspect.signature(model.forward).parameters
+
+
+def _tells_types_from_none(model: nn.Module) -> bool:
+    """Whether token types of 0 are not the same as none to this model.
+
+    A table of types is read at 0 where none are given (BERT and its kin). GPT-2 looks types up among its words, XLNet
+    adds what it adds to a pair: these have no table, and take none for nothing.
+    """
+    return not getattr(getattr(model, "config", None), "type_vocab_size", None)

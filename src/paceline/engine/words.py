@@ -51,6 +51,8 @@ class Words:
     def __init__(self, tokens: Tokens, table: Tensor) -> None:
         self._tokens = tokens
         self._occurs = np.zeros(len(table), dtype=bool)
+        given = 1 if tokens.types is None else int(tokens.types.max(initial=0))
+        self._types = 1 + max(given, tokens.pad_type)
         # a rank that ran out of memory here would leave the others waiting for its sums
         self._rows = torch.empty(len(table), dtype=torch.int64, device=table.device)
 
@@ -65,6 +67,8 @@ class Words:
         flat, offsets, occurs = self._tokens.flat, self._tokens.offsets, self._occurs
         occurs.fill(False)
         occurs[self._tokens.pad_id] = True
+        if self._tokens.typed:  # GPT-2 and its kin look token types up among the words
+            occurs[: self._types] = True
         for sample in samples.tolist():
             occurs[flat[offsets[sample] : offsets[sample + 1]]] = True
         rows = np.flatnonzero(occurs)

@@ -107,6 +107,11 @@ def modality(part: ModelPart, config: PretrainedConfig | None) -> str:
     )
 
 
+def counts_from_padding(config: PretrainedConfig) -> bool:
+    """Whether the first token's position is one behind the id of the padding."""
+    return config.model_type in _FROM_PADDING
+
+
 def max_positions(config: PretrainedConfig | None) -> int | None:
     """Longest sequence, in tokens, that the model has positions for; None where nothing limits it.
 
@@ -120,7 +125,7 @@ def max_positions(config: PretrainedConfig | None) -> int | None:
         return None
     if getattr(config, "relative_attention", False) and not getattr(config, "position_biased_input", True):
         return None  # DeBERTa: distances are bucketed, no table of positions is read
-    if config.model_type in _FROM_PADDING:
+    if counts_from_padding(config):
         padding = config.pad_token_id
         return positions - (1 if padding is None else padding) - 1
     return positions

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ModelError
 from paceline.models import factory
-from paceline.models.config import modality
+from paceline.models.config import counts_from_padding, modality
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights
 from paceline.models.structure import head_names
 from paceline.recipe.parts import ModelPart
@@ -101,11 +101,18 @@ def load_model(
     config.label2id = {name: index for index, name in enumerate(label_names)}
     # transformers reads no configuration that says one class; paceline.json does
     config.problem_type = None if (kind, num_labels) == ("classification", 1) else PROBLEM_TYPES[kind]
+    late = False
     if modality(part, config) == "image":
         _fit_images(part, config, image_shape)
     else:
-        _fit_tokens(part, config, vocabulary_size, pad_id)
+        _fit_tokens(part, config, vocabulary_size)
+        late = not _pads_when_built(part, config)
+        if pad_id is not None and not late:
+            config.pad_token_id = pad_id
     model = _pretrained(part, config, seed) if part.source and weights else _random(part, config, seed)
+    # RoBERTa and its kin count positions from their own padding, whatever the tokenizer fills with
+    if pad_id is not None and late and not counts_from_padding(config):
+        _tell_padding(model, pad_id)
     return model.train()
 
 
@@ -215,7 +222,24 @@ def _random(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:
     return model
 
 
-def _fit_tokens(part: ModelPart, config: PretrainedConfig, vocabulary_size: int | None, pad_id: int | None) -> None:
+def _pads_when_built(part: ModelPart, config: PretrainedConfig) -> bool:
+    """Whether the model is built around the tokenizer's padding, which freezes the row of its word embedding.
+
+    Pretrained weights are built as their configuration says: where a decoder has no padding its tokenizer's end of text
+    stands in, whose row is trained as any other. Positions that are counted from padding need one.
+    """
+    if config.pad_token_id is None:
+        return counts_from_padding(config)
+    return part.source is None
+
+
+def _tell_padding(model: Any, pad_id: int) -> None:
+    """By which a decoder's head finds a text's last token."""
+    for config in (model.config, model.config.get_text_config()):
+        config.pad_token_id = pad_id
+
+
+def _fit_tokens(part: ModelPart, config: PretrainedConfig, vocabulary_size: int | None) -> None:
     if vocabulary_size is None:
         raise ModelError(
             f"model: a {config.model_type} reads text, but the data are images",
@@ -236,8 +260,6 @@ def _fit_tokens(part: ModelPart, config: PretrainedConfig, vocabulary_size: int 
             )
             + f"; for builtin:random --set data.random.vocabulary={config.vocab_size}",
         )
-    if pad_id is not None:
-        config.pad_token_id = pad_id
     if part.source is None:
         # defaults of the family that point outside a smaller vocabulary; classifiers do not read them
         for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):

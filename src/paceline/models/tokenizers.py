@@ -29,6 +29,9 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNLIMITED = int(1e30)
 """What transformers writes as ``model_max_length`` of a model without a limit."""
 
+_READ_AT_THE_END = frozenset({"xlnet"})
+"""Families whose head reads a row's last position, so that filling stands before the text."""
+
 _TRAINING_CHARACTERS = 20_000_000
 """A vocabulary is trained on at most about this many characters, drawn evenly: more changes little and takes longer."""
 
@@ -72,17 +75,25 @@ class TokenizerSource:
 class WordPieceTrainer:
     """Trains a lower-case BERT tokenizer; equal texts and settings give equal vocabularies, on any machine."""
 
-    def __init__(self, vocabulary_size: int, max_length: int, has_token_types: bool, cache: Path | None) -> None:
+    def __init__(
+        self,
+        vocabulary_size: int,
+        max_length: int,
+        has_token_types: bool,
+        cache: Path | None,
+        padding_side: str = "right",
+    ) -> None:
         self._vocabulary_size = vocabulary_size
         self._max_length = max_length
         self._has_token_types = has_token_types
+        self._padding_side = padding_side
         self._cache = cache
         self._latest: dict[str, int] | None = None
 
     @property
     def key(self) -> str:
         settings = ("wordpiece", self._vocabulary_size, _TRAINING_CHARACTERS, tokenizers.__version__)
-        return _digest(repr(settings).encode())
+        return _digest(repr((*settings, self._has_token_types, self._padding_side)).encode())
 
     def get(self, texts: Sequence[str]) -> PreTrainedTokenizerFast:
         """A tokenizer from the cache, or trained and put there."""
@@ -98,7 +109,7 @@ class WordPieceTrainer:
             if path:
                 _write_vocabulary(path, vocabulary)
         self._latest = vocabulary
-        return bert_tokenizer(vocabulary, self._max_length, self._has_token_types)
+        return self._around(vocabulary)
 
     def settle(self, dataset: str) -> PreTrainedTokenizerFast | None:
         """See ``TokenizerSource.settle``: texts are not read again for a cached data set, so its name must do."""
@@ -106,7 +117,10 @@ class WordPieceTrainer:
         vocabulary = self._latest or (_read_vocabulary(path) if path else None)
         if self._latest and path and _read_vocabulary(path) is None:
             _write_vocabulary(path, self._latest)
-        return bert_tokenizer(vocabulary, self._max_length, self._has_token_types) if vocabulary else None
+        return self._around(vocabulary) if vocabulary else None
+
+    def _around(self, vocabulary: dict[str, int]) -> PreTrainedTokenizerFast:
+        return bert_tokenizer(vocabulary, self._max_length, self._has_token_types, self._padding_side)
 
 
 def tokenizer_source(part: ModelPart, config: PretrainedConfig | None, cache: Path | None) -> TokenizerSource:
@@ -126,14 +140,16 @@ def tokenizer_source(part: ModelPart, config: PretrainedConfig | None, cache: Pa
     limit = max_positions(config)
     if part.tokenizer == "auto" and part.source is None:
         has_token_types = config is None or (getattr(config, "type_vocab_size", 0) or 0) > 1
-        trainer = WordPieceTrainer(part.vocabulary_size, limit or UNLIMITED, has_token_types, cache)
+        # the head reads the last position of a row, filling or not
+        side = "left" if getattr(config, "model_type", None) in _READ_AT_THE_END else "right"
+        trainer = WordPieceTrainer(part.vocabulary_size, limit or UNLIMITED, has_token_types, cache, side)
         return TokenizerSource(trainer.key, None, trainer)
     own = part.tokenizer == "auto"
     source = part.source if own else part.tokenizer
     tokenizer, folder = _pretrained(part, source or "", config if own else None)
     if limit is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
-    return TokenizerSource(_files_key(folder, tokenizer.pad_token), tokenizer, None)
+    return TokenizerSource(_files_key(folder, tokenizer), tokenizer, None)
 
 
 def train_wordpiece(texts: Sequence[str], vocabulary_size: int) -> dict[str, int]:
@@ -176,7 +192,10 @@ def train_wordpiece(texts: Sequence[str], vocabulary_size: int) -> dict[str, int
 
 
 def bert_tokenizer(
-    vocabulary: dict[str, int], max_length: int = UNLIMITED, has_token_types: bool = True
+    vocabulary: dict[str, int],
+    max_length: int = UNLIMITED,
+    has_token_types: bool = True,
+    padding_side: str = "right",
 ) -> PreTrainedTokenizerFast:
     """A lower-case BERT tokenizer: [CLS] text [SEP], or [CLS] first [SEP] second [SEP] with token types 0 and 1."""
     from transformers import PreTrainedTokenizerFast
@@ -200,6 +219,7 @@ def bert_tokenizer(
         sep_token=end,
         mask_token=mask,
         model_max_length=max_length,
+        padding_side=padding_side,
         model_input_names=inputs,
     )
 
@@ -251,8 +271,10 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     return [path for path in files if any(fnmatch(path.name, pattern) for pattern in TOKENIZER_FILES)]
 
 
-def _files_key(folder: Path, pad_token: Any) -> str:
-    parts = [tokenizers.__version__, str(pad_token)]
+def _files_key(folder: Path, tokenizer: Any) -> str:
+    # what the files do not say is the class's own, and may differ between versions of transformers
+    sides = (tokenizer.padding_side, tokenizer.truncation_side, tokenizer.pad_token_type_id)
+    parts = [tokenizers.__version__, str(tokenizer.pad_token), repr((*sides, *tokenizer.model_input_names))]
     for path in _tokenizer_files(folder):
         parts += [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
     return _digest("\n".join(parts).encode())

@@ -37,8 +37,8 @@ NAME = "paceline_packed"
 POOLS_EARLY = "pools_early"
 """Attribute of a model whose last block hands on one position a sequence, see ``early_pooling.py``."""
 
-CHECKED_SAMPLES = 4
-"""Samples of the mini-batch that packed and padded are compared on."""
+CHECKED_SAMPLES = 8
+"""Samples, at most, that packed and padded are compared on."""
 
 TOLERANCES = {("cpu", torch.float64): 1e-10, ("cpu", torch.float32): 1e-5}
 """Difference up to which results are equal without a closer look, relative to their norm; 1e-4 on cards, whose sums
@@ -277,7 +277,7 @@ def _band(query: Tensor, sliding_window: int) -> Tensor:
 def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
     """Where packed and padded differ: logits, then the gradient of each parameter; None where they are equal.
 
-    Computed in fp32, without dropout, on a copy of the model and up to four samples of very different length, so that
+    Computed in fp32, without dropout, on a copy of the model and up to eight samples of very different length, so that
     the model, its gradients, its buffers and torch's random numbers stay as they are. What raises is a difference too.
     Small differences are looked at again in fp64, see ``compared``.
     """

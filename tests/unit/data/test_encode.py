@@ -41,7 +41,9 @@ def _fast(**options: Any) -> Any:
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        **{"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"} | options,
+        **{"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+        | {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+        | options,
     )
 
 
@@ -104,9 +106,19 @@ def test_pairs_without_token_types() -> None:
     assert tokens.second.tolist() == tokens.lengths.tolist(), "no token is of type 1"
 
 
-def test_pairs_with_other_token_types_are_refused() -> None:
-    with pytest.raises(DataError, match="token types cannot be used for pairs"):
-        encode_texts(_fast(second="$B:1 [SEP]:2"), TEXTS, PAIRS, 16)
+def test_pairs_with_other_token_types_keep_every_one() -> None:
+    tokenizer = _fast(second="$B:1 [SEP]:2")
+    tokens = encode_texts(tokenizer, TEXTS, PAIRS, 16)
+    assert tokens.second is None
+    assert tokens.types is not None
+    expected = tokenizer(TEXTS, PAIRS, truncation=True, max_length=16)["token_type_ids"]
+    assert [piece.tolist() for piece in np.split(tokens.types, tokens.offsets[1:-1])] == expected
+
+
+def test_a_tokenizer_that_names_no_token_types_gives_none_to_pairs() -> None:
+    tokens = encode_texts(_fast(model_input_names=["input_ids", "attention_mask"]), TEXTS, PAIRS, 16)
+    assert tokens.pairs
+    assert (tokens.second, tokens.types) == (None, None)
 
 
 def test_special_tokens_in_a_text_follow_the_tokenizers_setting() -> None:

@@ -46,7 +46,12 @@ class Words:
         backend.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
         )
-        return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            pad_token="[PAD]",
+            unk_token="[UNK]",
+            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        )
 
 
 def _rows(num_rows: int = 40) -> list[dict[str, Any]]:

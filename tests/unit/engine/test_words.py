@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -169,3 +170,18 @@ def test_a_step_that_does_not_say_its_words_is_summed_whole() -> None:
     table = next(bucket for bucket in gradients._sums.buckets if bucket.table is not None)
     assert world.begun[-1] is table.stretch
     assert model.words.weight.grad[8:10].all()
+
+
+def test_token_types_are_words_where_the_tokenizer_gives_them() -> None:
+    """GPT-2 looks its token types up among its words."""
+    plain = Tokens(np.array([9, 8, 7], np.uint16), np.array([0, 3]), pad_id=6)
+    table = torch.zeros(ROWS, WIDTH)
+
+    def rows(**settings: object) -> list[int]:
+        found = Words(dataclasses.replace(plain, **settings), table).of(np.array([0]))
+        assert found is not None
+        return found.tolist()
+
+    assert rows() == [6, 7, 8, 9]
+    assert rows(typed=True) == [0, 1, 6, 7, 8, 9]
+    assert rows(typed=True, types=np.array([0, 0, 2], np.uint8), pad_type=3) == [0, 1, 2, 3, 6, 7, 8, 9]

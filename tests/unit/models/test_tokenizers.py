@@ -156,3 +156,11 @@ def test_a_model_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"cannot be loaded\n.*\n.*set model.tokenizer"):
         tokenizer_source(part, read_config(part), None)
+
+
+@pytest.mark.parametrize(("kind", "side"), [("xlnet", "left"), ("bert", "right")])
+def test_a_trained_tokenizer_pads_where_the_models_head_does_not_read(kind: str, side: str, tmp_path: Path) -> None:
+    part = ModelPart(config={"model_type": kind}, vocabulary_size=100)
+    tokenizer = tokenizer_source(part, read_config(part), None).get(["the film was fine"])
+    tokenizer.save_pretrained(tmp_path)
+    assert (tokenizer.padding_side, AutoTokenizer.from_pretrained(tmp_path).padding_side) == (side, side)
