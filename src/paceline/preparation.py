@@ -28,7 +28,7 @@ from paceline.errors import RecipeError
 from paceline.facts import Facts
 from paceline.files import cache_folder
 from paceline.kernels.launch import wake_compiler
-from paceline.models.config import import_readers, max_positions, modality, read_config
+from paceline.models.config import checkpoint_labels, import_readers, max_positions, modality, read_config
 from paceline.models.images import image_settings, preferred_size
 from paceline.models.load import import_class, load_model
 from paceline.models.saved import SavedModel
@@ -302,6 +302,7 @@ def _outlined(
             cache=cache,
             rows=rows,
             quarantine=quarantine,
+            head=checkpoint_labels(part, config),
         )
 
     known = begin(cache)

@@ -22,6 +22,7 @@ class Labels:
     """int64 [n] class indices, float32 [n] targets, or float32 [n, classes] of 0 and 1."""
     names: tuple[str, ...]
     """Class names in index order; one name for regression."""
+    notices: tuple[str, ...] = ()
 
 
 def class_names(labels: Sequence[Any], kind: str) -> tuple[str, ...]:
@@ -41,6 +42,8 @@ def encode_labels(
     *,
     target: str = "target",
     allow_single_class: bool = False,
+    head: Sequence[str] = (),
+    order: Sequence[str] = (),
 ) -> Labels:
     """Labels of a set to train on; the classes are those of ``splits["train"]``.
 
@@ -51,6 +54,8 @@ def encode_labels(
         origins: where each sample came from, for errors.
         target: the label's column; the name of a regression's one output.
         allow_single_class: accept one class only.
+        head: class names of the checkpoint's head in index order, kept whole where it knows every class of train.
+        order: of the classes, as the user listed them; the others follow.
 
     Raises:
         DataError: a class of another split is missing from train, there is only one class, or a target is too large.
@@ -58,7 +63,10 @@ def encode_labels(
     if kind == "regression":
         return Labels(_targets(labels, origins, target), (target,))
     names = class_names([labels[sample] for sample in splits["train"]], kind)
-    known = set(names)
+    listed = tuple(name for name in order if name in names)
+    names = (*listed, *(name for name in names if name not in listed))
+    whole = names_in_head(names, head)
+    known = {*names, *(whole or ())}
     for split, samples in splits.items():
         unknown = set(class_names([labels[sample] for sample in samples], kind)) - known
         if unknown:
@@ -78,7 +86,29 @@ def encode_labels(
             why="there is nothing to tell apart",
             fix="give data with at least two classes, or accept it with data.allow_single_class=true",
         )
-    return Labels(_indices(labels, kind, names), names)
+    if whole is None:
+        return Labels(_indices(labels, kind, names), names)
+    absent = [name for name in whole if name not in names]
+    told = f"train has no sample of {len(absent):,} classes that the model's head knows: " + ", ".join(
+        excerpt(name) for name in absent[:10]
+    )
+    return Labels(_indices(labels, kind, whole), whole, (f"{told}; the head is kept whole",) if absent else ())
+
+
+def names_in_head(names: Sequence[str], head: Sequence[str]) -> tuple[str, ...] | None:
+    """All names of a head in its order, spelled as the data spell them; None where it does not know one of ``names``.
+
+    A name is looked for as it is written, then without regard to case.
+    """
+    folded = {name.casefold(): index for index, name in enumerate(head)}
+    found: dict[int, str] = {}
+    for name in names:
+        index = head.index(name) if name in head else folded.get(name.casefold())
+        if index is None or index in found:
+            return None
+        found[index] = name
+    whole = tuple(found.get(index, name) for index, name in enumerate(head))
+    return whole if found and len(set(whole)) == len(whole) else None
 
 
 def encode_known_labels(

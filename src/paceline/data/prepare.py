@@ -64,6 +64,7 @@ def prepare(
     cache: Path | None,
     rows: Any = None,
     quarantine: Path | None = None,
+    head: Sequence[str] = (),
 ) -> Dataset:
     """The data set to train on, validate with and test on; arguments and errors are those of ``outline``."""
     found = outline(
@@ -75,6 +76,7 @@ def prepare(
         cache=cache,
         rows=rows,
         quarantine=quarantine,
+        head=head,
     )
     return found.finish(wanted)
 
@@ -89,6 +91,7 @@ def outline(
     cache: Path | None,
     rows: Any = None,
     quarantine: Path | None = None,
+    head: Sequence[str] = (),
 ) -> Outline:
     """Read the source, deal its rows into splits and label them; ``finish`` then encodes them.
 
@@ -104,6 +107,7 @@ def outline(
         cache: folder of encoded data sets; None: not kept.
         rows: data in memory, which replaces ``part.source`` and is not cached.
         quarantine: file that takes the rows which ``part.on_bad_row: skip`` drops.
+        head: class names of the checkpoint's head in index order; see ``encode_labels``.
 
     Raises:
         DataError: the data cannot be used, or are not what the model takes.
@@ -111,7 +115,7 @@ def outline(
     from paceline.data.sources import read
 
     length = max_length or part.max_length
-    entry = None if rows is not None or cache is None else _entry(part, task, tokenizer, length, modality, cache)
+    entry = None if rows is not None or cache is None else _entry(part, task, tokenizer, length, modality, cache, head)
     damage: tuple[str, ...] = ()
     if entry is not None:
         try:
@@ -126,7 +130,7 @@ def outline(
         # files are read as the task has it; what is built in has labels of one kind
         raise DataError(f"task.type = {task.type}: {part.source} is for {table.kind}", fix="leave task.type out")
     remember = _unkept if entry is None else partial(_remember, entry=entry, quarantine=quarantine, damage=damage)
-    return _outline(table, part, tokenizer, length, modality, remember)
+    return _outline(table, part, tokenizer, length, modality, remember, head)
 
 
 def cached(
@@ -137,13 +141,14 @@ def cached(
     max_length: int | None,
     modality: str,
     cache: Path,
+    head: Sequence[str] = (),
 ) -> Dataset | None:
     """What ``outline`` would take from ``cache``; None where it would read the source. Arguments are the same.
 
     Raises:
         DataError: the source cannot be looked at.
     """
-    entry = _entry(part, task, tokenizer, max_length or part.max_length, modality, cache)
+    entry = _entry(part, task, tokenizer, max_length or part.max_length, modality, cache, head)
     try:
         return None if entry is None else load(entry)
     except DamagedEntry:
@@ -151,14 +156,20 @@ def cached(
 
 
 def _entry(
-    part: DataPart, task: TaskPart, tokenizer: TokenizerSource | None, length: int, modality: str, cache: Path
+    part: DataPart,
+    task: TaskPart,
+    tokenizer: TokenizerSource | None,
+    length: int,
+    modality: str,
+    cache: Path,
+    head: Sequence[str],
 ) -> Path | None:
     """Where the encoded data set is kept; None for a source that does not say whether it has changed."""
     content = _content_fingerprint(part)
     if content is None:
         return None
     key = None if tokenizer is None else tokenizer.key
-    return cache / _cache_key(content, part, task, key, length, modality)
+    return cache / _cache_key(content, part, task, key, length, modality, head)
 
 
 def _outline_of(dataset: Dataset) -> Outline:
@@ -180,6 +191,7 @@ def _outline(
     max_length: int,
     modality: str,
     remember: Callable[[Dataset], Dataset],
+    head: Sequence[str],
 ) -> Outline:
     """A table's rows dealt and labelled; ``remember`` is given the data set once it is encoded."""
     if table.labels is None or table.kind is None:
@@ -194,13 +206,15 @@ def _outline(
         table.origins,
         target=table.columns.get("label", "target"),
         allow_single_class=part.allow_single_class,
+        head=head,
+        order=() if part.label is None or isinstance(part.label, str) else part.label,
     )
     _require_modality(table, part, modality)
     tokenizer = None if table.texts is None else _tokenizer(table, part, source, dealt.splits["train"])
 
     def finish(keep_going: KeepGoing) -> Dataset:
         inputs = _inputs(table, tokenizer, max_length, keep_going)
-        notices = table.notices + dealt.notices
+        notices = table.notices + dealt.notices + labels.notices
         return remember(_dataset(inputs, labels, kind, dict(dealt.splits), table.origins, notices))
 
     pad_id = padding_id(tokenizer) if tokenizer is not None else table.tokens.pad_id if table.tokens else None
@@ -446,11 +460,17 @@ def _content_fingerprint(part: DataPart) -> str | None:
 
 
 def _cache_key(
-    content: str, part: DataPart, task: TaskPart, tokenizer: str | None, max_length: int, modality: str
+    content: str,
+    part: DataPart,
+    task: TaskPart,
+    tokenizer: str | None,
+    max_length: int,
+    modality: str,
+    head: Sequence[str],
 ) -> str:
     """Name of the entry: everything that decides what an encoded data set looks like."""
     # absolute, so that a run finds the entry from every folder
     idle = {"max_length", "augment", "resident", "pad_to_multiple_of"}
     settings = absolute_data(part).model_dump(mode="json", exclude=idle)
-    decides = [FORMAT, content, settings, task.type, tokenizer, max_length, modality]
+    decides = [FORMAT, content, settings, task.type, tokenizer, max_length, modality, list(head)]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]

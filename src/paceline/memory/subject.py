@@ -17,7 +17,7 @@ from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.prepare import cached
 from paceline.errors import RecipeError, UserError
 from paceline.files import cache_folder
-from paceline.models.config import max_positions, modality, read_config
+from paceline.models.config import checkpoint_labels, max_positions, modality, read_config
 from paceline.models.images import preferred_size
 from paceline.models.tokenizers import tokenizer_source
 from paceline.preparation import encoded, shape_decisions
@@ -83,7 +83,10 @@ def _encoded_before(recipe: Recipe, config: PretrainedConfig | None) -> Dataset 
     try:
         reads = modality(part, config)
         source = None if reads == "image" else tokenizer_source(part, config, cache)
-        return cached(recipe.data, recipe.task, tokenizer=source, max_length=None, modality=reads, cache=cache)
+        head = checkpoint_labels(recipe.model, config)
+        return cached(
+            recipe.data, recipe.task, tokenizer=source, max_length=None, modality=reads, cache=cache, head=head
+        )
     except UserError:
         return None  # data, or a tokenizer, that are not on this machine: a run would say so
 

@@ -112,6 +112,14 @@ def counts_from_padding(config: PretrainedConfig) -> bool:
     return config.model_type in _FROM_PADDING
 
 
+def checkpoint_labels(part: ModelPart, config: PretrainedConfig | None) -> tuple[str, ...]:
+    """Class names of a checkpoint's head in index order; empty where it names none (``LABEL_0``), or has no weights."""
+    if config is None or part.source is None:
+        return ()
+    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
+    return () if names == tuple(f"LABEL_{index}" for index in range(len(names))) else names
+
+
 def max_positions(config: PretrainedConfig | None) -> int | None:
     """Longest sequence, in tokens, that the model has positions for; None where nothing limits it.
 

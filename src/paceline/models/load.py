@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from paceline.errors import ModelError
 from paceline.models import factory
-from paceline.models.config import counts_from_padding, modality
+from paceline.models.config import checkpoint_labels, counts_from_padding, modality
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights
-from paceline.models.structure import head_names
+from paceline.models.structure import final_linear, head_names
 from paceline.recipe.parts import ModelPart
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def load_model(
     if part.factory or config is None:
         with seeded(seed):
             return factory.build(part.factory or "", num_labels).train()
+    old = checkpoint_labels(part, config) if kind != "regression" else ()
     config = copy.deepcopy(config)
     config.id2label = dict(enumerate(label_names))
     config.label2id = {name: index for index, name in enumerate(label_names)}
@@ -109,7 +110,7 @@ def load_model(
         late = not _pads_when_built(part, config)
         if pad_id is not None and not late:
             config.pad_token_id = pad_id
-    model = _pretrained(part, config, seed) if part.source and weights else _random(part, config, seed)
+    model = _pretrained(part, config, seed, old) if part.source and weights else _random(part, config, seed)
     # RoBERTa and its kin count positions from their own padding, whatever the tokenizer fills with
     if pad_id is not None and late and not counts_from_padding(config):
         _tell_padding(model, pad_id)
@@ -198,7 +199,7 @@ def _without_prefix(folder: Path) -> dict[str, Tensor] | None:
     return found or None
 
 
-def _pretrained(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:
+def _pretrained(part: ModelPart, config: PretrainedConfig, seed: int, old: Sequence[str]) -> nn.Module:
     source = part.source or ""
     folder = fetch(source, CONFIG_FILES + WEIGHT_FILES, revision=part.revision, code=part.trust_remote_code)
     if not any(folder.glob("*.safetensors")):
@@ -206,6 +207,7 @@ def _pretrained(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Modu
     with seeded(seed):
         model, account = from_folder(folder, config, modality(part, config), trust_remote_code=part.trust_remote_code)
     _check_fit(part, model, account)
+    _settle_head(part, model, account, old, seed)
     config = model.config
     config.name_or_path = source
     return model
@@ -313,6 +315,39 @@ def _check_fit(part: ModelPart, model: nn.Module, account: dict[str, Any]) -> No
         )
     if missing:
         log.warning("%s has no weights for %s: they start random", part.source, ", ".join(sorted(missing)))
+
+
+def _settle_head(part: ModelPart, model: Any, account: dict[str, Any], old: Sequence[str], seed: int) -> None:
+    """Rows of a head stand for its classes: where the data have others of the same number, draw it anew, and say so.
+
+    Args:
+        old: class names of the checkpoint; empty where it has none.
+    """
+    names = [str(model.config.id2label[index]) for index in range(len(model.config.id2label))]
+    lost = f"model.source = {part.source}: its head for {len(old):,} classes ({', '.join(old[:5])}) is lost"
+    if any(name in set(head_names(model)) for name, *_ in account["mismatched_keys"]):
+        if not old:
+            lost = f"model.source = {part.source}: its head is lost"
+        log.warning("%s: the data need %d outputs, and a new head starts random", lost, len(names))
+        return
+    if not old or [name.casefold() for name in names] == [name.casefold() for name in old]:
+        return
+    final = final_linear(model, len(names))
+    missing = set(account["missing_keys"])
+    if any(parameter is final.weight and name in missing for name, parameter in model.named_parameters()):
+        return
+    if names == [str(index) for index in range(len(old))]:
+        log.warning("labels 0 to %d are taken for the head's classes by number: %s", len(old) - 1, ", ".join(old[:10]))
+        return
+    with seeded(seed), torch.no_grad():
+        final.reset_parameters()
+        # as most families of transformers do; its own initialisation passes over what was loaded
+        std = getattr(model.config, "initializer_range", None)
+        if isinstance(std, float):
+            final.weight.normal_(0.0, std)
+            if final.bias is not None:
+                final.bias.zero_()
+    log.warning("%s: the data's labels are %s, and a new head starts random", lost, ", ".join(names[:5]))
 
 
 def no_safetensors(part: ModelPart, folder: Path) -> ModelError:

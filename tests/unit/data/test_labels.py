@@ -102,3 +102,37 @@ def test_unlabelled_samples_get_zeros(kind: str, shape: tuple[int, ...], dtype: 
     assert encoded.values.shape == shape
     assert encoded.values.dtype == dtype
     assert not encoded.values.any()
+
+
+HEAD = ("entailment", "neutral", "contradiction")
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["neutral", "contradiction", "entailment"], HEAD),
+        (["Neutral", "CONTRADICTION", "Entailment"], ("Entailment", "Neutral", "CONTRADICTION")),
+        (["neutral", "contradiction"], HEAD),
+        (["neutral", "other"], ("neutral", "other")),
+        (["neutral", "Neutral"], ("Neutral", "neutral")),
+    ],
+)
+def test_classes_that_the_head_knows_keep_its_order(labels: list[str], names: tuple[str, ...]) -> None:
+    everything = _splits(train=list(range(len(labels))))
+    encoded = encode_labels(labels, "classification", everything, _origins(len(labels)), head=HEAD)
+    assert encoded.names == names
+    assert [names[value] for value in encoded.values] == labels
+
+
+def test_classes_of_the_head_that_do_not_occur_are_told() -> None:
+    labels = ["neutral", "contradiction"]
+    encoded = encode_labels(labels, "classification", _splits(train=[0, 1]), _origins(2), head=HEAD)
+    assert "entailment" in encoded.notices[0]
+
+
+def test_a_list_of_columns_keeps_its_order() -> None:
+    labels = [("toxic", "rude"), ("spam",)]
+    order = ("toxic", "spam", "rude")
+    encoded = encode_labels(labels, "multi_label", _splits(train=[0, 1]), _origins(2), order=order)
+    assert encoded.names == order
+    assert encoded.values.tolist() == [[1, 0, 1], [0, 1, 0]]

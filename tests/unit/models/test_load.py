@@ -278,3 +278,36 @@ def test_a_factory_is_imported_from_the_current_folder_and_seeded() -> None:
 def test_what_is_wrong_with_a_factory(reference: str, message: str) -> None:
     with pytest.raises((ModelError, RecipeError), match=message):
         load(ModelPart(factory=reference))
+
+
+@pytest.mark.parametrize(
+    ("names", "kept", "told"),
+    [
+        (("entailment", "neutral", "contradiction"), True, ""),
+        (("Entailment", "Neutral", "Contradiction"), True, ""),
+        (("0", "1", "2"), True, "by number"),
+        (("a", "b", "c"), False, "new head"),
+        (("entailment", "other"), False, "new head"),
+    ],
+)
+def test_a_head_is_kept_for_its_own_classes_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, ...], kept: bool, told: str
+) -> None:
+    folder = write_tiny_model(tmp_path / "model", num_labels=3)
+    written = json.loads((folder / "config.json").read_text())
+    named = ("entailment", "neutral", "contradiction")
+    written |= {"id2label": dict(enumerate(named)), "label2id": {name: index for index, name in enumerate(named)}}
+    (folder / "config.json").write_text(json.dumps(written))
+    part = ModelPart(source=str(folder))
+    config = read_config(part)
+    assert config is not None
+    with caplog.at_level(logging.WARNING):
+        model = load_model(
+            part, config, num_labels=len(names), label_names=names, kind="classification",
+            vocabulary_size=config.vocab_size, pad_id=0, seed=7,
+        )  # fmt: skip
+    before = load_file(folder / "model.safetensors")["classifier.weight"]
+    after = model.get_parameter("classifier.weight")
+    assert (before.shape == after.shape and torch.equal(before, after)) == kept
+    assert told in caplog.text
+    assert bool(told) == bool(caplog.text)
