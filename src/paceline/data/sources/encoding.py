@@ -1,4 +1,4 @@
-"""Which encoding the bytes of a text file allow, decided over its first megabytes."""
+"""Which encoding the bytes of a text file allow, decided over its first megabyte."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import BinaryIO
 
-SAMPLE_BYTES = 8_000_000
+SAMPLE_BYTES = 1_000_000
 """Bytes that are looked at: many times the rows in which a rare character first shows, and no burden to memory."""
 
 _PLAUSIBLE = 0.7
@@ -31,6 +31,9 @@ def detect(file: BinaryIO) -> str:
         return "gb18030"
     if _share(sample, "cp932", _is_japanese) >= _PLAUSIBLE:
         return "cp932"
+    # Western languages are mostly ASCII letters; Cyrillic, Big5 and the like are not, and would train as mojibake
+    if 2 * sum(byte > 0x7F for byte in sample) > sum(chr(byte).isalpha() for byte in sample if byte < 0x80):
+        return "utf-8"
     return "cp1252" if _share(sample, "cp1252", _is_latin) >= _PLAUSIBLE else "utf-8"
 
 
