@@ -84,13 +84,6 @@ ROWS: dict[str, tuple[str, Content, tuple[str, ...]]] = {
     "long row": ("a.csv", lines() + "a, b,good\n", ("a.csv:26, column 'label'", "too long", "'a, b,good'", "quotes")),
     "unclosed quote": ("a.csv", lines() + '"a,good\nb,bad\n', ("a.csv:26", "not closed", "'\"a,good'", "line 27")),
     "quote in a cell": ("a.csv", lines() + '"a "b" c",good\n', ("a.csv:26", "quotes do not match", 'twice: ""')),
-    "latin-1": (
-        "a.csv",
-        lines().encode() + "café,good\n".encode("latin-1"),
-        ("a.csv:26, column 'text': not UTF-8", "0xe9", "iconv -f latin-1 -t utf-8 < a.csv > fixed.csv"),
-    ),
-    "windows-1252": ("a.csv", lines().encode() + b"a \x93b\x94,good\n", ("a.csv:26", "0x93", "cp1252")),
-    "utf-16": ("a.csv", lines().encode("utf-16"), ("a.csv:1: the file is UTF-16", "> fixed.csv")),
     "NUL": ("a.csv", lines() + "a\0b,good\n", ("a.csv:26, column 'text': a NUL", r"'a\x00b,good", "tr -d")),
     "NUL in JSON": ("a.jsonl", json_lines() + '{"text": "a\\u0000b", "label": "good"}\n', ("a.jsonl:25", "a NUL")),
     "cut JSON line": (

@@ -10,12 +10,13 @@ from paceline.errors import DataError, nearest
 from paceline.recipe.parts import DataPart
 
 TEXT_NAMES = (
-    ("text", "texts"),
+    ("text", "texts", "文本"),
     (
+        *("内容", "评论", "评价", "正文", "句子"),
         *("sentence", "review", "content", "document", "comment", "body", "message", "tweet", "post", "article"),
         *("utterance", "passage", "review_text", "full_text", "comment_text"),
     ),
-    ("question", "query", "title", "headline", "subject", "description", "summary", "prompt", "input"),
+    ("question", "query", "title", "headline", "subject", "description", "summary", "prompt", "input", "标题", "问题"),
 )
 """Names of text columns by rank: a name of an earlier rank wins, two of the same rank are ambiguous."""
 
@@ -35,15 +36,17 @@ PAIR_NAMES = (
     ("query", "passage"),
     ("query", "document"),
     ("claim", "evidence"),
+    ("句子1", "句子2"),
+    ("文本1", "文本2"),
 )
 """Column names that belong together as first and second text."""
 
 IMAGE_NAMES = ("image", "images", "img", "picture", "pixel_values")
 
 LABEL_NAMES = (
-    ("label", "labels"),
-    ("class", "classes", "target", "targets", "category", "categories"),
-    ("sentiment", "score", "rating", "stars", "y", "emotion", "intent", "topic"),
+    ("label", "labels", "标签"),
+    ("class", "classes", "target", "targets", "category", "categories", "类别", "分类"),
+    ("sentiment", "score", "rating", "stars", "y", "emotion", "intent", "topic", "情感", "评分"),
 )
 """Names of label columns by rank, as for texts."""
 

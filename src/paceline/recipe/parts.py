@@ -6,6 +6,8 @@ it) or *execution* (marked ``EXECUTION``: how fast and where; it may change on r
 
 from __future__ import annotations
 
+import difflib
+from encodings.aliases import aliases
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -154,6 +156,12 @@ class DataPart(Part):
     label_separator: str | None = Field(
         None, min_length=1, description="Splits a label cell into several labels (multi-label)."
     )
+    encoding: str = Field(
+        "auto", description="Encoding of text files, such as gb18030; auto tells it by the bytes and says which."
+    )
+    delimiter: str = Field(
+        "auto", description="What separates the cells of a csv or tsv file, one character; auto looks at the header."
+    )
     splits: SplitsPart = SplitsPart()
     max_length: int = Field(512, ge=4, description="Tokens kept of a sample; never more than the model's positions.")
     image_size: int | None = Field(None, ge=8, description="Images are resized to this many pixels a side.")
@@ -180,6 +188,26 @@ class DataPart(Part):
         " its memory.",
     )
     random: RandomPart = RandomPart()
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str) -> str:
+        if value == "auto":
+            return value
+        try:
+            "a".encode(value)
+        except (LookupError, ValueError):
+            close = difflib.get_close_matches(value.lower().replace("-", "_"), sorted(aliases), n=1)
+            hint = f"; did you mean {close[0]}?" if close else "; for example utf-8, gb18030, cp932, cp1252"
+            raise ValueError(f"no text encoding {value!r}{hint}") from None
+        return value
+
+    @field_validator("delimiter")
+    @classmethod
+    def _usable_delimiter(cls, value: str) -> str:
+        if value != "auto" and (len(value) != 1 or value in '"\r\n\0'):
+            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}")
+        return value
 
 
 class TaskPart(Part):

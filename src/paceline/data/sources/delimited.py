@@ -1,9 +1,10 @@
-"""Comma- and tab-separated files, as a stream of rows."""
+"""Files of cells between commas, semicolons, tabs or bars, as a stream of rows."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,27 +14,39 @@ from paceline.data.sources.lines import MAX_LINE_BYTES, Lines
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row, Source
 from paceline.errors import DataError, excerpt
 
-_OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+_DELIMITERS = ",;\t|"
 
 
-def read_delimited(path: Path, name: str, delimiter: str, bad: BadRows) -> Source:
+def read_delimited(
+    path: Path, name: str, usual: str, bad: BadRows, *, encoding: str = "auto", delimiter: str = "auto"
+) -> Source:
     """Rows of a file whose first line names the columns; cells may be quoted and span lines (RFC 4180).
 
     Every cell is a string, also ``NA``, ``null`` and ``None``. Blank lines are skipped.
 
     Raises:
-        DataError: no header, a repeated column, another delimiter; while the rows are read, quotes that do not match.
+        DataError: no header, a repeated column; while the rows are read, quotes that do not match.
             Short and long rows, bad encoding and NULs go to ``bad``.
     """
     # a setting of the whole process: raised, never lowered, so that nobody else's reading breaks
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
-    lines = Lines(path, name)
+    lines = Lines(path, name, encoding)
+    if delimiter == "auto":
+        delimiter = _delimiter(path, name, lines.encoding, usual)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lines)
         columns = _header(reader, lines, delimiter)
         stack.pop_all()  # the rows close it
-    return Source(name=name, rows=_rows(reader, lines, columns, bad), columns=columns)
+    return Source(name=name, rows=_rows(reader, lines, columns, bad), columns=columns, notices=lines.notices)
+
+
+def _delimiter(path: Path, name: str, encoding: str, usual: str) -> str:
+    """What separates the cells of the first line, outside quotes: the usual one where it does, else the commonest."""
+    with Lines(path, name, encoding) as lines:
+        first = next((line for line in lines if not line.isspace()), "")
+    bare = re.sub(r'"(?:[^"]|"")*"', "", first)
+    return usual if usual in bare else max(_DELIMITERS, key=lambda mark: (bare.count(mark), mark == usual))
 
 
 def _header(reader: Iterator[list[str]], lines: Lines, delimiter: str) -> tuple[str, ...]:
@@ -63,16 +76,6 @@ def _header(reader: Iterator[list[str]], lines: Lines, delimiter: str) -> tuple[
             column=repeated[0],
             found=lines.first.rstrip("\r\n"),
             fix="give each column a name of its own",
-        )
-    other = next((mark for mark in _OTHER_DELIMITERS if mark in cells[0] and mark != delimiter), None)
-    if len(cells) == 1 and other is not None:
-        raise DataError(
-            f"the cells seem to be separated by {_OTHER_DELIMITERS[other]}",
-            file=lines.name,
-            line=line,
-            found=cells[0],
-            why=f"a {'.tsv' if delimiter == chr(9) else '.csv'} file separates them by {_OTHER_DELIMITERS[delimiter]}",
-            fix="rename it to .tsv" if other == "\t" else f"export it with {_OTHER_DELIMITERS[delimiter]}",
         )
     return tuple(cells)
 

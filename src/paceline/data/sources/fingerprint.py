@@ -16,10 +16,10 @@ from paceline.data.sources.locate import file_format, locate
 from paceline.files import digest
 from paceline.recipe.parts import DataPart
 
-_READING = 1
+_READING = 2
 """Raised when reading the same bytes gives other rows than before."""
 
-_FIELDS = ("text", "pair", "label", "split", "label_separator", "image_size", "on_bad_row")
+_FIELDS = ("text", "pair", "label", "split", "label_separator", "encoding", "delimiter", "image_size", "on_bad_row")
 """What changes the rows that are read; cells of ``splits``, ``max_length`` and the like come later."""
 
 

@@ -13,12 +13,13 @@ from paceline.data.sources.rows import Row, Source
 from paceline.errors import DataError
 
 
-def read_json_lines(path: Path, name: str, bad: BadRows) -> Source:
+def read_json_lines(path: Path, name: str, bad: BadRows, encoding: str = "auto") -> Source:
     """Rows of a file with one JSON object a line; blank lines are skipped, each row names its own columns.
 
     Lines that are no JSON or no object, that name a key twice, and bad encoding go to ``bad``.
     """
-    return Source(name=name, rows=_rows(Lines(path, name), bad))
+    lines = Lines(path, name, encoding)
+    return Source(name=name, rows=_rows(lines, bad), notices=lines.notices)
 
 
 def _rows(lines: Lines, bad: BadRows) -> Iterator[Row]:

@@ -1,14 +1,17 @@
-"""Lines of a UTF-8 file, decoded one by one so that every problem is known by its line and byte."""
+"""Lines of a text file, decoded one by one so that every problem is known by its line and byte."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
+from paceline.data.sources.encoding import detect
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS
 from paceline.errors import DataError
 
@@ -21,15 +24,15 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class Lines:
     """The lines of a file, gzip-compressed when its name ends in ``.gz``, each with its line end.
 
-    A line that is not UTF-8 or holds a NUL is handed out all the same (with replacement characters), so that a reader
-    above keeps its place in the file; ``take_problem`` then tells what is wrong with the lines since ``mark``.
+    A line that does not decode or holds a NUL is handed out all the same, with replacement characters: a reader above
+    keeps its place in the file; ``take_problem`` then tells what is wrong with the lines since ``mark``.
 
     Raises:
-        DataError: from iteration, for what hides the rest of the file: a cut or damaged gzip file, UTF-16, an
+        DataError: from iteration, for what hides the rest of the file: a cut or damaged gzip file, an
             endless line, a file that cannot be read.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, encoding: str = "auto") -> None:
         self.path, self.name = path, name
         self.number = 0
         """Lines handed out so far."""
@@ -38,6 +41,19 @@ class Lines:
         self._problem: Callable[..., DataError] | None = None
         self._marked = True
         self._file: BinaryIO | None = None
+        self.encoding = self._detected() if encoding == "auto" else codecs.lookup(encoding).name
+        """How the file is decoded, as set or as its bytes say."""
+        self._wide: io.TextIOWrapper | None = None
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What to tell about the encoding: nothing of UTF-8, else which it is and how the first rows read."""
+        if self.encoding == "utf-8":
+            return ()
+        with Lines(self.path, self.name, self.encoding) as again:
+            rows = [line.rstrip("\r\n") for line, _ in zip(again, range(2), strict=False)]
+        shown = " / ".join(row[:80] for row in rows)  # as it is: the reader's eye judges the decoding
+        return (f"{self.name}: read as {self.encoding} (--set data.encoding=... to change); it begins {shown!r}",)
 
     def __enter__(self) -> Self:
         return self
@@ -72,6 +88,9 @@ class Lines:
     def __iter__(self) -> Iterator[str]:
         with self._open() as file:
             self._file = file
+            if self.encoding.startswith(("utf-16", "utf-32")):
+                # a byte 0x0a is no line end there
+                self._wide = io.TextIOWrapper(file, encoding=self.encoding, errors="replace", newline="\n")
             offset = 0
             while raw := self._read_line(file):
                 self.number += 1
@@ -84,6 +103,13 @@ class Lines:
                     self.first, self._marked = line, False
                 yield line
 
+    def _detected(self) -> str:
+        with self._open() as file:
+            try:
+                return detect(file)
+            except (EOFError, OSError, zlib.error):
+                return "utf-8"  # reading the lines says what is wrong, and where
+
     def _open(self) -> BinaryIO:
         try:
             if self.path.suffix.lower() == ".gz":
@@ -94,7 +120,7 @@ class Lines:
 
     def _read_line(self, file: BinaryIO) -> bytes:
         try:
-            raw = file.readline(MAX_LINE_BYTES + 1)
+            raw = self._wide.readline(MAX_LINE_BYTES + 1).encode() if self._wide else file.readline(MAX_LINE_BYTES + 1)
         except EOFError:
             raise DataError(
                 "the gzip file is cut off",
@@ -125,25 +151,18 @@ class Lines:
         return raw
 
     def _without_mark(self, raw: bytes) -> bytes:
-        if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise DataError(
-                "the file is UTF-16",
-                file=self.name,
-                line=1,
-                why="texts are read as UTF-8",
-                fix=_filtered(self.name, "iconv -f utf-16 -t utf-8"),
-            )
         return raw.removeprefix(_BYTE_ORDER_MARK)
 
     def _decode(self, raw: bytes, offset: int) -> str:
         if b"\0" in raw and self._problem is None:
             self._problem = partial(holds_nul, self.name, self.number, raw, offset)
+        encoding = "utf-8" if self._wide else self.encoding
         try:
-            return raw.decode()
+            return raw.decode(encoding)
         except UnicodeDecodeError as error:
             if self._problem is None:
                 self._problem = partial(bad_encoding, error, self.name, self.number, offset)
-            return raw.decode(errors="replace")
+            return raw.decode(encoding, errors="replace")
 
 
 def bad_encoding(
@@ -154,6 +173,16 @@ def bad_encoding(
     # bytes 0x80 to 0x9f are control characters in Latin-1 and quotes and dashes in Windows-1252
     likely = "cp1252" if any(0x80 <= byte <= 0x9F for byte in raw[error.start : error.start + 200]) else "latin-1"
     around = bytes(raw[max(0, error.start - 20) : error.start + 20]).decode("latin-1")
+    if error.encoding not in ("utf-8", "utf8"):
+        return DataError(
+            f"not {error.encoding}",
+            file=file,
+            line=line,
+            column=column,
+            found=around,
+            why=f"byte 0x{raw[error.start]:02x} at byte offset {offset + error.start:,} begins no character of it",
+            fix="convert the file to UTF-8 in the program that wrote it",
+        )
     return DataError(
         "not UTF-8",
         file=file,

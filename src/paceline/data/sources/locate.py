@@ -80,8 +80,8 @@ def open_source(path: Path, name: str, part: DataPart, bad: BadRows, *, labelled
         return read_folder(path, name, part, bad, labelled=labelled)
     suffix = file_format(path)
     if suffix in DELIMITERS:
-        return read_delimited(path, name, DELIMITERS[suffix], bad)
-    return read_parquet(path, name) if suffix == ".parquet" else read_json_lines(path, name, bad)
+        return read_delimited(path, name, DELIMITERS[suffix], bad, encoding=part.encoding, delimiter=part.delimiter)
+    return read_parquet(path, name) if suffix == ".parquet" else read_json_lines(path, name, bad, part.encoding)
 
 
 def _missing(path: Path, name: str, setting: str) -> DataError:
