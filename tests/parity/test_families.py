@@ -1,0 +1,202 @@
+"""Every family that transformers can classify with, beside a plain loop: equal, or refused by name.
+
+A family whose losses, weights or predictions differ fails. One that is refused has to be in ``REFUSED`` with words of
+the reason, and docs/models.md lists both; its table is what these tests found (``python -m tests.parity.families``).
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import dataclasses
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import paceline
+from paceline.errors import UserError
+from paceline.models.load import quiet
+from paceline.recipe import Recipe
+from tests.parity.tiny_families import LABELS, SECONDS, TEXTS, text_families, write_text_model
+
+EPOCHS, RATE, MAX_LENGTH = 4, 1e-3, 64
+LOSS, WEIGHTS, PROBABILITIES = 1e-5, 1e-4, 1e-5
+OPTIMIZER = {"lr": RATE, "weight_decay": 0.01, "eps": 1e-3}
+"""With an eps that large a gradient's rounding stays a weight's: Adam divides what is nearly nothing by itself."""
+
+COMMON = (
+    *("albert", "bart", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "fnet", "funnel", "gpt2"),
+    *("llama", "modernbert", "mpnet", "opt", "qwen2", "roberta", "t5", "xlm-roberta", "xlnet"),
+)
+"""Those that `make test` looks at; `make test-full` looks at all."""
+
+REFUSED: Mapping[str, str] = {}
+"""Family -> words of the refusal."""
+
+UNBUILT: Mapping[str, str] = {}
+"""Family -> what transformers itself lacks to build it here, so that there is nothing to compare with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What was found of a family: the largest differences, or the words of a refusal."""
+
+    loss: float = 0.0
+    weights: float = 0.0
+    probabilities: float = 0.0
+    refused: str = ""
+    layout: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        return self.loss <= LOSS and self.weights <= WEIGHTS and self.probabilities <= PROBABILITIES
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["singles", "pairs"])
+@pytest.mark.parametrize(
+    "family",
+    [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in text_families()],
+)
+def test_a_text_family_trains_and_predicts_as_in_a_plain_loop(family: str, pairs: bool, tmp_path: Path) -> None:
+    try:
+        with quiet():
+            write_text_model(family, tmp_path / "model")
+    except ImportError as error:
+        pytest.skip(f"transformers itself cannot build it here: {str(error).strip().splitlines()[0]}")
+    found = compared(tmp_path / "model", tmp_path, pairs=pairs)
+    if family in REFUSED:
+        assert REFUSED[family] in found.refused, found
+        return
+    assert not found.refused, f"refused, but not listed in REFUSED: {found.refused}"
+    assert found.is_equal, f"{family} differs from transformers: {found}"
+
+
+def compared(model: Path, folder: Path, *, pairs: bool) -> Outcome:
+    """Train the classifier in ``model`` by hand and with paceline, and lay the two beside each other."""
+    seconds = SECONDS if pairs else None
+    losses, weights, probabilities = by_hand(model, seconds)
+    try:
+        run, layout = by_paceline(model, folder, seconds)
+    except UserError as error:
+        return Outcome(refused=str(error))
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ours = [record["loss"] for record in steps if record["kind"] == "step"]
+    saved = _loaded(run / "model").state_dict()
+    piped = by_pipeline(run / "model", seconds)
+    predicted = predictions(run, folder, seconds)
+    return Outcome(
+        loss=float(np.abs(np.subtract(ours, losses)).max()),
+        weights=max((float((saved[name] - value).abs().max()) for name, value in weights.items() if value.numel()), default=0.0),
+        probabilities=float(max(np.abs(predicted - piped).max(), np.abs(predicted - probabilities).max())),
+        layout=layout,
+    )
+
+
+def by_hand(model: Path, seconds: Sequence[str] | None) -> tuple[list[float], dict[str, torch.Tensor], np.ndarray]:
+    """Losses, final weights and probabilities [n, 2] of a plain loop in which a step is the whole data set."""
+    tokenizer, module = _tokenizer(model), _loaded(model)
+    if tokenizer.pad_token is None:  # as users of decoders do
+        tokenizer.pad_token = tokenizer.eos_token
+    module.config.pad_token_id = tokenizer.pad_token_id
+    encoded = tokenizer(
+        list(TEXTS),
+        list(seconds) if seconds else None,
+        padding=True,
+        truncation=True,
+        max_length=MAX_LENGTH,
+        return_tensors="pt",
+    )
+    labels = torch.tensor([module.config.label2id[label] for label in LABELS])
+    optimizer = torch.optim.AdamW(module.parameters(), **OPTIMIZER)
+    losses = []
+    module.train()
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(**encoded).logits, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    module.eval()
+    alone = []
+    with torch.no_grad():
+        for i, text in enumerate(TEXTS):
+            one = tokenizer(text, seconds[i] if seconds else None, return_tensors="pt")
+            alone.append(module(**one).logits.softmax(-1)[0].numpy())
+    return losses, copy.deepcopy(module.state_dict()), np.stack(alone)
+
+
+def by_paceline(model: Path, folder: Path, seconds: Sequence[str] | None) -> tuple[Path, str]:
+    """The run folder, and how its samples were laid out."""
+    _write(folder / "train.csv", seconds, LABELS)
+    plain = {
+        "model": {"source": str(model)},
+        "data": {
+            "source": str(folder / "train.csv"),
+            "max_length": MAX_LENGTH,
+            "splits": {"validation": 0, "test": 0},
+            "pair": "second" if seconds else None,
+        },
+        "optimizer": {**OPTIMIZER, "decay_all": True},
+        "schedule": {"type": "constant", "warmup": 0},
+        "techniques": {"precision": "fp32"},
+        "loop": {"epochs": EPOCHS, "batch_size": len(TEXTS), "evaluate_every": "never", "save_best": False,
+                 "checkpoint_every": "never"},
+        "observe": {"console": "off", "report": False},
+        "device": "cpu",
+    }  # fmt: skip
+    record = paceline.train(Recipe.parse(plain), out=folder / "run")
+    return folder / "run", str(record.path)
+
+
+def predictions(run: Path, folder: Path, seconds: Sequence[str] | None) -> np.ndarray:
+    """Probabilities [n, 2] that ``paceline predict`` writes, rows of all lengths in one batch."""
+    _write(folder / "new.csv", seconds, None)
+    paceline.predict(run, str(folder / "new.csv"), out=folder / "predicted.csv")
+    with (folder / "predicted.csv").open(newline="") as file:
+        return np.array(
+            [[float(row[f"probability of {name}"]) for name in ("good", "poor")] for row in csv.DictReader(file)]
+        )
+
+
+def by_pipeline(model: Path, seconds: Sequence[str] | None) -> np.ndarray:
+    """Probabilities [n, 2] of transformers' own pipeline over the saved model."""
+    from transformers import pipeline
+
+    with warnings.catch_warnings(action="ignore"):
+        classify = pipeline("text-classification", model=_loaded(model).eval(), tokenizer=_tokenizer(model), device="cpu")
+        rows: list[Any] = list(TEXTS) if seconds is None else [
+            {"text": text, "text_pair": second} for text, second in zip(TEXTS, seconds, strict=True)
+        ]
+        found = [classify(row, top_k=None, function_to_apply="softmax") for row in rows]
+    found = [one[0] if isinstance(one[0], list) else one for one in found]
+    return np.array([[score["score"] for name in ("good", "poor") for score in one if score["label"] == name] for one in found])
+
+
+def _loaded(folder: Path) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    with quiet():
+        return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _write(path: Path, seconds: Sequence[str] | None, labels: Sequence[str] | None) -> None:
+    columns = {"text": TEXTS, "second": seconds, "label": labels}
+    given = {name: values for name, values in columns.items() if values is not None}
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(given)
+        rows.writerows(zip(*given.values(), strict=True))
