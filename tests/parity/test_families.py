@@ -51,6 +51,8 @@ class Outcome:
     loss: float = 0.0
     weights: float = 0.0
     probabilities: float = 0.0
+    furthest: str = ""
+    """The weight that differs most."""
     refused: str = ""
     layout: str = ""
 
@@ -81,7 +83,12 @@ def test_a_text_family_trains_and_predicts_as_in_a_plain_loop(family: str, pairs
 def compared(model: Path, folder: Path, *, pairs: bool) -> Outcome:
     """Train the classifier in ``model`` by hand and with paceline, and lay the two beside each other."""
     seconds = SECONDS if pairs else None
-    losses, weights, probabilities = by_hand(model, seconds)
+    try:
+        losses, weights, probabilities = by_hand(model, seconds)
+    except Exception as error:  # whatever a model raises for inputs that it does not take: then we have to say so, too
+        with pytest.raises(UserError) as refusal:
+            by_paceline(model, folder, seconds)
+        return Outcome(refused=f"{refusal.value} | transformers itself: {type(error).__name__}: {error}")
     try:
         run, layout = by_paceline(model, folder, seconds)
     except UserError as error:
@@ -89,11 +96,14 @@ def compared(model: Path, folder: Path, *, pairs: bool) -> Outcome:
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     ours = [record["loss"] for record in steps if record["kind"] == "step"]
     saved = _loaded(run / "model").state_dict()
+    distances = {name: float((saved[name] - value).abs().max()) for name, value in weights.items() if value.numel()}
+    furthest = max(distances, key=distances.__getitem__)
     piped = by_pipeline(run / "model", seconds)
     predicted = predictions(run, folder, seconds)
     return Outcome(
         loss=float(np.abs(np.subtract(ours, losses)).max()),
-        weights=max((float((saved[name] - value).abs().max()) for name, value in weights.items() if value.numel()), default=0.0),
+        weights=distances[furthest],
+        furthest=furthest,
         probabilities=float(max(np.abs(predicted - piped).max(), np.abs(predicted - probabilities).max())),
         layout=layout,
     )

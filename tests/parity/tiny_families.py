@@ -22,7 +22,8 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(("num_decoder_layers", "num_encoder_layers", "num_self_attends_per_block"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "num_experts", "num_local_experts"), 2),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "d_inner", "n_inner", "hidden_dim"), 64),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "moe_intermediate_size", "ffn_hidden_size"), 64),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 128),
@@ -38,20 +39,41 @@ SIZES: Mapping[str, int] = {
 UNSET = ("head_dim", "num_key_value_heads")
 """Of these also where the configuration leaves them open."""
 
+MLA: Mapping[str, Any] = {
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim"), 8),
+    "num_key_value_heads": 4,
+    "num_experts_per_tok": 2,
+}
+"""Multi-head latent attention, whose heads have sizes of their own."""
+
 QUIRKS: Mapping[str, Mapping[str, Any]] = {
     "bigbird_pegasus": {"attention_type": "original_full"},
     "big_bird": {"attention_type": "original_full"},
     "canine": {"num_hash_buckets": 64},
-    "deepseek_v2": {"n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 8, "q_lora_rank": 8,
-                    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    **dict.fromkeys(("axk2", "deepseek_v2", "deepseek_v3", "minicpm3"), MLA),
+    "axk1": {**MLA, "n_group": 2, "topk_group": 1},
     "esmc": {"num_key_value_heads": 4},
     "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
-    "layoutlmv3": {"visual_embed": False},
-    "nystromformer": {"num_landmarks": 4, "segment_means_seq_len": 64, "conv_kernel_size": 5},
+    "esm": {"pad_token_id": 0},
+    "gptj": {"rotary_dim": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "layoutlmv3": {"visual_embed": False, "coordinate_size": 6, "shape_size": 4},
+    "lilt": {"hidden_size": 48},
+    "mistral4": {**MLA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
+                                            "original_max_position_embeddings": 128}},
+    "nystromformer": {"num_landmarks": 64, "segment_means_seq_len": 64, "conv_kernel_size": 5},
+    "phimoe": {"router_jitter_noise": 0.0, "input_jitter_noise": 0.0},
     "reformer": {"attn_layers": ["local", "local"], "local_attn_chunk_length": 8, "axial_pos_shape": [8, 16],
                  "axial_pos_embds_dim": [16, 16], "attention_head_size": 8},
+    "t5": {"decoder_start_token_id": 0},
+    "umt5": {"decoder_start_token_id": 0},
+    "mt5": {"decoder_start_token_id": 0},
     "xmod": {"default_language": "en_XX"},
+    "yoso": {"use_expectation": True, "conv_window": None},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
 }  # fmt: skip
 """What a family needs beyond SIZES to be built, or to be built small."""
 
@@ -113,16 +135,16 @@ def _shrunk(plain: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in plain.items():
         if isinstance(value, dict) and "model_type" in value:
             changed[name] = {**value, **_shrunk(value)}
+        elif name == "vocab_size":
+            changed[name] = VOCABULARY
         elif isinstance(value, bool) or (value is None and name not in UNSET):
             continue
         elif name in SIZES and isinstance(value, int | None):
             changed[name] = SIZES[name]
-        elif name == "vocab_size":
-            changed[name] = VOCABULARY
         elif "drop" in name and isinstance(value, int | float):
             changed[name] = type(value)(0)
         elif name == "layer_types" and isinstance(value, list):
-            changed[name] = value[: SIZES["num_hidden_layers"]]
+            changed[name] = value[-SIZES["num_hidden_layers"] :]  # of several kinds the last two differ
         elif name.endswith("_token_id") and isinstance(value, int) and value >= VOCABULARY:
             changed[name] = 3
     return changed
@@ -165,7 +187,10 @@ def tokenizer_of(family: str) -> Any:
         model = getattr(kind, "model", None)
     except ImportError:
         kind = model = None
-    if kind is None or model is None or "bbox" in kind.model_input_names or kind.__name__ in _OTHERS:
+    if family in SUBSTITUTES:
+        kind = getattr(transformers, SUBSTITUTES[family])
+        model = kind.model
+    if kind is None or model is None:
         return _byte_level()
     parameters = inspect.signature(kind.__init__).parameters
     special = _special_tokens(parameters)
@@ -188,8 +213,13 @@ def tokenizer_of(family: str) -> Any:
     return kind(vocab=kept, merges=merges)
 
 
-_OTHERS = frozenset({"LukeTokenizer", "MarkupLMTokenizer", "LayoutLMv2Tokenizer", "TapasTokenizer"})
-"""Tokenizers that want more than texts."""
+SUBSTITUTES: Mapping[str, str] = {
+    **dict.fromkeys(("bigbird_pegasus", "biogpt", "canine", "layoutlmv3", "luke", "markuplm", "plbart"), "RobertaTokenizer"),
+    **dict.fromkeys(("camembert", "xmod", "xlm-roberta-xl"), "XLMRobertaTokenizer"),
+    "umt5": "T5Tokenizer",
+    **dict.fromkeys(("esm", "esmc", "tapas"), "BertTokenizer"),
+}
+"""Whose own tokenizer is written in Python, wants more than texts, or has a fixed vocabulary of proteins."""
 
 
 def json_of(tokenizer: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
+from paceline.models.config import modality
 from paceline.models.hub import CONFIG_FILES, fetch
 from paceline.recipe.parts import ModelPart
 
@@ -59,7 +60,9 @@ def image_settings(part: ModelPart, shape: tuple[int, int, int]) -> ImageSetting
 
 
 def preferred_size(part: ModelPart, config: PretrainedConfig | None) -> int | None:
-    """Pixels a side that a model was trained on, or None when it does not say."""
+    """Pixels a side that a model was trained on; None when it does not say, or reads texts."""
+    if modality(part, config) == "text":  # which may have a part for images, too
+        return None
     size = getattr(config, "image_size", None)
     if size is None and part.source:
         written = _preprocessor(part).get("size")
