@@ -19,6 +19,8 @@ import torch
 
 import paceline as library
 from paceline import inference
+from paceline.data import prepare
+from paceline.data import prepare
 from paceline.errors import DataError, UserError
 from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import (
@@ -53,6 +55,50 @@ def train_run(folder: Path, data: Path, **data_settings: Any) -> Path:
     )
     library.train(recipe, out=folder / "run")
     return folder / "run"
+
+
+def test_a_run_finds_its_own_data_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paceline: Paceline
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(home)
+    write_csv(home / "reviews.csv", reviews(60))
+    write_csv(home / "test.csv", reviews(20))
+    write_csv(elsewhere / "reviews.csv", reviews(8))  # another file of that name
+    run = train_run(home, Path("reviews.csv"), test="test.csv")
+    monkeypatch.chdir(elsewhere)
+    encoded: list[int] = []
+    encode = prepare.encode_texts
+    monkeypatch.setattr(prepare, "encode_texts", lambda *args, **more: encoded.append(1) or encode(*args, **more))
+    assert paceline("evaluate", run).code == 0
+    assert encoded == [], "data that are in the cache were encoded again"
+    resumed = paceline("train", run, "--resume", "--set", "loop.epochs=3")
+    assert resumed.code == 0, resumed.err
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 3
+
+
+def test_a_run_finds_its_own_data_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paceline: Paceline
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(home)
+    write_csv(home / "reviews.csv", reviews(60))
+    write_csv(home / "test.csv", reviews(20))
+    write_csv(elsewhere / "reviews.csv", reviews(8))  # another file of that name
+    run = train_run(home, Path("reviews.csv"), test="test.csv")
+    monkeypatch.chdir(elsewhere)
+    encoded: list[int] = []
+    encode = prepare.encode_texts
+    monkeypatch.setattr(prepare, "encode_texts", lambda *args, **more: encoded.append(1) or encode(*args, **more))
+    assert paceline("evaluate", run).code == 0
+    assert encoded == [], "data that are in the cache were encoded again"
+    resumed = paceline("train", run, "--resume", "--set", "loop.epochs=3")
+    assert resumed.code == 0, resumed.err
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 3
 
 
 @pytest.fixture

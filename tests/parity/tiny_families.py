@@ -17,7 +17,9 @@ import torch
 
 VOCABULARY = 300
 SIZES: Mapping[str, int] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "word_embed_proj_dim", "embedding_size"), 32),
+    **dict.fromkeys(
+        ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "word_embed_proj_dim", "embedding_size"), 32
+    ),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 2),
     **dict.fromkeys(("num_decoder_layers", "num_encoder_layers", "num_self_attends_per_block"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
@@ -40,7 +42,9 @@ UNSET = ("head_dim", "num_key_value_heads")
 """Of these also where the configuration leaves them open."""
 
 MLA: Mapping[str, Any] = {
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim"), 8),
+    **dict.fromkeys(
+        ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim"), 8
+    ),
     "num_key_value_heads": 4,
     "num_experts_per_tok": 2,
 }
@@ -50,6 +54,20 @@ QUIRKS: Mapping[str, Mapping[str, Any]] = {
     "bigbird_pegasus": {"attention_type": "original_full"},
     "big_bird": {"attention_type": "original_full"},
     "canine": {"num_hash_buckets": 64},
+    "shieldgemma2": {
+        "text_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": VOCABULARY,
+                        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+                          "num_attention_heads": 4, "image_size": 32, "patch_size": 8}},
+    **dict.fromkeys(("clip", "metaclip_2", "siglip", "siglip2"), {"vision_config": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "image_size": 32, "patch_size": 8}}),
+    **dict.fromkeys(("swin", "swinv2", "donut-swin"), {"image_size": 64, "patch_size": 4, "window_size": 2}),
+    **dict.fromkeys(("convnext", "convnextv2", "focalnet"), {"image_size": 64, "patch_size": 4}),
+    **dict.fromkeys(("mobilevit", "mobilevitv2"), {"image_size": 64, "patch_size": 2}),
+    "efficientnet": {"hidden_dim": 2560, "depth_coefficient": 1.0, "width_coefficient": 1.0},
+    **dict.fromkeys(("mobilenet_v1", "mobilenet_v2"), {"image_size": 160}),
+    "pvt": {"image_size": 64},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     **dict.fromkeys(("axk2", "deepseek_v2", "deepseek_v3", "minicpm3"), MLA),
     "axk1": {**MLA, "n_group": 2, "topk_group": 1},
@@ -143,6 +161,10 @@ def _shrunk(plain: Mapping[str, Any]) -> dict[str, Any]:
             changed[name] = SIZES[name]
         elif "drop" in name and isinstance(value, int | float):
             changed[name] = type(value)(0)
+        elif "drop" in name and isinstance(value, list):
+            changed[name] = [0.0] * len(value)
+        elif name in ("depths", "depth", "num_conv_layers", "stage_num_blocks") and isinstance(value, list):
+            changed[name] = [1] * len(value)  # deep batch norm over ten small images amplifies any rounding
         elif name == "layer_types" and isinstance(value, list):
             changed[name] = value[-SIZES["num_hidden_layers"] :]  # of several kinds the last two differ
         elif name.endswith("_token_id") and isinstance(value, int) and value >= VOCABULARY:
@@ -170,6 +192,45 @@ def write_text_model(family: str, folder: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def write_image_model(family: str, folder: Path) -> Path:
+    """Configuration, random weights and image processor of a tiny image classifier with the labels dark and light."""
+    import transformers
+    from transformers import AutoModelForImageClassification
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+
+    names = {"num_labels": 2, "id2label": {0: "dark", 1: "light"}, "label2id": {"dark": 0, "light": 1}}
+    config = configuration(family, **names)
+    found = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES[family]
+    config.architectures = [found if isinstance(found, str) else found[0]]  # of two classes transformers asks which
+    torch.manual_seed(5)
+    model = AutoModelForImageClassification.from_config(config).float()
+    model.save_pretrained(folder)
+    processor = (IMAGE_PROCESSOR_MAPPING_NAMES.get(family) or {}).get("pil", "ViTImageProcessorPil")
+    kind = getattr(transformers, processor)
+    whole = kind().to_dict()
+    # of the processor's own kind, but as large as the tiny model wants it
+    side, changed = _side(family), dict[str, Any]()
+    sizes = {name for name, value in (whole.get("size") or {}).items() if value is not None}
+    crops = bool(whole.get("do_center_crop"))
+    if known := sizes & {"height", "width", "shortest_edge"}:
+        changed["size"] = dict.fromkeys(known, side + 8 * crops)
+    if crops:
+        changed["crop_size"] = {"height": side, "width": side}
+    made = kind(**changed)
+    made.save_pretrained(folder)
+    return folder
+
+
+def _side(family: str) -> int:
+    """Pixels a side: what the configuration says, or enough for a pyramid of five stages."""
+    found = getattr(configuration(family), "image_size", None)
+    if isinstance(found, list | tuple):
+        return int(found[0])
+    nested = getattr(configuration(family), "vision_config", None)
+    return found if isinstance(found, int) else getattr(nested, "image_size", 128)
 
 
 def tokenizer_of(family: str) -> Any:
@@ -214,7 +275,9 @@ def tokenizer_of(family: str) -> Any:
 
 
 SUBSTITUTES: Mapping[str, str] = {
-    **dict.fromkeys(("bigbird_pegasus", "biogpt", "canine", "layoutlmv3", "luke", "markuplm", "plbart"), "RobertaTokenizer"),
+    **dict.fromkeys(
+        ("bigbird_pegasus", "biogpt", "canine", "layoutlmv3", "luke", "markuplm", "plbart"), "RobertaTokenizer"
+    ),
     **dict.fromkeys(("camembert", "xmod", "xlm-roberta-xl"), "XLMRobertaTokenizer"),
     "umt5": "T5Tokenizer",
     **dict.fromkeys(("esm", "esmc", "tapas"), "BertTokenizer"),
@@ -233,7 +296,9 @@ def json_of(tokenizer: Any) -> dict[str, Any]:
 def _special_tokens(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     """What the class calls its special tokens, in the order of its parameters."""
     found = [str(p.default) for name, p in parameters.items() if name.endswith("_token") and isinstance(p.default, str)]
-    return list(dict.fromkeys(["<unk>" if "unk_token" not in parameters else str(parameters["unk_token"].default), *found]))
+    return list(
+        dict.fromkeys(["<unk>" if "unk_token" not in parameters else str(parameters["unk_token"].default), *found])
+    )
 
 
 def _words(mark: str) -> Sequence[str]:

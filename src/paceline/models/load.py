@@ -97,6 +97,7 @@ def load_model(
         with seeded(seed):
             return factory.build(part.factory or "", num_labels).train()
     config = copy.deepcopy(config)
+    config.num_labels = num_labels  # a field of its own in some configurations (PVT), which id2label leaves as it was
     config.id2label = dict(enumerate(label_names))
     config.label2id = {name: index for index, name in enumerate(label_names)}
     # transformers reads no configuration that says one class; paceline.json does
@@ -258,6 +259,8 @@ def _fit_images(part: ModelPart, config: PretrainedConfig, shape: tuple[int, int
     size = height if height == width else (height, width)
     for name, found, data_setting in (("num_channels", channels, ""), ("image_size", size, "data.image_size")):
         wanted = getattr(config, name, None)
+        if isinstance(wanted, list | tuple):  # of height and width
+            found = type(wanted)((height, width))
         if wanted is None or wanted == found or (part.source is None and name not in (part.config or {})):
             if wanted is not None:
                 setattr(config, name, found)
