@@ -218,6 +218,7 @@ def _given(loaded: LoadedModel) -> Given:
         modality=saved.modality,
         pairs=saved.pairs,
         image_shape=(image.height, image.width, image.channels) if image else None,
+        picture=loaded.processor,
     )
 
 

@@ -29,8 +29,9 @@ from paceline.facts import Facts
 from paceline.files import cache_folder
 from paceline.kernels.launch import wake_compiler
 from paceline.models.config import checkpoint_labels, import_readers, max_positions, modality, read_config
-from paceline.models.images import image_settings, preferred_size
+from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
 from paceline.models.load import import_class, load_model
+from paceline.models.processor import Processor
 from paceline.models.saved import SavedModel
 from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
 from paceline.models.tokenizers import TokenizerSource, tokenizer_source
@@ -92,7 +93,8 @@ def prepare_run(
             import_readers(part)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
             config = read_config(part)
-            size = preferred_size(part, config) if part.source else None
+            processor = own_processor(part, config, recipe.data.image_size)
+            size = preferred_size(part, config) if part.source and processor is None else None
             shapes = shape_decisions(recipe, max_positions(config), size)
             recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
         if world.local_rank:
@@ -104,7 +106,7 @@ def prepare_run(
             with watch.phase("data"):
                 turn.enter_context(world.alone_first("reading and encoding the data"))
             with watch.phase("data"):
-                known, source = _outlined(recipe, config, rows, quarantine)
+                known, source = _outlined(recipe, config, rows, quarantine, processor)
             encoding = beside.start("data", known.finish)
             with watch.importing():
                 import_class(part, config)
@@ -130,10 +132,10 @@ def prepare_run(
                 awake.result()
                 # the peak is this run's, not the process's; it may come before the first step
                 torch.cuda.reset_peak_memory_stats(device)
-            build = build_for(recipe, model, dataset, device, world=world)
+            images = image_settings(part, dataset.image_shape, processor) if dataset.image_shape else None
+            build = build_for(recipe, model, dataset, device, images, world=world)
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
     scaled = lr_decision(recipe.optimizer, recipe.loop.batch_size) if part.train != "features" else None
-    images = image_settings(part, dataset.image_shape) if dataset.image_shape else None
     saved = SavedModel(
         label_names=dataset.label_names,
         kind=dataset.kind,
@@ -252,11 +254,17 @@ def build_for(
     model: nn.Module,
     dataset: Dataset,
     device: torch.device,
+    images: ImageSettings | None = None,
     *,
     world: World = Alone(),  # noqa: B008 - it has no state
 ) -> Build:
-    """``assemble_build`` for a model that is to be trained on these data; arguments and errors are its."""
-    images = image_settings(recipe.model, dataset.image_shape) if dataset.image_shape else None
+    """``assemble_build`` for a model that is to be trained on these data; arguments and errors are its.
+
+    Args:
+        images: how pixels become floats; None: as without the model's own processor, for who asks for sizes alone.
+    """
+    if images is None and dataset.image_shape:
+        images = image_settings(recipe.model, dataset.image_shape)
     return assemble_build(
         recipe,
         model,
@@ -278,13 +286,19 @@ def size_of_vocabulary(recipe: Recipe, known: Outline | Dataset, tokenizer: Any)
 
 def encoded(recipe: Recipe, rows: object | None = None, quarantine: Path | None = None) -> tuple[Dataset, Any]:
     """The data set of a recipe whose sizes are settled, and the tokenizer it was encoded with (None without one)."""
-    known, source = _outlined(recipe, read_config(recipe.model), rows, quarantine)
+    config = read_config(recipe.model)
+    processor = own_processor(recipe.model, config, recipe.data.image_size)
+    known, source = _outlined(recipe, config, rows, quarantine, processor)
     dataset = known.finish(wanted)
     return dataset, _settled(source, dataset)
 
 
 def _outlined(
-    recipe: Recipe, config: PretrainedConfig | None, rows: object | None, quarantine: Path | None
+    recipe: Recipe,
+    config: PretrainedConfig | None,
+    rows: object | None,
+    quarantine: Path | None,
+    processor: Processor | None,
 ) -> tuple[Outline, TokenizerSource | None]:
     """What is known of the data before they are encoded, and where their tokenizer comes from; None: they need none."""
     part, cache = recipe.model, cache_folder()
@@ -303,6 +317,7 @@ def _outlined(
             rows=rows,
             quarantine=quarantine,
             head=checkpoint_labels(part, config),
+            picture=processor,
         )
 
     known = begin(cache)

@@ -18,6 +18,7 @@ from paceline.data.cache import FORMAT, DamagedEntry, dataset_fingerprint, load,
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.encode import KeepGoing, encode_texts, padding_id, truncate, wanted
 from paceline.data.labels import Labels, empty_labels, encode_known_labels, encode_labels, place
+from paceline.data.sources.images import Picture
 from paceline.data.splits import Ids, deal, duplicate_keys
 from paceline.data.table import Table
 from paceline.errors import DataError
@@ -65,6 +66,7 @@ def prepare(
     rows: Any = None,
     quarantine: Path | None = None,
     head: Sequence[str] = (),
+    picture: Picture | None = None,
 ) -> Dataset:
     """The data set to train on, validate with and test on; arguments and errors are those of ``outline``."""
     found = outline(
@@ -77,6 +79,7 @@ def prepare(
         rows=rows,
         quarantine=quarantine,
         head=head,
+        picture=picture,
     )
     return found.finish(wanted)
 
@@ -92,6 +95,7 @@ def outline(
     rows: Any = None,
     quarantine: Path | None = None,
     head: Sequence[str] = (),
+    picture: Picture | None = None,
 ) -> Outline:
     """Read the source, deal its rows into splits and label them; ``finish`` then encodes them.
 
@@ -108,6 +112,7 @@ def outline(
         rows: data in memory, which replaces ``part.source`` and is not cached.
         quarantine: file that takes the rows which ``part.on_bad_row: skip`` drops.
         head: class names of the checkpoint's head in index order; see ``encode_labels``.
+        picture: the model's own image processor, where it has one that is to be used.
 
     Raises:
         DataError: the data cannot be used, or are not what the model takes.
@@ -115,7 +120,11 @@ def outline(
     from paceline.data.sources import read
 
     length = max_length or part.max_length
-    entry = None if rows is not None or cache is None else _entry(part, task, tokenizer, length, modality, cache, head)
+    entry = (
+        None
+        if rows is not None or cache is None
+        else _entry(part, task, tokenizer or picture, length, modality, cache, head)
+    )
     damage: tuple[str, ...] = ()
     if entry is not None:
         try:
@@ -124,8 +133,8 @@ def outline(
             damage = (f"the cached data set {entry} is damaged ({error}) and was made anew",)
         else:
             if found is not None:
-                return _outline_of(_put_aside(found, part, task, quarantine))
-    table = read(part, task=task.type, rows=rows, quarantine=quarantine)
+                return _outline_of(_put_aside(found, part, task, quarantine, picture))
+    table = read(part, task=task.type, rows=rows, quarantine=quarantine, picture=picture)
     if task.type not in ("auto", table.kind) and table.kind is not None:
         # files are read as the task has it; what is built in has labels of one kind
         raise DataError(f"task.type = {task.type}: {part.source} is for {table.kind}", fix="leave task.type out")
@@ -142,13 +151,14 @@ def cached(
     modality: str,
     cache: Path,
     head: Sequence[str] = (),
+    picture: Picture | None = None,
 ) -> Dataset | None:
     """What ``outline`` would take from ``cache``; None where it would read the source. Arguments are the same.
 
     Raises:
         DataError: the source cannot be looked at.
     """
-    entry = _entry(part, task, tokenizer, max_length or part.max_length, modality, cache, head)
+    entry = _entry(part, task, tokenizer or picture, max_length or part.max_length, modality, cache, head)
     try:
         return None if entry is None else load(entry)
     except DamagedEntry:
@@ -158,7 +168,7 @@ def cached(
 def _entry(
     part: DataPart,
     task: TaskPart,
-    tokenizer: TokenizerSource | None,
+    encodes: TokenizerSource | Picture | None,
     length: int,
     modality: str,
     cache: Path,
@@ -168,7 +178,7 @@ def _entry(
     content = _content_fingerprint(part)
     if content is None:
         return None
-    key = None if tokenizer is None else tokenizer.key
+    key = None if encodes is None else encodes.key
     return cache / _cache_key(content, part, task, key, length, modality, head)
 
 
@@ -243,6 +253,8 @@ class Given:
     """Whether a sample is two texts."""
     image_shape: tuple[int, int, int] | None = None
     """Height, width, channels."""
+    picture: Picture | None = None
+    """The image processor that the model was trained with; None: images are resized to the model's size."""
 
 
 def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Dataset:
@@ -256,7 +268,7 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
     from paceline.data.sources import read
 
     part = _as_trained(part.model_copy(update={"allow_single_class": True}), given)
-    table = read(part, task=given.kind, rows=rows)
+    table = read(part, task=given.kind, rows=rows, picture=given.picture)
     if table.kind != given.kind or table.labels is None:
         raise DataError(f"{part.source} is for {table.kind}, but the model was trained for {given.kind}")
     _require_kin(table, part, given)
@@ -275,7 +287,7 @@ def prepare_to_predict(
     from paceline.data.sources import read_unlabelled
 
     part = _as_trained(part, given)
-    for table in read_unlabelled(part, size, rows=rows, tell=tell):
+    for table in read_unlabelled(part, size, rows=rows, tell=tell, picture=given.picture):
         _require_kin(table, part, given)
         labels = empty_labels(len(table), given.kind, given.label_names)
         yield _for_inference(table, labels, part, given), table
@@ -289,7 +301,7 @@ def _as_trained(part: DataPart, given: Given) -> DataPart:
     """
     changed: dict[str, Any] = {} if given.pairs else {"pair": None}
     shape = given.image_shape
-    if shape is not None and part.image_size is None and shape[0] == shape[1]:
+    if shape is not None and given.picture is None and part.image_size is None and shape[0] == shape[1]:
         changed["image_size"] = shape[0]
     return part.model_copy(update=changed)
 
@@ -416,7 +428,9 @@ def _dataset(
     )
 
 
-def _put_aside(found: Dataset, part: DataPart, task: TaskPart, quarantine: Path | None) -> Dataset:
+def _put_aside(
+    found: Dataset, part: DataPart, task: TaskPart, quarantine: Path | None, picture: Picture | None
+) -> Dataset:
     """A data set out of the cache, with the rows that were dropped from it in this run's file too.
 
     They are found in the source again: it is the same, and nothing is encoded.
@@ -425,7 +439,7 @@ def _put_aside(found: Dataset, part: DataPart, task: TaskPart, quarantine: Path 
 
     if quarantine is None or part.on_bad_row == "stop" or not found.notices:
         return found
-    told = read(part, task=task.type, quarantine=quarantine).notices
+    told = read(part, task=task.type, quarantine=quarantine, picture=picture).notices
     return replace(found, notices=told + found.notices[len(told) :])
 
 

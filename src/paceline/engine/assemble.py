@@ -54,6 +54,8 @@ from paceline.techniques import (
 )
 from paceline.techniques.capture import Captured, Eager, Phase, alone
 
+_OTHER_MODEL = "choose another model, or wrap it in a factory whose forward returns logits"
+
 
 @dataclass(frozen=True)
 class Assembled:
@@ -314,7 +316,13 @@ def forward_for(model: nn.Module, device: torch.device) -> Forward:
             )
         with unread_masks() if is_card(device) else contextlib.nullcontext():
             output = model(**known) if known else model(*batch.inputs.values())
-        return getattr(output, "logits", output)  # type: ignore[no-any-return]
+        logits = getattr(output, "logits", output)
+        if not isinstance(logits, Tensor):
+            given = f"its forward gives a {type(output).__name__}"
+            raise ModelError(
+                f"{type(model).__name__}: cannot classify", f"{given}, which holds no logits", _OTHER_MODEL
+            )
+        return logits
 
     return forward
 

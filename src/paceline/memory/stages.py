@@ -34,7 +34,7 @@ from paceline.errors import RecipeError, UserError
 from paceline.files import compiled_folder
 from paceline.memory.gauge import CardGauge, Gauge, NoGauge, Reading
 from paceline.models.config import max_positions, read_config
-from paceline.models.images import preferred_size
+from paceline.models.images import own_processor, preferred_size
 from paceline.preparation import build_for, encoded, model_for, shape_decisions, size_of_vocabulary
 from paceline.recipe import Recipe
 from paceline.records import StageRecord
@@ -281,7 +281,8 @@ def _stepped(
 def _read(recipe: Recipe) -> tuple[Recipe, Dataset, nn.Module]:
     """Data and model on the host, and the recipe with the sizes that they decide."""
     config = read_config(recipe.model)
-    size = preferred_size(recipe.model, config) if recipe.model.source else None
+    processor = own_processor(recipe.model, config, recipe.data.image_size)
+    size = preferred_size(recipe.model, config) if recipe.model.source and processor is None else None
     shapes = shape_decisions(recipe, max_positions(config), size)
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
     dataset, tokenizer = encoded(recipe)

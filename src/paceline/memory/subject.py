@@ -18,7 +18,8 @@ from paceline.data.prepare import cached
 from paceline.errors import RecipeError, UserError
 from paceline.files import cache_folder
 from paceline.models.config import checkpoint_labels, max_positions, modality, read_config
-from paceline.models.images import preferred_size
+from paceline.models.images import own_processor, preferred_size
+from paceline.models.processor import Processor
 from paceline.models.tokenizers import tokenizer_source
 from paceline.preparation import encoded, shape_decisions
 from paceline.recipe import Recipe
@@ -55,16 +56,17 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
     """
     part = recipe.model
     config = read_config(part)
-    size = preferred_size(part, config) if part.source else None
+    processor = own_processor(part, config, recipe.data.image_size)
+    size = preferred_size(part, config) if part.source and processor is None else None
     decisions = tuple(shape_decisions(recipe, max_positions(config), size))
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in decisions)
     assumed = tuple[str, ...]()
     if read_data or recipe.data.source.startswith(PREFIX):
         dataset: Dataset | None = encoded(recipe)[0]
     else:
-        dataset = _encoded_before(recipe, config)
+        dataset = _encoded_before(recipe, config, processor)
     if dataset is None:
-        dataset, assumed = _assumed(recipe, config)
+        dataset, assumed = _assumed(recipe, config, processor)
         if dataset.is_images and recipe.data.resident == "auto":
             recipe = recipe.with_settings(["data.resident=false"])  # how many there are is not known
     return Subject(recipe, decisions, config, dataset, (*assumed, *_not_counted(recipe)))
@@ -78,20 +80,29 @@ def _not_counted(recipe: Recipe) -> Iterator[str]:
         yield "what cuDNN's kernels work in while they are tried (techniques.cudnn_benchmark) is not counted"
 
 
-def _encoded_before(recipe: Recipe, config: PretrainedConfig | None) -> Dataset | None:
+def _encoded_before(recipe: Recipe, config: PretrainedConfig | None, processor: Processor | None) -> Dataset | None:
     part, cache = recipe.model, cache_folder()
     try:
         reads = modality(part, config)
         source = None if reads == "image" else tokenizer_source(part, config, cache)
         head = checkpoint_labels(recipe.model, config)
         return cached(
-            recipe.data, recipe.task, tokenizer=source, max_length=None, modality=reads, cache=cache, head=head
+            recipe.data,
+            recipe.task,
+            tokenizer=source,
+            max_length=None,
+            modality=reads,
+            cache=cache,
+            head=head,
+            picture=processor,
         )
     except UserError:
         return None  # data, or a tokenizer, that are not on this machine: a run would say so
 
 
-def _assumed(recipe: Recipe, config: PretrainedConfig | None) -> tuple[Dataset, tuple[str, ...]]:
+def _assumed(
+    recipe: Recipe, config: PretrainedConfig | None, processor: Processor | None
+) -> tuple[Dataset, tuple[str, ...]]:
     """Samples as large as they may be, enough of them for an evaluation."""
     loop, data = recipe.loop, recipe.data
     count = 2 * max(loop.batch_size, loop.evaluation_batch_size or 1)
@@ -99,18 +110,20 @@ def _assumed(recipe: Recipe, config: PretrainedConfig | None) -> tuple[Dataset, 
     said: tuple[str, ...]
     inputs: Tokens | Images
     if modality(recipe.model, config) == "image":
-        height = data.image_size
-        if height is None:
+        shape = None if processor is None else processor.shape
+        if shape is None and data.image_size is not None:
+            shape = (data.image_size, data.image_size, getattr(config, "num_channels", 3))
+        if shape is None:
             raise RecipeError(
                 "data.image_size: not set",
                 "the data have not been read on this machine, and the model does not say how large its images are",
                 "--set data.image_size=224, or --read-data",
             )
-        inputs = Images(np.zeros((count, height, height, getattr(config, "num_channels", 3)), dtype=np.uint8))
+        inputs = Images(np.zeros((count, *shape), dtype=np.uint8))
         counted = "the images themselves are not counted"
         if recipe.data.resident == "auto":
             counted += ", up to a tenth of the card more where they are kept there"
-        said = (f"{height} x {height} pixels an image; {counted}",)
+        said = (f"{shape[1]} x {shape[0]} pixels an image; {counted}",)
     else:
         offsets = np.arange(count + 1, dtype=np.int64) * data.max_length
         pad_id = getattr(config, "pad_token_id", None) or 0

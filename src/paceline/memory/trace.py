@@ -179,7 +179,9 @@ def _vocabulary(subject: Subject) -> int | None:
         return None
     if subject.recipe.data.source == "builtin:random":
         return subject.recipe.data.random.vocabulary
-    given: int | None = getattr(subject.config, "vocab_size", None)
+    given: int | None = (
+        None if subject.config is None else getattr(subject.config.get_text_config(), "vocab_size", None)
+    )
     return given
 
 

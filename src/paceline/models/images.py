@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
+from paceline.models.config import modality
 from paceline.models.hub import CONFIG_FILES, fetch
+from paceline.models.processor import Processor, open_processor
 from paceline.recipe.parts import ModelPart
 
 if TYPE_CHECKING:
@@ -25,9 +27,13 @@ class ImageSettings:
     mean: tuple[float, ...]
     """One a channel, for pixels scaled to 0..1."""
     std: tuple[float, ...]
+    processor: dict[str, Any] | None = None
+    """Settings of the model's own image processor, where that made the pixels."""
 
-    def processor(self) -> dict[str, Any]:
+    def written(self) -> dict[str, Any]:
         """The content of a transformers ``preprocessor_config.json`` that prepares images in the same way."""
+        if self.processor is not None:
+            return self.processor
         return {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": True,
@@ -44,13 +50,39 @@ class ImageSettings:
         return asdict(self)
 
 
-def image_settings(part: ModelPart, shape: tuple[int, int, int]) -> ImageSettings:
+def own_processor(part: ModelPart, config: PretrainedConfig | None, image_size: int | None) -> Processor | None:
+    """The pretrained model's image processor; None where it has none, reads no images, or a size is asked for.
+
+    Raises:
+        ModelError: whatever ``fetch`` raises, or a processor that cannot be used.
+    """
+    if not part.source or image_size is not None or modality(part, config) != "image":
+        return None
+    folder = fetch(part.source, CONFIG_FILES, revision=part.revision)
+    return open_processor(folder, f"model.source = {part.source}", trust_remote_code=part.trust_remote_code)
+
+
+def image_settings(part: ModelPart, shape: tuple[int, int, int], processor: Processor | None = None) -> ImageSettings:
     """Settings for images of ``shape`` (height, width, channels): a pretrained model's own mean and deviation.
+
+    Args:
+        part: the recipe's ``model``.
+        shape: of the pixels that the layout holds.
+        processor: that made them; None: they were resized, or left as they are, without it.
 
     Raises:
         ModelError: whatever ``fetch`` raises, or a ``preprocessor_config.json`` that cannot be read.
     """
     height, width, channels = shape
+    if processor is not None:
+        return ImageSettings(
+            height=height,
+            width=width,
+            channels=channels,
+            mean=processor.mean,
+            std=processor.std,
+            processor=processor.settings(),
+        )
     written = _preprocessor(part)
     mean, std = (_spread(written.get(key, 0.5), channels) for key in ("image_mean", "image_std"))
     if written.get("do_normalize") is False:
@@ -59,7 +91,9 @@ def image_settings(part: ModelPart, shape: tuple[int, int, int]) -> ImageSetting
 
 
 def preferred_size(part: ModelPart, config: PretrainedConfig | None) -> int | None:
-    """Pixels a side that a model was trained on, or None when it does not say."""
+    """Pixels a side that a model was trained on; None when it does not say, or reads texts."""
+    if modality(part, config) == "text":  # which may have a part for images, too
+        return None
     size = getattr(config, "image_size", None)
     if size is None and part.source:
         written = _preprocessor(part).get("size")

@@ -98,6 +98,7 @@ def load_model(
             return factory.build(part.factory or "", num_labels).train()
     old = checkpoint_labels(part, config) if kind != "regression" else ()
     config = copy.deepcopy(config)
+    config.num_labels = num_labels  # a field of its own in some configurations (PVT), which id2label leaves as it was
     config.id2label = dict(enumerate(label_names))
     config.label2id = {name: index for index, name in enumerate(label_names)}
     # transformers reads no configuration that says one class; paceline.json does
@@ -248,25 +249,27 @@ def _fit_tokens(part: ModelPart, config: PretrainedConfig, vocabulary_size: int 
             fix="choose an image model, such as microsoft/resnet-18, or a model.config with model_type: vit",
         )
     given = part.source is not None or "vocab_size" in (part.config or {})
-    if not given:
-        config.vocab_size = vocabulary_size
-    elif vocabulary_size > config.vocab_size:
-        setting = f"model.source = {part.source}" if part.source else f"model.config.vocab_size = {config.vocab_size}"
+    reads = config.get_text_config()  # of models that read more than texts, the part that reads these
+    rows = getattr(reads, "vocab_size", None)  # None: it has no table of tokens, as Canine
+    if rows is not None and not given:
+        reads.vocab_size = vocabulary_size
+    elif rows is not None and vocabulary_size > rows:
+        setting = f"model.source = {part.source}" if part.source else f"model.config.vocab_size = {rows}"
         raise ModelError(
-            f"{setting}: has {config.vocab_size:,} token embeddings, but the data are of {vocabulary_size:,} tokens",
+            f"{setting}: has {rows:,} token embeddings, but the data are of {vocabulary_size:,} tokens",
             "tokens without an embedding cannot be read",
             (
                 f"set model.tokenizer to the model's own (now {part.tokenizer})"
                 if part.source
                 else "leave model.config.vocab_size out, or lower model.vocabulary_size"
             )
-            + f"; for builtin:random --set data.random.vocabulary={config.vocab_size}",
+            + f"; for builtin:random --set data.random.vocabulary={rows}",
         )
     if part.source is None:
         # defaults of the family that point outside a smaller vocabulary; classifiers do not read them
         for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
             value = getattr(config, name, None)
-            if isinstance(value, int) and value >= config.vocab_size:
+            if isinstance(value, int) and value >= (rows if given and rows is not None else vocabulary_size):
                 setattr(config, name, None)
 
 
@@ -280,6 +283,8 @@ def _fit_images(part: ModelPart, config: PretrainedConfig, shape: tuple[int, int
     size = height if height == width else (height, width)
     for name, found, data_setting in (("num_channels", channels, ""), ("image_size", size, "data.image_size")):
         wanted = getattr(config, name, None)
+        if isinstance(wanted, list | tuple):  # of height and width
+            found = type(wanted)((height, width))
         if wanted is None or wanted == found or (part.source is None and name not in (part.config or {})):
             if wanted is not None:
                 setattr(config, name, found)

@@ -24,6 +24,7 @@ from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
 from paceline.models.load import check_weights, from_folder, quiet
+from paceline.models.processor import Processor, open_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -57,6 +58,8 @@ class LoadedModel:
     model: nn.Module
     tokenizer: PreTrainedTokenizerFast | None
     saved: SavedModel
+    processor: Processor | None = None
+    """Of images, where it was the model's own that the pixels came through."""
 
 
 def save_model(
@@ -119,7 +122,9 @@ def load_saved(folder: Path, *, factory: str | None = None, trust_remote_code: b
         model = _read_factory(folder, saved, factory)
     # transformers reads config.json for a tokenizer too, and would blame that
     tokenizer = _read_tokenizer(folder) if saved.modality == "text" else None
-    return LoadedModel(model=model.eval(), tokenizer=tokenizer, saved=saved)
+    own = saved.image is not None and saved.image.processor is not None
+    processor = open_processor(folder, f"{folder}") if own else None
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer, saved=saved, processor=processor)
 
 
 def read_saved(folder: Path) -> SavedModel:
@@ -176,7 +181,7 @@ def _write(
     if tokenizer is not None:
         _save_tokenizer(tokenizer, folder, saved.max_length)
     if saved.image is not None:
-        _write_json(folder / "preprocessor_config.json", saved.image.processor())
+        _write_json(folder / "preprocessor_config.json", saved.image.written())
     _write_json(
         folder / FILE,
         {

@@ -79,7 +79,7 @@ def read_folder(folder: Path, name: str, part: DataPart, bad: BadRows, *, labell
         split="split" if labelled and found.has_splits and part.split is not None else None,
     )
     columns = (found.kind, "label", *(["split"] * found.has_splits), "file")
-    rows = _rows(found, folder, name, part.image_size, bad)
+    rows = _rows(found, folder, name, bad)
     return Source(name=name, rows=rows, columns=columns, roles=roles, notices=found.notices)
 
 
@@ -178,16 +178,13 @@ def _kind(path: Path) -> str:
     return "text" if suffix in TEXT_SUFFIXES else "image" if suffix in images.SUFFIXES else ""
 
 
-def _rows(found: _Found, folder: Path, name: str, image_size: int | None, bad: BadRows) -> Iterator[Row]:
+def _rows(found: _Found, folder: Path, name: str, bad: BadRows) -> Iterator[Row]:
+    """Texts as they are read; images are opened by who knows what the model makes of them."""
     for sample in found.samples:
         relative = sample.path.relative_to(folder)
         file = str(Path(name) / relative)
         try:
-            content = (
-                _text(sample.path, file)
-                if found.kind == "text"
-                else images.load(sample.path, image_size, file=file, line=None, column=None)
-            )
+            content = _text(sample.path, file) if found.kind == "text" else sample.path
         except DataError as error:
             bad.report(error, str(relative))
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -78,7 +79,8 @@ class Gatherer:
     Args:
         roles: the columns that are read.
         label_separator: cuts a label cell into several.
-        image_size: side to which images in cells are resized; None leaves them.
+        image_size: side to which images are resized; None leaves them.
+        picture: resizes and crops images in place of that.
         keep_rows: whether the original rows are kept too.
     """
 
@@ -87,6 +89,7 @@ class Gatherer:
     bad: BadRows
     label_separator: str | None = None
     image_size: int | None = None
+    picture: images.Picture | None = None
     keep_rows: bool = False
 
     def take(self, rows: Iterable[Row], split: str | None, given_splits: Sequence[str] = ()) -> None:
@@ -136,7 +139,8 @@ class Gatherer:
                 why=f"the column holds images, this cell {type(value).__name__}",
                 fix="put the image in, or remove the row",
             )
-        return images.load(value, self.image_size, file=row.file, line=row.line or None, column=self.roles.content)
+        column = None if isinstance(value, Path) else self.roles.content
+        return images.load(value, self.image_size, self.picture, file=row.file, line=row.line or None, column=column)
 
     def _label(self, row: Row) -> Cell:
         columns = self.roles.label

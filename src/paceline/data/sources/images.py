@@ -8,7 +8,7 @@ import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,9 @@ Pixels = NDArray[np.uint8]
 
 
 def is_image(value: object) -> bool:
-    """Whether a cell holds an image: one of Pillow's, the Hub's ``{"bytes", "path"}``, or a uint8 array."""
+    """Whether a cell holds an image: a file's path, one of Pillow's, the Hub's ``{"bytes", "path"}``, a uint8 array."""
+    if isinstance(value, Path):
+        return True
     if isinstance(value, Mapping):
         return isinstance(value.get("bytes"), bytes)
     if isinstance(value, np.ndarray):
@@ -42,20 +44,45 @@ def require_pillow(name: str) -> None:
         ) from None
 
 
-def load(value: object, image_size: int | None, *, file: str, line: int | None, column: str | None) -> Pixels:
+class Picture(Protocol):
+    """What a model's own image processor does to an image before its pixels become floats."""
+
+    @property
+    def key(self) -> str:
+        """Identifies it: equal keys give equal pixels."""
+
+    def __call__(self, image: Any) -> Pixels:
+        """Pixels [height, width, channels] of an upright image of Pillow's, in mode L or RGB."""
+
+
+def load(
+    value: object,
+    image_size: int | None,
+    picture: Picture | None = None,
+    *,
+    file: str,
+    line: int | None,
+    column: str | None,
+) -> Pixels:
     """The pixels of a file's path or of a cell for which ``is_image`` holds.
 
     Grey images have no channel axis; palettes, transparency and 16-bit grey become 8-bit colour or grey; photographs
-    are turned upright; of an animation the first frame is taken. With ``image_size`` both sides are resized to it.
+    are turned upright; of an animation the first frame is taken. With ``image_size`` both sides are resized to it;
+    ``picture`` resizes and crops as it does.
 
     Raises:
         DataError: not a whole image, or one of implausibly many pixels; names ``file``, ``line`` and ``column``.
     """
     from PIL import Image, ImageOps
 
-    if isinstance(value, np.ndarray) and value.shape[:2] == (
-        image_size or value.shape[0],
-        image_size or value.shape[1],
+    if (
+        picture is None
+        and isinstance(value, np.ndarray)
+        and value.shape[:2]
+        == (
+            image_size or value.shape[0],
+            image_size or value.shape[1],
+        )
     ):
         return value[:, :, 0] if value.ndim == 3 and value.shape[2] == 1 else value
     try:
@@ -66,6 +93,8 @@ def load(value: object, image_size: int | None, *, file: str, line: int | None, 
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with _opened(value) as image:
                 upright = _eight_bit(ImageOps.exif_transpose(image) or image)
+            if picture is not None:
+                return picture(upright)
             if image_size:
                 upright = upright.resize((image_size, image_size), Image.Resampling.BILINEAR)
             return np.array(upright, dtype=np.uint8)

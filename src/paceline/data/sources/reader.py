@@ -32,6 +32,7 @@ def read(
     task: str = "auto",
     rows: object | None = None,
     quarantine: Path | None = None,
+    picture: images.Picture | None = None,
 ) -> Table:
     """All rows of a recipe's data, checked.
 
@@ -46,6 +47,7 @@ def read(
         rows: a pandas DataFrame, a datasets.Dataset or DatasetDict, or an iterable of dicts, in place of
             ``part.source``.
         quarantine: file for the rows dropped under ``part.on_bad_row = 'skip'``.
+        picture: the model's own image processor, where it has one.
 
     Raises:
         DataError: the data cannot be used; says where, why, and the smallest change that helps.
@@ -54,7 +56,7 @@ def read(
         return _read_builtin(part)
     bad = BadRows(part.on_bad_row, part.bad_rows_allowed, quarantine)
     gathered = Gathered()
-    roles, notices = _gather(part, rows, gathered, bad)
+    roles, notices = _gather(part, rows, gathered, bad, picture)
     found = Interpreted(kind="", labels=[])
     if len(gathered):
         found = _interpret(gathered, roles, task, bad)
@@ -65,7 +67,12 @@ def read(
 
 
 def read_unlabelled(
-    part: DataPart, size: int, *, rows: object | None = None, tell: Callable[[str], None]
+    part: DataPart,
+    size: int,
+    *,
+    rows: object | None = None,
+    tell: Callable[[str], None],
+    picture: images.Picture | None = None,
 ) -> Iterator[Table]:
     """Rows to predict for, checked, in tables of at most ``size`` that keep the original rows.
 
@@ -77,6 +84,7 @@ def read_unlabelled(
         size: most rows of a table.
         rows: as in ``read``.
         tell: receives each guess and warning.
+        picture: as in ``read``.
 
     Raises:
         DataError: from iteration; the data cannot be used.
@@ -91,7 +99,7 @@ def read_unlabelled(
             tell(notice)
         while piece := list(islice(opened.rows, size)):
             gathered = Gathered()
-            _gatherer(part, opened.roles, gathered, bad, keep_rows=True).take(piece, None)
+            _gatherer(part, opened.roles, gathered, bad, picture, keep_rows=True).take(piece, None)
             total += len(gathered)
             if len(gathered):
                 yield _table(gathered, opened.roles, None, (), fingerprint="")
@@ -124,7 +132,9 @@ class _Opened:
     notices: tuple[str, ...]
 
 
-def _gather(part: DataPart, rows: object | None, gathered: Gathered, bad: BadRows) -> tuple[Roles, list[str]]:
+def _gather(
+    part: DataPart, rows: object | None, gathered: Gathered, bad: BadRows, picture: images.Picture | None
+) -> tuple[Roles, list[str]]:
     """Fill ``gathered`` from all sources; the first source settles the roles of the columns."""
     roles: Roles | None = None
     notices: list[str] = []
@@ -133,19 +143,28 @@ def _gather(part: DataPart, rows: object | None, gathered: Gathered, bad: BadRow
         roles, split = opened.roles, opened.split
         if split is None and given_splits and roles.split is None:
             split = "train"
-        _gatherer(part, roles, gathered, bad).take(opened.rows, split, given_splits)
+        _gatherer(part, roles, gathered, bad, picture).take(opened.rows, split, given_splits)
         notices += opened.notices
     assert roles is not None, "there is always one source"
     return roles, notices
 
 
-def _gatherer(part: DataPart, roles: Roles, into: Gathered, bad: BadRows, *, keep_rows: bool = False) -> Gatherer:
+def _gatherer(
+    part: DataPart,
+    roles: Roles,
+    into: Gathered,
+    bad: BadRows,
+    picture: images.Picture | None,
+    *,
+    keep_rows: bool = False,
+) -> Gatherer:
     return Gatherer(
         roles=roles,
         into=into,
         bad=bad,
         label_separator=part.label_separator,
         image_size=part.image_size,
+        picture=picture,
         keep_rows=keep_rows,
     )
 

@@ -1,0 +1,378 @@
+"""Every family that transformers can classify with, beside a plain loop: equal, or refused by name.
+
+A family whose losses, weights or predictions differ fails. One that is refused has to be in ``REFUSED`` with words of
+the reason, and docs/models.md lists both; its table is what these tests found (``python -m tests.parity.families``).
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import dataclasses
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import paceline
+from paceline.errors import UserError
+from paceline.models.load import quiet
+from paceline.recipe import Recipe
+from tests.parity.tiny_families import (
+    LABELS,
+    SECONDS,
+    TEXTS,
+    image_families,
+    text_families,
+    write_image_model,
+    write_text_model,
+)
+
+EPOCHS, RATE, MAX_LENGTH = 4, 1e-3, 64
+LOSS, WEIGHTS, PROBABILITIES = 1e-5, 1e-4, 1e-5
+OPTIMIZER = {"lr": RATE, "weight_decay": 0.01, "eps": 1e-3}
+"""With an eps that large a gradient's rounding stays a weight's: Adam divides what is nearly nothing by itself."""
+
+COMMON = (
+    *(
+        "albert",
+        "bart",
+        "bert",
+        "camembert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "fnet",
+        "funnel",
+        "gpt2",
+    ),
+    *("llama", "modernbert", "mpnet", "opt", "qwen2", "roberta", "t5", "xlm-roberta", "xlnet"),
+)
+"""Those that `make test` looks at; `make test-full` looks at all."""
+
+COMMON_IMAGES = ("beit", "dinov2", "vit", "mobilevit")
+
+REFUSED: Mapping[str, str] = {
+    "imagegpt": "its image processor (ImageGPTImageProcessorPil) cannot be used",
+    "siglip2": "pixel_attention_mask",
+    "shieldgemma2": "num_crops",
+    "pp_lcnet": "holds no logits",
+    "textnet": "the images are of different sizes",
+}
+"""Family -> words of the refusal."""
+
+UNBUILT: Mapping[str, str] = {}
+"""Family -> what transformers itself lacks to build it here, so that there is nothing to compare with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What was found of a family: the largest differences, or the words of a refusal."""
+
+    loss: float = 0.0
+    weights: float = 0.0
+    probabilities: float = 0.0
+    furthest: str = ""
+    """The weight that differs most."""
+    refused: str = ""
+    layout: str = ""
+    own: tuple[float, float] = (0.0, 0.0)
+    """How far losses and weights of the plain loop move when its pixels do by a rounding: what nobody can do better."""
+
+    @property
+    def is_equal(self) -> bool:
+        loss, weights = (max(bound, 10 * own) for bound, own in zip((LOSS, WEIGHTS), self.own, strict=True))
+        return self.loss <= loss and self.weights <= weights and self.probabilities <= PROBABILITIES
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["singles", "pairs"])
+@pytest.mark.parametrize(
+    "family",
+    [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in text_families()],
+)
+def test_a_text_family_trains_and_predicts_as_in_a_plain_loop(family: str, pairs: bool, tmp_path: Path) -> None:
+    try:
+        with quiet():
+            write_text_model(family, tmp_path / "model")
+    except ImportError as error:
+        pytest.skip(f"transformers itself cannot build it here: {str(error).strip().splitlines()[0]}")
+    found = compared(tmp_path / "model", tmp_path, pairs=pairs)
+    if family in REFUSED:
+        assert REFUSED[family] in found.refused, found
+        return
+    assert not found.refused, f"refused, but not listed in REFUSED: {found.refused}"
+    assert found.is_equal, f"{family} differs from transformers: {found}"
+
+
+@pytest.mark.parametrize(
+    "family",
+    [name if name in COMMON_IMAGES else pytest.param(name, marks=pytest.mark.slow) for name in image_families()],
+)
+def test_an_image_family_trains_and_predicts_as_in_a_plain_loop(family: str, tmp_path: Path) -> None:
+    try:
+        with quiet():
+            write_image_model(family, tmp_path / "model")
+    except ImportError as error:
+        pytest.skip(f"transformers itself cannot build it here: {str(error).strip().splitlines()[0]}")
+    found = compared_images(tmp_path / "model", tmp_path)
+    if family in REFUSED:
+        assert REFUSED[family] in found.refused, found
+        return
+    assert not found.refused, f"refused, but not listed in REFUSED: {found.refused}"
+    assert found.is_equal, f"{family} differs from transformers: {found}"
+
+
+def compared_images(model: Path, folder: Path) -> Outcome:
+    """The same for pictures of several sizes in a folder a class."""
+    paths, labels = write_pictures(folder / "pictures")
+    try:
+        losses, weights = images_by_hand(model, paths, labels)
+        again, moved = images_by_hand(model, paths, labels, by=2**-23)
+    except Exception as error:  # as for texts
+        with pytest.raises(UserError) as refusal:
+            paceline.train(_image_recipe(model, folder), out=folder / "run")
+        return Outcome(refused=f"{refusal.value} | transformers itself: {type(error).__name__}: {error}")
+    try:
+        record = paceline.train(_image_recipe(model, folder), out=folder / "run")
+    except UserError as error:
+        return Outcome(refused=str(error))
+    steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    ours = [line["loss"] for line in steps if line["kind"] == "step"]
+    saved = _loaded_images(folder / "run" / "model").state_dict()
+    distances = {
+        name: float((saved[name] - value).abs().max())
+        for name, value in weights.items()
+        if value.numel() and value.is_floating_point()
+    }
+    furthest = max(distances, key=distances.__getitem__)
+    own = max(float((moved[name] - weights[name]).abs().max()) for name in distances)
+    paceline.predict(folder / "run", str(folder / "pictures"), out=folder / "predicted.csv")
+    with (folder / "predicted.csv").open(newline="") as file:
+        rows = {row["file"]: row for row in csv.DictReader(file)}
+    piped = images_by_pipeline(folder / "run" / "model", paths)
+    predicted = np.array(
+        [
+            [float(next(row for file, row in rows.items() if file.endswith(path.name))[f"probability of {name}"])
+             for name in ("dark", "light")]
+            for path in paths
+        ]
+    )  # fmt: skip
+    return Outcome(
+        loss=float(np.abs(np.subtract(ours, losses)).max()),
+        weights=distances[furthest],
+        furthest=furthest,
+        probabilities=float(np.abs(predicted - piped).max()),
+        layout=str(record.path),
+        own=(float(np.abs(np.subtract(again, losses)).max()), own),
+    )
+
+
+def write_pictures(folder: Path) -> tuple[list[Path], list[str]]:
+    """Ten pictures of five sizes, higher and wider than they are wide and high, in a folder a class."""
+    from PIL import Image
+
+    rng, paths, labels = np.random.default_rng(3), list[Path](), list[str]()
+    for index in range(10):
+        label = ("dark", "light")[index % 2]
+        height, width = 70 + 13 * (index % 5), 110 - 9 * (index % 5)
+        coarse = rng.integers(0, 160, (8, 8, 3), dtype=np.uint8) + np.uint8(90 * (index % 2))
+        path = folder / label / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(path)
+        paths.append(path)
+        labels.append(label)
+    return paths, labels
+
+
+def images_by_hand(
+    model: Path, paths: Sequence[Path], labels: Sequence[str], *, by: float = 0.0
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of a plain loop over what the model's own processor gives, moved ``by`` a share."""
+    from PIL import Image
+    from transformers import AutoImageProcessor
+
+    processor, module = AutoImageProcessor.from_pretrained(model), _loaded_images(model)
+    pictures = [Image.open(path).convert("RGB") for path in paths]
+    pixels = processor(pictures, return_tensors="pt")
+    pixels["pixel_values"] = pixels["pixel_values"] * (1 + by)
+    numbers = torch.tensor([module.config.label2id[label] for label in labels])
+    optimizer = torch.optim.AdamW(module.parameters(), **OPTIMIZER)
+    losses = []
+    module.train()
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(**pixels).logits, numbers)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, copy.deepcopy(module.state_dict())
+
+
+def images_by_pipeline(model: Path, paths: Sequence[Path]) -> np.ndarray:
+    """Probabilities [n, 2] of transformers' own pipeline over the saved model."""
+    from transformers import pipeline
+
+    with warnings.catch_warnings(action="ignore"):
+        classify = pipeline("image-classification", model=str(model), device="cpu")
+        found = [classify(str(path), top_k=None, function_to_apply="softmax") for path in paths]
+    return np.array(
+        [[score["score"] for name in ("dark", "light") for score in one if score["label"] == name] for one in found]
+    )
+
+
+def _image_recipe(model: Path, folder: Path) -> Recipe:
+    return _recipe(model, {"source": str(folder / "pictures")})
+
+
+def _loaded_images(folder: Path) -> Any:
+    from transformers import AutoModelForImageClassification
+
+    with quiet():
+        return AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32)
+
+
+def compared(model: Path, folder: Path, *, pairs: bool) -> Outcome:
+    """Train the classifier in ``model`` by hand and with paceline, and lay the two beside each other."""
+    seconds = SECONDS if pairs else None
+    try:
+        losses, weights, probabilities = by_hand(model, seconds)
+    except Exception as error:  # whatever a model raises for inputs that it does not take: then we have to say so, too
+        with pytest.raises(UserError) as refusal:
+            by_paceline(model, folder, seconds)
+        return Outcome(refused=f"{refusal.value} | transformers itself: {type(error).__name__}: {error}")
+    try:
+        run, layout = by_paceline(model, folder, seconds)
+    except UserError as error:
+        return Outcome(refused=str(error))
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ours = [record["loss"] for record in steps if record["kind"] == "step"]
+    saved = _loaded(run / "model").state_dict()
+    distances = {name: float((saved[name] - value).abs().max()) for name, value in weights.items() if value.numel()}
+    furthest = max(distances, key=distances.__getitem__)
+    piped = by_pipeline(run / "model", seconds)
+    predicted = predictions(run, folder, seconds)
+    return Outcome(
+        loss=float(np.abs(np.subtract(ours, losses)).max()),
+        weights=distances[furthest],
+        furthest=furthest,
+        probabilities=float(max(np.abs(predicted - piped).max(), np.abs(predicted - probabilities).max())),
+        layout=layout,
+    )
+
+
+def by_hand(model: Path, seconds: Sequence[str] | None) -> tuple[list[float], dict[str, torch.Tensor], np.ndarray]:
+    """Losses, final weights and probabilities [n, 2] of a plain loop in which a step is the whole data set."""
+    tokenizer, module = _tokenizer(model), _loaded(model)
+    if tokenizer.pad_token is None:  # as users of decoders do
+        tokenizer.pad_token = tokenizer.eos_token
+    module.config.pad_token_id = tokenizer.pad_token_id
+    encoded = tokenizer(
+        list(TEXTS),
+        list(seconds) if seconds else None,
+        padding=True,
+        truncation=True,
+        max_length=MAX_LENGTH,
+        return_tensors="pt",
+    )
+    labels = torch.tensor([module.config.label2id[label] for label in LABELS])
+    optimizer = torch.optim.AdamW(module.parameters(), **OPTIMIZER)
+    losses = []
+    module.train()
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(**encoded).logits, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    module.eval()
+    alone = []
+    with torch.no_grad():
+        for i, text in enumerate(TEXTS):
+            one = tokenizer(text, seconds[i] if seconds else None, return_tensors="pt")
+            alone.append(module(**one).logits.softmax(-1)[0].numpy())
+    return losses, copy.deepcopy(module.state_dict()), np.stack(alone)
+
+
+def by_paceline(model: Path, folder: Path, seconds: Sequence[str] | None) -> tuple[Path, str]:
+    """The run folder, and how its samples were laid out."""
+    _write(folder / "train.csv", seconds, LABELS)
+    texts = {"source": str(folder / "train.csv"), "max_length": MAX_LENGTH, "pair": "second" if seconds else None}
+    record = paceline.train(_recipe(model, texts), out=folder / "run")
+    return folder / "run", str(record.path)
+
+
+def _recipe(model: Path, data: Mapping[str, Any]) -> Recipe:
+    """A step is the whole data set, so that the order of samples plays no part."""
+    plain = {
+        "model": {"source": str(model)},
+        "data": {**data, "splits": {"validation": 0, "test": 0}},
+        "optimizer": {**OPTIMIZER, "decay_all": True},
+        "schedule": {"type": "constant", "warmup": 0},
+        "techniques": {"precision": "fp32"},
+        "loop": {"epochs": EPOCHS, "batch_size": len(TEXTS), "evaluate_every": "never", "save_best": False,
+                 "checkpoint_every": "never"},
+        "observe": {"console": "off", "report": False},
+        "device": "cpu",
+    }  # fmt: skip
+    return Recipe.parse(plain)
+
+
+def predictions(run: Path, folder: Path, seconds: Sequence[str] | None) -> np.ndarray:
+    """Probabilities [n, 2] that ``paceline predict`` writes, rows of all lengths in one batch."""
+    _write(folder / "new.csv", seconds, None)
+    paceline.predict(run, str(folder / "new.csv"), out=folder / "predicted.csv")
+    with (folder / "predicted.csv").open(newline="") as file:
+        return np.array(
+            [[float(row[f"probability of {name}"]) for name in ("good", "poor")] for row in csv.DictReader(file)]
+        )
+
+
+def by_pipeline(model: Path, seconds: Sequence[str] | None) -> np.ndarray:
+    """Probabilities [n, 2] of transformers' own pipeline over the saved model."""
+    from transformers import pipeline
+
+    with warnings.catch_warnings(action="ignore"):
+        classify = pipeline(
+            "text-classification", model=_loaded(model).eval(), tokenizer=_tokenizer(model), device="cpu"
+        )
+        rows: list[Any] = (
+            list(TEXTS)
+            if seconds is None
+            else [{"text": text, "text_pair": second} for text, second in zip(TEXTS, seconds, strict=True)]
+        )
+        found = [classify(row, top_k=None, function_to_apply="softmax") for row in rows]
+    found = [one[0] if isinstance(one[0], list) else one for one in found]
+    return np.array(
+        [[score["score"] for name in ("good", "poor") for score in one if score["label"] == name] for one in found]
+    )
+
+
+def _loaded(folder: Path) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    with quiet():
+        return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _write(path: Path, seconds: Sequence[str] | None, labels: Sequence[str] | None) -> None:
+    columns = {"text": TEXTS, "second": seconds, "label": labels}
+    given = {name: values for name, values in columns.items() if values is not None}
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(given)
+        rows.writerows(zip(*given.values(), strict=True))
