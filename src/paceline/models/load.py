@@ -280,7 +280,7 @@ def _fit_images(part: ModelPart, config: PretrainedConfig, shape: tuple[int, int
             fix="choose a text model, such as distilbert-base-uncased, or a model.config with model_type: bert",
         )
     height, width, channels = shape
-    size = height if height == width else (height, width)
+    size: Any = height if height == width else (height, width)
     for name, found, data_setting in (("num_channels", channels, ""), ("image_size", size, "data.image_size")):
         wanted = getattr(config, name, None)
         if isinstance(wanted, list | tuple):  # of height and width
