@@ -1,7 +1,8 @@
 """Every family that transformers can classify with, beside a plain loop: equal, or refused by name.
 
 A family whose losses, weights or predictions differ fails. One that is refused has to be in ``REFUSED`` with words of
-the reason, and docs/models.md lists both; its table is what these tests found (``python -m tests.parity.families``).
+the reason. docs/models.md lists both: ``python -m tests.parity.test_families`` writes its table, and each test holds its
+family's row to what it finds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 import paceline
 from paceline.errors import UserError
@@ -38,6 +40,9 @@ EPOCHS, RATE, MAX_LENGTH = 4, 1e-3, 64
 LOSS, WEIGHTS, PROBABILITIES = 1e-5, 1e-4, 1e-5
 OPTIMIZER = {"lr": RATE, "weight_decay": 0.01, "eps": 1e-3}
 """With an eps that large a gradient's rounding stays a weight's: Adam divides what is nearly nothing by itself."""
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+WIDE = "equal; results depend on the width of the batch, which the run says"
 
 COMMON = (
     *(
@@ -59,7 +64,13 @@ COMMON = (
 
 COMMON_IMAGES = ("beit", "dinov2", "vit", "mobilevit")
 
+REFUSED_IMAGES: Mapping[str, str] = {"perceiver": "comes without a tokenizer"}
+"""Of families that are in both mappings, which are taken for models of texts."""
+
 REFUSED: Mapping[str, str] = {
+    "openai-gpt": "its tokenizer has no padding token",
+    "reformer": "has to be a multiple of least common multiple chunk_length",
+    "tapas": "its forward pass fails with",
     "imagegpt": "its image processor (ImageGPTImageProcessorPil) cannot be used",
     "siglip2": "pixel_attention_mask",
     "shieldgemma2": "num_crops",
@@ -67,9 +78,6 @@ REFUSED: Mapping[str, str] = {
     "textnet": "the images are of different sizes",
 }
 """Family -> words of the refusal."""
-
-UNBUILT: Mapping[str, str] = {}
-"""Family -> what transformers itself lacks to build it here, so that there is nothing to compare with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +91,8 @@ class Outcome:
     """The weight that differs most."""
     refused: str = ""
     layout: str = ""
+    wide: bool = False
+    """Whether the run said that results depend on the width of a batch; then predictions are compared in one batch."""
     own: tuple[float, float] = (0.0, 0.0)
     """How far losses and weights of the plain loop move when its pixels do by a rounding: what nobody can do better."""
 
@@ -109,6 +119,8 @@ def test_a_text_family_trains_and_predicts_as_in_a_plain_loop(family: str, pairs
         return
     assert not found.refused, f"refused, but not listed in REFUSED: {found.refused}"
     assert found.is_equal, f"{family} differs from transformers: {found}"
+    assert told(family, "texts").startswith("equal"), "docs/models.md says otherwise"
+    assert not found.wide or told(family, "texts") == WIDE, "docs/models.md does not say that the width matters"
 
 
 @pytest.mark.parametrize(
@@ -122,11 +134,64 @@ def test_an_image_family_trains_and_predicts_as_in_a_plain_loop(family: str, tmp
     except ImportError as error:
         pytest.skip(f"transformers itself cannot build it here: {str(error).strip().splitlines()[0]}")
     found = compared_images(tmp_path / "model", tmp_path)
-    if family in REFUSED:
-        assert REFUSED[family] in found.refused, found
+    if reason := REFUSED_IMAGES.get(family) or REFUSED.get(family):
+        assert reason in found.refused, found
         return
     assert not found.refused, f"refused, but not listed in REFUSED: {found.refused}"
     assert found.is_equal, f"{family} differs from transformers: {found}"
+    assert told(family, "images") == "equal", "docs/models.md says otherwise"
+
+
+def told(family: str, reads: str) -> str:
+    """What docs/models.md says of a family."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text().splitlines()]
+    (found,) = [row[2] for row in cells if row[:2] == [f"`{family}`", reads]]
+    return found
+
+
+def test_the_table_has_every_family_once() -> None:
+    for reads, families in (("texts", text_families()), ("images", image_families())):
+        assert [told(family, reads) for family in families], "a family is missing, or there twice"
+
+
+def found_of(family: str, reads: str, folder: Path) -> str:
+    """A family's row in the table, made anew."""
+    write = write_text_model if reads == "texts" else write_image_model
+    try:
+        with quiet():
+            write(family, folder / "model")
+    except ImportError as error:
+        needed = str(error).strip().splitlines()[0].partition(" requires the ")[2].partition(" library")[0]
+        return f"not tried: transformers needs {needed} to build it"
+    outcomes = []
+    for pairs in (False, True) if reads == "texts" else (False,):
+        part = folder / str(pairs)
+        part.mkdir()
+        compare = compared if reads == "texts" else compared_images
+        outcomes.append(compare(folder / "model", part, **({"pairs": pairs} if reads == "texts" else {})))
+    if refused := [each.refused for each in outcomes if each.refused]:
+        lines = [line.strip() for line in refused[0].replace(str(folder), "").partition(" | ")[0].splitlines()]
+        why = next((line for line in lines if line.startswith("why: ")), lines[0])
+        return f"refused: {why.removeprefix('why: ')}"
+    if not all(each.is_equal for each in outcomes):
+        return "DIFFERENT"
+    return WIDE if any(each.wide for each in outcomes) else "equal"
+
+
+def main() -> None:
+    """Write the table in docs/models.md."""
+    import tempfile
+
+    rows = ["| family | reads | training and predictions |", "|---|---|---|"]
+    for reads, families in (("texts", text_families()), ("images", image_families())):
+        for family in families:
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append(f"| `{family}` | {reads} | {found_of(family, reads, Path(folder))} |")
+            print(rows[-1], flush=True)
+    before, _, rest = PAGE.read_text().partition("<!-- families -->\n")
+    after = rest.partition("<!-- end of families -->\n")[2]
+    table = "\n".join(rows)
+    PAGE.write_text(f"{before}<!-- families -->\n{table}\n<!-- end of families -->\n{after}")
 
 
 def compared_images(model: Path, folder: Path) -> Outcome:
@@ -243,7 +308,7 @@ def compared(model: Path, folder: Path, *, pairs: bool) -> Outcome:
     """Train the classifier in ``model`` by hand and with paceline, and lay the two beside each other."""
     seconds = SECONDS if pairs else None
     try:
-        losses, weights, probabilities = by_hand(model, seconds)
+        losses, weights, alone, together = by_hand(model, seconds)
     except Exception as error:  # whatever a model raises for inputs that it does not take: then we have to say so, too
         with pytest.raises(UserError) as refusal:
             by_paceline(model, folder, seconds)
@@ -254,26 +319,37 @@ def compared(model: Path, folder: Path, *, pairs: bool) -> Outcome:
         return Outcome(refused=str(error))
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     ours = [record["loss"] for record in steps if record["kind"] == "step"]
-    saved = _loaded(run / "model").state_dict()
-    distances = {name: float((saved[name] - value).abs().max()) for name, value in weights.items() if value.numel()}
+    saved = load_file(run / "model" / "model.safetensors")  # as written: some classes change rows when they are loaded
+    distances = {
+        name: float((saved[name] - value).abs().max())
+        for name, value in weights.items()
+        if value.numel() and name in saved  # of weights that are tied one is written
+    }
     furthest = max(distances, key=distances.__getitem__)
-    piped = by_pipeline(run / "model", seconds)
     predicted = predictions(run, folder, seconds)
+    notices = json.loads((run / "summary.json").read_text())["notices"]
+    wide = any("depends on the width" in notice for notice in notices)
+    expected = [together] if wide else [alone, by_pipeline(run / "model", seconds)]
     return Outcome(
         loss=float(np.abs(np.subtract(ours, losses)).max()),
         weights=distances[furthest],
         furthest=furthest,
-        probabilities=float(max(np.abs(predicted - piped).max(), np.abs(predicted - probabilities).max())),
+        probabilities=max(float(np.abs(predicted - each).max()) for each in expected),
         layout=layout,
+        wide=wide,
     )
 
 
-def by_hand(model: Path, seconds: Sequence[str] | None) -> tuple[list[float], dict[str, torch.Tensor], np.ndarray]:
-    """Losses, final weights and probabilities [n, 2] of a plain loop in which a step is the whole data set."""
+def by_hand(
+    model: Path, seconds: Sequence[str] | None
+) -> tuple[list[float], dict[str, torch.Tensor], np.ndarray, np.ndarray]:
+    """Losses and final weights of a plain loop in which a step is the whole data set; then probabilities [n, 2], of
+    each sample alone, and of all in one batch."""
     tokenizer, module = _tokenizer(model), _loaded(model)
     if tokenizer.pad_token is None:  # as users of decoders do
         tokenizer.pad_token = tokenizer.eos_token
-    module.config.pad_token_id = tokenizer.pad_token_id
+    for config in (module.config, module.config.get_text_config()):
+        config.pad_token_id = tokenizer.pad_token_id
     encoded = tokenizer(
         list(TEXTS),
         list(seconds) if seconds else None,
@@ -299,7 +375,8 @@ def by_hand(model: Path, seconds: Sequence[str] | None) -> tuple[list[float], di
         for i, text in enumerate(TEXTS):
             one = tokenizer(text, seconds[i] if seconds else None, return_tensors="pt")
             alone.append(module(**one).logits.softmax(-1)[0].numpy())
-    return losses, copy.deepcopy(module.state_dict()), np.stack(alone)
+        together = module(**encoded).logits.softmax(-1).numpy()
+    return losses, copy.deepcopy(module.state_dict()), np.stack(alone), together
 
 
 def by_paceline(model: Path, folder: Path, seconds: Sequence[str] | None) -> tuple[Path, str]:
@@ -376,3 +453,7 @@ def _write(path: Path, seconds: Sequence[str] | None, labels: Sequence[str] | No
         rows = csv.writer(file)
         rows.writerow(given)
         rows.writerows(zip(*given.values(), strict=True))
+
+
+if __name__ == "__main__":
+    main()

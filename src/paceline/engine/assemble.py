@@ -26,6 +26,7 @@ from paceline.engine.schedule import lr_factor, rate_table
 from paceline.engine.sharded import build_sharded_updates
 from paceline.engine.statistics import kept_from_filler, running_statistics
 from paceline.engine.step import Objective, Step
+from paceline.engine.takes_inputs import takes_inputs
 from paceline.engine.token_ids import check_token_ids
 from paceline.engine.torch_engine import SEVERAL, TorchEngine
 from paceline.engine.updates import build_updates
@@ -314,7 +315,7 @@ def forward_for(model: nn.Module, device: torch.device) -> Forward:
                 f"this data gives {', '.join(batch.inputs)}",
                 "name the forward's parameters so",
             )
-        with unread_masks() if is_card(device) else contextlib.nullcontext():
+        with unread_masks() if is_card(device) else contextlib.nullcontext(), takes_inputs(model, batch, device):
             output = model(**known) if known else model(*batch.inputs.values())
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):

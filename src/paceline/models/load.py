@@ -231,7 +231,7 @@ def _pads_when_built(part: ModelPart, config: PretrainedConfig) -> bool:
     Pretrained weights are built as their configuration says: where a decoder has no padding its tokenizer's end of text
     stands in, whose row is trained as any other. Positions that are counted from padding need one.
     """
-    if config.pad_token_id is None:
+    if getattr(config.get_text_config(), "pad_token_id", None) is None:
         return counts_from_padding(config)
     return part.source is None
 
