@@ -76,7 +76,7 @@ def run(request: Request) -> RunRecord:
         with _preemption_marked(request):
             return _carried_out(request)
     except DiskFullError as error:
-        room = error.fix.partition(",")[0]  # where a run is concerned, its folder stays
+        room = error.fix.partition(",")[0] or "free some space there"  # where a run is concerned, its folder stays
         raise DiskFullError(error.what, error.why, f"{room}; {_then_with_room(request)}") from error
     except (OSError, UserError) as error:
         if lost := request.folder.find_again():
