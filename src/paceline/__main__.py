@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -14,6 +15,9 @@ _RUNS = ("train", "trace")
 
 def main() -> None:
     """Entry point of the ``paceline`` command."""
+    # torch's C++ prints 15 lines of addresses for each message that it cannot send to a rank that has ended, which
+    # paceline says in one; it is asked before torch is loaded
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     stop = Stop(NOT_BEGUN)
     try:
         with stop:

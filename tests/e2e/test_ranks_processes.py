@@ -164,6 +164,22 @@ def test_torchrun_signalled_then_two_commands_by_hand(workplace: Path) -> None:
     assert_as_undisturbed(workplace, "torchrun")
 
 
+def test_a_killed_first_rank_is_told_in_lines_that_people_read(workplace: Path) -> None:
+    """Without torch's C++ frames, which are of no use to whoever has to look at the other rank."""
+    folder, meeting = workplace / "first-killed", f"tcp://127.0.0.1:{free_port()}"
+    with ExitStack() as both:
+        command = [*PACELINE, "recipe.yaml", "--out", str(folder), "--timeout", "60"]
+        command += ["--init", meeting, "--world-size", "2"]
+        first, second = (both.enter_context(started(workplace, *command, "--rank", str(rank))) for rank in (0, 1))
+        when(first, lambda: steps(folder) >= 3)
+        first.kill()
+        first.communicate(timeout=20)
+        _, errors = second.communicate(timeout=90)
+    assert second.returncode == 2, errors
+    assert "rank 0 cannot be reached" in errors
+    assert len(errors.splitlines()) <= 4, errors
+
+
 def test_a_model_is_downloaded_once_a_machine(workplace: Path, tmp_path: Path) -> None:
     with LoopbackHub({"someone/tiny": workplace / "model"}) as hub:
         arguments = ["recipe.yaml", "--model", "someone/tiny", "--out", "hub", "--set", "loop.max_steps=4"]

@@ -1,8 +1,8 @@
 """Every family that transformers can classify with, beside a plain loop: equal, or refused by name.
 
 A family whose losses, weights or predictions differ fails. One that is refused has to be in ``REFUSED`` with words of
-the reason. docs/models.md lists both: ``python -m tests.parity.test_families`` writes its table, and each test holds its
-family's row to what it finds.
+the reason. docs/models.md lists both: ``python -m tests.parity.test_families`` writes its table, and each test holds
+its family's row to what it finds.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ def require_trust(recipe: Recipe, folder: str | Path, trust: Trust, settings: It
 
 def is_of_a_run(path: Path) -> bool:
     """Whether a recipe file lies in a run folder, where whoever made the run has put it."""
-    return path.name == "recipe.yaml" and any((path.parent / name).exists() for name in _OF_A_RUN)
+    return path.name == "recipe.yaml" and any(any(path.parent.glob(name)) for name in _OF_A_RUN)
 
 
-_OF_A_RUN = ("manifest.json", "summary.json", "metrics.jsonl", "model", "checkpoints")
+_OF_A_RUN = ("manifest.json", "summary.json", "metrics.jsonl", "model/paceline.json", "checkpoints/*/COMMITTED")
+"""What paceline leaves beside a recipe; a folder named ``model`` may be anybody's."""
