@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from pathlib import Path
@@ -38,6 +39,8 @@ def noted(monkeypatch: pytest.MonkeyPatch, module: str, *names: str) -> list[tup
     for name in names:
         setattr(fake, name, note)
     monkeypatch.setitem(sys.modules, module, fake)
+    parent, _, name = module.rpartition(".")
+    monkeypatch.setattr(importlib.import_module(parent), name, fake, raising=False)  # where it was imported before
     return calls
 
 
