@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 from paceline.errors import ModelError
 from paceline.models.config import max_positions, modality, read_config
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch
-from paceline.models.images import ImageSettings, image_settings, preferred_size
+from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
 from paceline.models.load import PROBLEM_TYPES, from_folder, no_safetensors
+from paceline.models.processor import Processor
 from paceline.models.saved import FILE, LoadedModel, SavedModel, load_saved
 from paceline.models.tokenizers import tokenizer_source
 from paceline.recipe.parts import ModelPart
@@ -66,15 +67,16 @@ def load_pretrained(source: Path, *, pairs: bool, trust_remote_code: bool = Fals
         tokenizer = tokenizer_source(part, config, None).get(())
         longest = min(tokenizer.model_max_length, max_positions(config) or _UNLIMITED)
         max_length = longest if longest < _UNLIMITED else LONGEST
+    processor = own_processor(part, config, None)
     saved = SavedModel(
         label_names=tuple(str(config.id2label[index]) for index in range(config.num_labels)),
         kind=_kind(config),
         modality=reads,
         max_length=max_length,
         pairs=pairs,
-        image=_image(part, config) if reads == "image" else None,
+        image=_image(part, config, processor) if reads == "image" else None,
     )
-    return LoadedModel(model=model.eval(), tokenizer=tokenizer, saved=saved)
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer, saved=saved, processor=processor)
 
 
 def _kind(config: PretrainedConfig) -> str:
@@ -82,7 +84,9 @@ def _kind(config: PretrainedConfig) -> str:
     return kinds.get(config.problem_type or "", "regression" if config.num_labels == 1 else "classification")
 
 
-def _image(part: ModelPart, config: PretrainedConfig) -> ImageSettings:
+def _image(part: ModelPart, config: PretrainedConfig, processor: Processor | None) -> ImageSettings:
+    if processor is not None and processor.shape is not None:
+        return image_settings(part, processor.shape, processor)
     size = preferred_size(part, config)
     if size is None:
         what = f"{part.source}: does not say what size its images have"

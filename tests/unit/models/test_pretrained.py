@@ -73,7 +73,8 @@ def test_an_image_model_brings_its_size(tmp_path: Path) -> None:
     loaded = load_pretrained(tmp_path, pairs=False)
     assert loaded.saved.image is not None
     assert (loaded.saved.image.height, loaded.saved.image.channels) == (32, 3)
-    assert loaded.saved.image.mean == (0.1, 0.2, 0.3)
+    assert loaded.saved.image.mean == pytest.approx((0.1, 0.2, 0.3), abs=1e-6)
+    assert loaded.processor is not None, "its own processor is not used"
     assert (loaded.saved.modality, loaded.saved.max_length, loaded.tokenizer) == ("image", None, None)
 
 
