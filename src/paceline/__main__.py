@@ -26,7 +26,9 @@ def main() -> None:
             command()
     except Preempted as stopped:
         if set(sys.argv[1:2]) & set(_RUNS):
-            sys.stderr.write(f"paceline: {stopped}\n")
+            # a launcher ends the other ranks where one has failed, which is what is to be read
+            if os.environ.get("RANK", "0") == "0":
+                sys.stderr.write(f"paceline: {stopped}\n")
             sys.exit(stopped.exit_code)
         number = signal.Signals[stop.requested_by or "SIGINT"]
         word = "interrupted" if number is signal.SIGINT else f"stopped by {number.name}"

@@ -211,7 +211,7 @@ def test_a_command_that_is_ended_leaves_no_process(tmp_path: Path, end: signal.S
         workers = wait_for(lambda: children(process.pid))
         process.send_signal(end)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == {signal.SIGINT: 130}.get(end, -end), err.decode()
+    assert process.returncode == {signal.SIGKILL: -end}.get(end, 128 + end), err.decode()
     assert b"Traceback" not in err
     assert out == b""
     wait_for(lambda: not any(alive(worker) for worker in workers), seconds=60)
