@@ -29,6 +29,7 @@ from paceline.engine.step import Objective, Step
 from paceline.engine.takes_inputs import takes_inputs
 from paceline.engine.token_ids import check_token_ids
 from paceline.engine.torch_engine import SEVERAL, TorchEngine
+from paceline.engine.unreached import unreached_notice, unreached_weights
 from paceline.engine.updates import build_updates
 from paceline.engine.words import word_embeddings
 from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
@@ -115,6 +116,8 @@ def assemble_build(
     found = next(iter(dataset.splits.values()))
     texts = dataset.inputs if isinstance(dataset.inputs, Tokens) else None
     ids = np.resize(found[:2], 2) if texts is None else compared_samples(texts, found)
+    if "train" in dataset.splits and recipe.optimizer.decays and (unread := unreached_weights(build, ids[:2])):
+        build = replace(build, undecayed=frozenset(unread), notices=(*build.notices, unreached_notice(unread)))
     # both compare themselves with the plain forward pass in full precision, so they come before all that changes it
     if packs:
         packed = packed_layout(recipe, model, dataset, device, first_position=packing.first_position(model))
@@ -123,7 +126,7 @@ def assemble_build(
         if build.layout is layout:  # it cannot be packed
             build = replace(build, layout=padded_layout(recipe, model, dataset, device))
     if texts is not None and build.path["layout"] == "padded":
-        build = replace(build, notices=_of_width(recipe, build, dataset, texts))
+        build = replace(build, notices=(*build.notices, *_of_width(recipe, build, dataset, texts)))
     build = early_pooling.apply(build, switches.early_pooling, ids)
     # memory order before anything holds views of the weights
     if switches.channels_last is not False:
@@ -183,7 +186,7 @@ def assemble(
     if not is_sharded:  # those have been there
         world.broadcast_([*build.model.parameters(), *build.model.buffers()])
     part = recipe.optimizer
-    groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule)
+    groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule, build.undecayed)
     scaling = lr_factor(part, recipe.loop.batch_size)
     rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
     trained = {parameter for group in groups for parameter in group.parameters}

@@ -295,6 +295,11 @@ class OptimizerPart(Part):
             return self.weight_decay
         return 0.01 if self.type in ("adamw", "adamw8bit") else 0.0
 
+    @property
+    def decays(self) -> bool:
+        """Whether any weight may decay."""
+        return self.decay > 0 or any(group.weight_decay for group in self.groups)
+
     @model_validator(mode="after")
     def _effect(self) -> Self:
         idle = ("betas", "eps") if self.type == "sgd" else ("momentum", "nesterov")
