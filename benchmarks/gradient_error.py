@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.dataset import Dataset
-from paceline.engine.assemble import assemble, assemble_build
 from paceline.engine.numerics import numerics
 from paceline.errors import PacelineError
 from paceline.facts import this_machine
@@ -31,6 +30,7 @@ from paceline.models.config import read_config
 from paceline.models.load import load_model
 from paceline.models.structure import blocks
 from paceline.preparation import encoded
+from paceline.prepare.assemble import assemble, assemble_build
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.tasks import task_for
@@ -123,7 +123,7 @@ def gradients(
         for index in range(chosen.batches):
             ids = np.arange(index * chosen.batch, (index + 1) * chosen.batch) % len(data)
             for draw in range(draws):
-                engine.accumulate(iter([build.layout.collate(ids)]), len(ids), step=index * draws + draw)
+                engine.accumulate_batches(iter([build.layout.collate(ids)]), len(ids), step=index * draws + draw)
                 yield {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
                 engine.update()
         engine.close()

@@ -44,7 +44,7 @@ HERE = Path(__file__).resolve().parent
 STEPS = 6
 """Of a run: shapes that come twice are recorded at their second time."""
 LIMIT_SECONDS = 180.0
-PRELOADED = ("torch", "transformers.modeling_utils", "paceline.engine.assemble", "paceline.run")
+PRELOADED = ("torch", "transformers.modeling_utils", "paceline.prepare.assemble", "paceline.run")
 MEASURES = ("allocated", "reserved", "total")
 TAGS = ("auto", "packed", "compiled", "masked", "held_out", "two ranks")
 

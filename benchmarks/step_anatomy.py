@@ -22,13 +22,13 @@ import torch
 
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.engine.assemble import Assembled, assemble, assemble_build
 from paceline.engine.numerics import numerics
 from paceline.facts import this_machine
 from paceline.kernels import varlen_attention
 from paceline.models.config import read_config
 from paceline.models.load import load_model
 from paceline.models.structure import blocks
+from paceline.prepare.assemble import Assembled, assemble, assemble_build
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.tasks import task_for
@@ -146,7 +146,7 @@ class Run:
     def step(self) -> np.ndarray:
         plan = self.order.plan(self.at)
         batches = (self.layout.collate(ids) for ids in plan.microbatches)
-        self.engine.accumulate(batches, len(plan.samples), step=self.index)
+        self.engine.accumulate_batches(batches, len(plan.samples), step=self.index)
         self.engine.update()
         self.at, self.index = self.order.after(self.at), self.index + 1
         return plan.samples
@@ -244,7 +244,7 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, data: Dataset, batch: in
     assembled, config = build(recipe, data, 10_000)
     run = Run(recipe, assembled, len(data))
     sizes = np.ones(len(data), np.int64) if config is None else data.inputs.lengths
-    run.engine.warm_up(run.layout.collate(np.arange(batch)), batch)
+    run.engine.warm_up_on(run.layout.collate(np.arange(batch)), batch)
     synchronize()
     compiled = time.perf_counter() - started
     for _ in range(150 if recipe.device == "cuda" else 2):
@@ -260,7 +260,7 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, data: Dataset, batch: in
     synchronize()
     seconds = time.perf_counter() - begun
     ids = np.concatenate(seen)
-    path = {**assembled.build.path, **fused(assembled.build.model), **run.engine.path}
+    path = {**assembled.build.path, **fused(assembled.build.model), **run.engine.execution}
     early = path.get("early_pooling") == "the last block"
     record: dict[str, Any] = {
         "name": chosen.name or chosen.model,

@@ -37,12 +37,12 @@ from paceline.cluster import find_place
 from paceline.distributed.group import joined
 from paceline.engine import assemble as assembling
 from paceline.engine import flat
-from paceline.engine.buckets import BUCKET_BYTES, Reduction
 from paceline.engine.numerics import numerics
 from paceline.facts import this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.seams import Alone, World
+from paceline.seams import Alone, Mesh, World
+from paceline.strategies.ddp.buckets import BUCKET_BYTES, Reduction
 
 MIB = 2**20
 VARIANTS = (
@@ -168,20 +168,21 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
     shares = np.arange(8 * chosen.batch).reshape(8, chosen.batch)
     for variant in chosen.variant or VARIANTS:
         said = dict(part.split("=") for part in variant.split(","))
-        number_format = torch.bfloat16 if said.get("bf16") else None
-        assembling.Reduction = partial(_reduction, said)  # type: ignore[attr-defined] # a measurement looks inside
+        number_format = "bf16" if said.get("bf16") else "fp32"
+        ddp.Reduction = partial(_reduction, said)  # type: ignore[attr-defined] # a measurement looks inside
         group = group_of(int(said.get("ctas", 0)), first=bool(said.get("first")))
         copies = Copies(group, device, first=bool(said.get("first"))) if said.get("copies") else None
         summing: Any = Alone() if "sums" in said else Through(world, group, copies, sums="hooked" not in said)
         with shared_buffers(copies is not None):
-            run = assembling.assemble(recipe, made, 100_000, world=summing, reduce_dtype=number_format)
+            rounded = recipe.with_settings([f"parallel.reduce_dtype={number_format}"])
+            run = assembling.assemble(rounded, made, 100_000, mesh=Mesh(data=summing))
         engine = run.engine
-        engine.warm_up(made.layout.collate(shares[0]), chosen.batch)
+        engine.warm_up_on(made.layout.collate(shares[0]), chosen.batch)
 
         def cycle(engine: Any = engine) -> None:
             for index, share in enumerate(shares):
                 batch = made.layout.collate(share)
-                engine.accumulate([batch], chosen.batch * world.size, step=index)
+                engine.accumulate_batches([batch], chosen.batch * world.size, step=index)
                 engine.update()
 
         for _ in range(3):
@@ -197,7 +198,7 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
                     str(chosen.traces / f"{variant.replace('=', '-').replace(',', '_')}.json.gz")
                 )
         record = {"variant": variant, "ranks": world.size, "batch": chosen.batch, "step_ms": round(1e3 * step, 3)}
-        record |= {"steps": engine.path["steps"], "bus_gb_per_second": rates(group, device)}
+        record |= {"steps": engine.execution["steps"], "bus_gb_per_second": rates(group, device)}
         record |= {"torch": torch.__version__, "card": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
         engine.close()
         dist.destroy_process_group(group)

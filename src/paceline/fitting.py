@@ -18,7 +18,7 @@ from paceline.seams import World
 
 def fit_features(job: Job, progress: Progress, prepared: Prepared) -> Progress:
     """In place of steps: the final layer's input once for every training sample, and scikit-learn for the layer."""
-    recipe, build, dataset, world = prepared.recipe, prepared.build, prepared.dataset, job.world
+    recipe, build, dataset, world = prepared.recipe, prepared.build, prepared.dataset, job.mesh.data
     linear = final_linear(build.model, build.task.num_outputs)
     ids = build.layout.sorted(dataset.splits["train"])
     size = job.evaluation_batch_size

@@ -17,7 +17,6 @@ from paceline.data.dataset import Dataset
 from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
 from paceline.distributed.agree import agree
 from paceline.distributed.group import joined
-from paceline.engine.assemble import assemble_build, over
 from paceline.engine.evaluate import Infer, evaluate, inference
 from paceline.engine.numerics import numerics
 from paceline.errors import DataError, ModelError, RecipeError, RunFolderError, UserError, nearest
@@ -27,13 +26,14 @@ from paceline.models.pretrained import load_pretrained, names_a_model
 from paceline.models.saved import LoadedModel, load_saved
 from paceline.models.structure import blocks
 from paceline.predictions import PredictionFile, Predictions
+from paceline.prepare.assemble import assemble_build, over
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import DataPart
 from paceline.recipe.trust import NONE, Trust, require_trust
 from paceline.records import EvaluationRecord
 from paceline.run_folder import RunFolder, has_checkpoint, way_on
-from paceline.seams import Alone, Build, Ids, Task, World
+from paceline.seams import Alone, Build, Ids, Mesh, Task, World
 from paceline.tasks import task_for
 
 WINDOW = 4096
@@ -259,7 +259,7 @@ def _build(
     device = torch.device(recipe.device)
     found = [block for _, block in blocks(loaded.model)]
     build = assemble_build(
-        recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, world=world
+        recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, mesh=Mesh(data=world)
     )
     for notice in build.notices:
         tell(notice)

@@ -15,30 +15,23 @@ from typing import Any
 
 import torch
 
-from paceline.data.order import OrderState, ShuffledOrder, StepPlan
-from paceline.engine.alike import Widths, widths
-from paceline.engine.assemble import warms_up
-from paceline.engine.engine import Accumulated, Update
 from paceline.engine.evaluate import Infer, evaluate
 from paceline.engine.late import Late
-from paceline.engine.not_finite import not_finite
-from paceline.engine.rng import augmentation_seed
 from paceline.engine.schedule import lr_factor
-from paceline.engine.statistics import check_smallest
 from paceline.engine.torch_engine import total
 from paceline.errors import Preempted, RecipeError, RunFolderError
 from paceline.files import compiled_folder
 from paceline.job import Job
 from paceline.memory.split import Result, check_split, evaluate_fitting, halved, largest_share, let_go, retried
+from paceline.not_finite import not_finite
 from paceline.progress import Progress, TrainSums, metric_value
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
 from paceline.records import Decision, EvaluationRecord, Notice, StepRecord
 from paceline.run_folder import way_on
-from paceline.seams import Batch, Ids, Size
+from paceline.seams import Accumulated, Batch, Ids, Retrying, Size, StepInput, Update
 from paceline.spans import mark, span
 from paceline.techniques.compile import forget_largest, note_kept
-from paceline.techniques.fsdp import collected, is_sharded
 from paceline.tracing.recorder import WindowRecorder
 
 MOST_SKIPPED = 50
@@ -51,9 +44,6 @@ RUN_AHEAD = 32
 
 PEAK_EVERY = 50
 """Steps between two looks at the peak of the device's memory."""
-
-LOOKED_AHEAD = 2000
-"""Steps among which the largest is looked for: on 8 ranks a fifth of a second at 32 texts a rank, 0.6 s at 128."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +90,9 @@ class Loop:
 
     def __post_init__(self) -> None:
         job = self.job
-        check_split(job.recipe, is_sharded=is_sharded(job.assembled.build.model))
+        check_split(job.recipe, job.course.strategy.why_not_retried())
         if job.recipe.model.train != "features":  # it makes no steps
-            self._check_smallest(job.recipe, job.order)
+            job.course.check_smallest()
         self._late = Late(job.assembled.build.device)
         self._last_end = time.perf_counter()
 
@@ -115,7 +105,7 @@ class Loop:
     @property
     def ended(self) -> bool:
         """Whether no step is left to do."""
-        return self.progress.step >= self.job.total_steps or self.stopped_early
+        return self.progress.step >= self.job.course.total_steps or self.stopped_early
 
     def run(self) -> Progress:
         """Train until the steps are done, early stopping ends it, or a signal asks to stop.
@@ -164,7 +154,7 @@ class Loop:
         with self.job.watch.phase("train"), span("step", step=step):
             self._step()
         # on_oom: split may have changed the order's micro-batches by now
-        if recorder.after_step(step, at, self.job.order):
+        if recorder.after_step(step, at.epoch, self.job.course.plan(at).microbatches):
             self._last_end = time.perf_counter()
 
     def save(self, *, is_best: bool = False) -> None:
@@ -176,7 +166,6 @@ class Loop:
         with self.job.watch.phase("checkpoint"), span("checkpoint"):
             self.job.assembled.engine.settle()
             tensors, state = self.job.assembled.engine.state()
-            tensors = {stem: collected(named, self.job.world) for stem, named in tensors.items()}
             whole = {
                 **self.job.checkpoint_state,
                 "engine": state,
@@ -204,29 +193,26 @@ class Loop:
     def _warm_up(self) -> None:
         """Compile, load kernels and record on the largest micro-batch: what will run out of memory does so now."""
         job = self.job
-        if not warms_up(job.recipe, job.assembled.build.device):
+        if not job.course.warms_up(job.assembled.build.device):
             return
         with job.watch.compiling():
             self._fitted(self._warmed_up)
-        compiled = job.recipe.techniques.compile is True and "compile" not in job.assembled.engine.path
+        compiled = job.recipe.techniques.compile is True and "compile" not in job.assembled.engine.execution
         if compiled and job.assembled.build.device.type == "cuda":
             note_kept(job.assembled.build, compiled_folder())
         self._last_end = time.perf_counter()
 
     def _warmed_up(self) -> None:
-        ids, slots, alike = self._largest()
-        # drawn, as those of steps are: what draws is compiled here, too
-        drawn = augmentation_seed(self.job.recipe.seed, 0, 0, self.job.world.rank)
-        batch = self.job.assembled.build.layout.collate(ids, drawn, slots=slots)
-        self.job.assembled.engine.warm_up(batch, len(ids) or 1, alike=alike)
+        job, at = self.job, self.progress
+        job.assembled.engine.warm_up(job.course.largest(at.order, at.step))
 
     def _fitted(self, work: Callable[[], Result]) -> Result:
         """What ``work`` returns; in smaller micro-batches where it runs out of memory and the recipe has it so."""
-        job = self.job
-        if job.recipe.loop.on_oom == "fail":
+        job, engine = self.job, self.job.assembled.engine
+        if job.recipe.loop.on_oom == "fail" or not isinstance(engine, Retrying):
             return work()
-        step = self.progress.step + 1
-        return retried(work, job.assembled.engine, job.world, self._split, step=step, total_steps=job.total_steps)
+        step, total_steps = self.progress.step + 1, job.course.total_steps
+        return retried(work, engine, job.world, self._split, step=step, total_steps=total_steps)
 
     def _split(self, why: str) -> bool:
         """Halve the micro-batch, alike on all ranks; False where it cannot be smaller."""
@@ -234,16 +220,16 @@ class Loop:
         recipe = halved(job.recipe, num_samples, job.world.size)
         if recipe is None:
             return False
-        order = job.order_of(recipe)
+        course = job.course.under(recipe)
         try:
-            self._check_smallest(recipe, order)
+            course.check_smallest()
         except RecipeError:
             return False
         before, now = largest_share(job.recipe, num_samples, job.world.size), recipe.loop.micro_batch_size
         given = f"{why}: loop.micro_batch_size {before} -> {now}{' on every rank' if job.world.size > 1 else ''}"
         result = "samples, order and loss are the same, and dropout draws anew"
         job.emit(Notice(message=f"{given}, and it is made again; {result}", level="warning"))
-        self._keep_smaller(f"loop.micro_batch_size={now}", reason=f"{before}: {why}", order=order)
+        self._keep_smaller(f"loop.micro_batch_size={now}", reason=f"{before}: {why}", course=course)
         forget_largest(job.assembled.build.model)
         self._peak = None
         return True
@@ -258,68 +244,31 @@ class Loop:
         self.job = replace(job, recipe=recipe, checkpoint_state=state, **changed)
         job.keep(recipe)
 
-    def _check_smallest(self, recipe: Recipe, order: ShuffledOrder) -> None:
-        job, train = self.job, self.job.dataset.splits["train"]
-        steps, size = job.total_steps, job.world.size
-        check_smallest(job.assembled.build, order, recipe.loop, train, total_steps=steps, world_size=size)
-
-    def _largest(self) -> tuple[Ids, int | None, bool]:
-        """The micro-batch with the most positions among the next steps, up to an epoch and ``LOOKED_AHEAD``; what it is
-        to be made as wide as, and whether all ranks then have the same shapes."""
-        job, at, layout = self.job, self.progress.order, self.job.assembled.build.layout
-        steps = min(job.total_steps - self.progress.step, job.steps_per_epoch, LOOKED_AHEAD)
-        found: list[tuple[Ids, int | None, bool]] = []
-        for _ in range(steps):
-            plan = job.order.plan(at, job.world.rank, job.world.size)
-            wide = self._widths(at, plan)
-            found += [(ids, slots, wide.alike) for ids, slots in zip(plan.microbatches, wide.slots, strict=True)]
-            at = job.order.after(at)
-        # the widths of all ranks decide where there are some, so that all choose the same step
-        return max(found, key=lambda one: (one[2], len(one[0]), one[1] or layout.size(one[0]).slots))
-
-    def _widths(self, at: OrderState, plan: StepPlan) -> Widths:
-        """Of this rank's micro-batches in the step at ``at``."""
-        job = self.job
-        if job.assembled.records_together:
-            return widths(job.order, job.assembled.build.layout, at, job.world.size)
-        return Widths([None] * len(plan.microbatches), alike=True)
-
     def _step(self) -> None:
         at, step = self.progress.order, self.progress.step
-        plan, counted, forward = self._fitted(self._accumulated)
+        given, forward = self._fitted(self._accumulated)
         job, layout = self.job, self.job.assembled.build.layout
         update = job.assembled.engine.update()
-        after = job.order.after(at)
-        if layout.reads_ahead and step + 1 < job.total_steps:
-            layout.expect(job.order.plan(after, job.world.rank, job.world.size).microbatches)
+        after = job.course.after(at)
+        if layout.reads_ahead and step + 1 < job.course.total_steps:
+            layout.expect(job.course.plan(after).microbatches)
         loss, correct = forward.loss, total(forward.extras)
-        if job.world.size > 1:
-            loss, correct = job.world.sum_(torch.stack([loss.float(), correct]))
-        self._note(plan, loss, correct, update, counted)
+        if job.mesh.data.size > 1:
+            loss, correct = job.mesh.data.sum_(torch.stack([loss.float(), correct]))
+        self._note(loss, correct, update, int(given.denominator))
         self.progress = replace(self.progress, step=step + 1, order=after)
         self._account(wait=False)
 
-    def _accumulated(self) -> tuple[StepPlan, int, Accumulated]:
-        """The next step up to its update: its plan, the number of its labels, and what its forward passes gave."""
-        job, step = self.job, self.progress.step
-        plan = job.order.plan(self.progress.order, job.world.rank, job.world.size)
-        counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
-        wide = self._widths(self.progress.order, plan)
-        batches = map(self._collated, range(len(plan.microbatches)), plan.microbatches, wide.slots)
-        found = job.assembled.engine.accumulate(batches, counted, step=step, alike=wide.alike)
-        return plan, counted, found
+    def _accumulated(self) -> tuple[StepInput, Accumulated]:
+        """The next step up to its update: what the engine was given, and what its forward passes gave."""
+        given = self.job.course.input(self.progress.order, self.progress.step)
+        return given, self.job.assembled.engine.accumulate(given)
 
-    @span("data wait")
-    def _collated(self, index: int, ids: Ids, slots: int | None) -> Batch:
-        """The step's micro-batch number ``index``, on the device."""
-        job, step = self.job, self.progress.step
-        seed = augmentation_seed(job.recipe.seed, step, index, job.world.rank)
-        return job.assembled.build.layout.collate(ids, seed, slots=slots)
-
-    def _note(self, plan: StepPlan, loss: torch.Tensor, correct: torch.Tensor, update: Update, counted: int) -> None:
-        now, at, world = time.perf_counter(), self.progress, self.job.world
+    def _note(self, loss: torch.Tensor, correct: torch.Tensor, update: Update, counted: int) -> None:
+        now, at, course = time.perf_counter(), self.progress, self.job.course
+        plan = course.plan(at.order)
         # only the first rank tells of the step, so only it looks at the others' share
-        pieces = self.job.order.of_all_ranks(at.order, world.size) if world.is_first else plan.microbatches
+        pieces = course.of_all_ranks(at.order) if self.job.world.is_first else plan.microbatches
         sizes = [self.job.assembled.build.layout.size(ids) for ids in pieces]
         size = Size(len(plan.samples), sum(s.tokens for s in sizes), sum(s.slots for s in sizes))
         note = _StepNote(at.step + 1, at.order.epoch, plan.samples, size, counted, now - self._last_end)
@@ -381,7 +330,7 @@ class Loop:
             return
         with job.watch.phase("evaluate"), span("evaluate"), self._kept_if_full(), contextlib.suppress(_BrokenOff):
             job.assembled.engine.settle()
-            epoch = max(0, math.ceil(self.progress.step / job.steps_per_epoch) - 1)
+            epoch = max(0, math.ceil(self.progress.step / job.course.steps_per_epoch) - 1)
             self._take_note(self.evaluated(self._infer, "validation", step=self.progress.step, epoch=epoch))
         self._last_end = time.perf_counter()
 
@@ -390,8 +339,8 @@ class Loop:
         job = self.job
         given = infer, job.assembled.build, split, job.dataset.splits[split], job.evaluation_batch_size
         if job.recipe.loop.on_oom == "fail":
-            return evaluate(*given, step=step, epoch=epoch, world=job.world)
-        return evaluate_fitting(*given, step=step, epoch=epoch, world=job.world, split_to=self._evaluate_smaller)
+            return evaluate(*given, step=step, epoch=epoch, world=job.mesh.data)
+        return evaluate_fitting(*given, step=step, epoch=epoch, world=job.mesh.data, split_to=self._evaluate_smaller)
 
     def _evaluate_smaller(self, size: int, told: str) -> None:
         self.job.emit(Notice(message=told, level="warning"))
@@ -475,7 +424,7 @@ class Loop:
             raise RunFolderError(lost.what, saved, world.share(way_on(self.job.folder.path)))
         rank, signal_name = next((rank, name) for rank, name in enumerate(asked) if name)
         to = f" to rank {rank}" if asked.count(None) and world.size > 1 else ""
-        at = f"after step {self.progress.step} of {self.job.total_steps}"
+        at = f"after step {self.progress.step} of {self.job.course.total_steps}"
         raise Preempted(f"stopped by {signal_name}{to} {at}; a checkpoint is saved: {self.job.stop.then}")
 
     def _due(self, cadence: str | int) -> bool:

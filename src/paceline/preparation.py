@@ -22,7 +22,6 @@ from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
 from paceline.distributed.links import shared_link_rate
-from paceline.engine.assemble import assemble_build
 from paceline.engine.schedule import lr_decision
 from paceline.errors import RecipeError
 from paceline.facts import Facts
@@ -35,10 +34,11 @@ from paceline.models.processor import Processor
 from paceline.models.saved import SavedModel
 from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
 from paceline.models.tokenizers import TokenizerSource, tokenizer_source
+from paceline.prepare.assemble import assemble_build
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.records import Decision
-from paceline.seams import Alone, Build, World
+from paceline.seams import Alone, Build, Mesh, World
 from paceline.stopwatch import Stopwatch
 from paceline.tasks import task_for
 from paceline.techniques.compile import wake_tracer
@@ -133,7 +133,7 @@ def prepare_run(
                 # the peak is this run's, not the process's; it may come before the first step
                 torch.cuda.reset_peak_memory_stats(device)
             images = image_settings(part, dataset.image_shape, processor) if dataset.image_shape else None
-            build = build_for(recipe, model, dataset, device, images, world=world)
+            build = build_for(recipe, model, dataset, device, images, mesh=Mesh(data=world))
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
     scaled = lr_decision(recipe.optimizer, recipe.loop.batch_size) if part.train != "features" else None
     saved = SavedModel(
@@ -256,7 +256,7 @@ def build_for(
     device: torch.device,
     images: ImageSettings | None = None,
     *,
-    world: World = Alone(),  # noqa: B008 - it has no state
+    mesh: Mesh = Mesh(),  # noqa: B008 - it has no state
 ) -> Build:
     """``assemble_build`` for a model that is to be trained on these data; arguments and errors are its.
 
@@ -273,7 +273,7 @@ def build_for(
         device,
         blocks=[block for _, block in blocks(model)],
         normalisation=(images.mean, images.std) if images else ((), ()),
-        world=world,
+        mesh=mesh,
     )
 
 

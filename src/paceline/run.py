@@ -58,10 +58,9 @@ from paceline.records import (
 from paceline.redaction import without_credentials
 from paceline.report.build import build_report
 from paceline.run_folder import RunFolder, has_checkpoint, way_on, way_to_more
-from paceline.seams import World
+from paceline.seams import Weighed, World
 from paceline.stop import Stop
 from paceline.techniques.compile import fused, kept_cache
-from paceline.techniques.fsdp import collected
 from paceline.techniques.precision import WEIGHTS, rounded_away
 
 
@@ -121,7 +120,7 @@ def _carried_out(request: Request) -> RunRecord:
         )
         with watch.phase("data"):
             # by the layout ranks deal the batches of an evaluation among themselves
-            layout = prepared.build.path["layout"]
+            layout = prepared.build.layout_kind.value
             agree(world, "the data", {"fingerprint": prepared.dataset.fingerprint, "layout": layout})
         stack.callback(prepared.build.layout.close)
         if prepared.recipe.observe.baseline:
@@ -171,7 +170,7 @@ def _carried_out(request: Request) -> RunRecord:
             final = _measure(loop, progress)
         with stop.noted():
             with watch.phase("save"):
-                weights = collected(job.assembled.engine.export(), world)
+                weights = job.assembled.engine.whole()
                 if world.is_first:
                     _save_model(request, prepared, weights)
             for found in final.values():
@@ -394,6 +393,7 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
     held_out = max((len(splits[name]) for name in ("validation", "test") if name in splits), default=sys.maxsize)
     saved = request.checkpoint is not None or (loop is not None and loop.saved_step is not None)
     words = _planning(request, recipe) if recipe.device == "cuda" else []
+    engine = loop.job.assembled.engine if loop else None
 
     def offers(shortage: Shortage) -> Sequence[TracedChange]:
         if beside is None or request.rows is not None:
@@ -407,9 +407,9 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
         resume=f"with one of them {_then(request, saved=True)}" if saved else "start it again: no step was saved",
         largest=largest_share(recipe, num_samples, world.size),
         evaluated=min(recipe.loop.evaluation_batch_size or recipe.loop.batch_size, held_out),
-        step=min(step + 1, loop.job.total_steps) if loop else 0,
-        total_steps=loop.job.total_steps if loop else 0,
-        held=loop.job.assembled.engine.held() if loop else {},
+        step=min(step + 1, loop.job.course.total_steps) if loop else 0,
+        total_steps=loop.job.course.total_steps if loop else 0,
+        held=engine.held() if isinstance(engine, Weighed) else {},
         plan_command=shlex.join(words),
         fewest=fewest_together(loop.job.assembled.build.model) if loop else 1,
         has_states=saved,
@@ -432,8 +432,8 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
         samples={name: len(ids) for name, ids in prepared.dataset.splits.items()},
         label_names=prepared.dataset.label_names,
         first_step=progress.step,
-        total_steps=0 if prepared.recipe.model.train == "features" else job.total_steps,
-        steps_per_epoch=job.steps_per_epoch,
+        total_steps=0 if prepared.recipe.model.train == "features" else job.course.total_steps,
+        steps_per_epoch=job.course.steps_per_epoch,
         group_names=tuple(group.name for group in job.assembled.groups),
         data=_described(prepared),
     )
@@ -460,7 +460,7 @@ def _measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
             if split in known:
                 final[split] = known[split]
             elif split in job.dataset.splits:
-                epoch = max(0, (step - 1) // job.steps_per_epoch)
+                epoch = max(0, (step - 1) // job.course.steps_per_epoch)
                 final[split] = loop.evaluated(engine.infer, split, step=step, epoch=epoch)
     return final
 
@@ -495,7 +495,7 @@ def _take_best(job: Job, progress: Progress) -> int:
     if not job.world.is_first:
         best = {name: torch.empty(shape, dtype=getattr(torch, dtype[6:])) for name, (shape, dtype) in kinds.items()}
     job.world.broadcast_(list(best.values()))
-    job.assembled.engine.load_weights(best)
+    job.assembled.engine.load({"model": dict(best)})
     return progress.best_step or progress.step
 
 
@@ -530,7 +530,7 @@ def _summary(
         status="stopped early" if loop.stopped_early else "finished",
         steps=progress.step,
         applied_steps=progress.applied,
-        epochs=progress.step / job.steps_per_epoch,
+        epochs=progress.step / job.course.steps_per_epoch,
         seconds=seconds,
         samples_per_second=progress.samples / train_seconds,
         tokens_per_second=progress.tokens / train_seconds,
@@ -542,7 +542,7 @@ def _summary(
         decisions=_with_what_gave_way(prepared.decisions, loop.decisions),
         notices=tuple(notices),
         overlapped_seconds=job.watch.overlapped(),
-        path={**prepared.build.path, **fused(prepared.build.model), **job.assembled.engine.path},
+        path={**prepared.build.path, **fused(prepared.build.model), **job.assembled.engine.execution},
         first_update_seconds=job.watch.marked("first_update"),
         memory=memory,
         data=_described(prepared),

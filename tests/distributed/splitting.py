@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.engine.assemble import Assembled, assemble, assemble_build
-from paceline.engine.engine import Update
+from paceline.prepare.assemble import Assembled, assemble, assemble_build
 from paceline.recipe import Recipe
-from paceline.seams import Batch, Meter, Task, World
+from paceline.seams import Batch, Mesh, Meter, Task, Update, World
 from paceline.techniques.compile import apply_compile
 from tests.parity import driving
 from tests.parity.reference import CLASSES, SAMPLES, tiny_model
@@ -75,7 +74,7 @@ def assembled(
     )
     if compiled:
         apply_compile(blocks, backend=compiled)
-    return assemble(chosen, build, steps, world=world, **more)
+    return assemble(chosen, build, steps, mesh=Mesh(data=world), **more)
 
 
 def order_of(chosen: Recipe) -> ShuffledOrder:
@@ -88,7 +87,7 @@ def accumulate(run: Assembled, chosen: Recipe, world: World, step: int, at: Orde
     plan = order_of(chosen).plan(at, world.rank, world.size)
     counted = run.build.task.count(labels[plan.samples])
     batches = (run.build.layout.collate(ids) for ids in plan.microbatches)
-    return run.engine.accumulate(batches, counted, step=step).loss
+    return run.engine.accumulate_batches(batches, counted, step=step).loss
 
 
 def train(

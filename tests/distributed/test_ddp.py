@@ -18,14 +18,14 @@ from paceline.data.image_layout import ImageLayout
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.distributed.exchange import LostRank
 from paceline.distributed.group import joined
-from paceline.engine.assemble import Assembled, assemble
-from paceline.engine.buckets import BUCKET_BYTES, Reduction
 from paceline.engine.rng import micro_batch_seed
 from paceline.engine.scaling import Dynamic
 from paceline.errors import UserError
+from paceline.prepare.assemble import Assembled, assemble
 from paceline.recipe import Recipe
 from paceline.records import Decision
-from paceline.seams import Alone, Build, World
+from paceline.seams import Alone, Build, Mesh, World
+from paceline.strategies.ddp.buckets import BUCKET_BYTES, Reduction
 from paceline.tasks import task_for
 from paceline.testing.distributed import RankError, run_distributed, run_processes
 from tests.distributed.splitting import UNCOUNTED, accumulate, assembled, checksum, furthest, order_of, train
@@ -49,8 +49,8 @@ def compare(world: World, chosen: Recipe, steps: int = 3, **more: Any) -> tuple[
     expected_losses, expected, _ = train(apart, chosen, Alone(), steps, more.get("labels"))
     assert losses == pytest.approx(expected_losses, rel=1e-12)
     far = max(furthest(found, wanted) for found, wanted in zip(gradients, expected, strict=True))
-    weights = together.engine.export()
-    found = far, furthest(weights, apart.engine.export()), checksum(weights)
+    weights = together.engine.whole()
+    found = far, furthest(weights, apart.engine.whole()), checksum(weights)
     together.engine.close()
     apart.engine.close()
     return found
@@ -115,7 +115,7 @@ def compare_buckets(world: World, bucket_bytes: int) -> list[str]:
     gradients._sums = type(gradients._sums)(gradients._parameters, gradients.flat, made)
     assert (len(gradients._sums.buckets) > 10) == (bucket_bytes < BUCKET_BYTES)
     train(run, chosen, world, 3)
-    return world.gather(checksum(run.engine.export()))
+    return world.gather(checksum(run.engine.whole()))
 
 
 def test_the_cut_into_buckets_changes_no_bit_on_two_ranks() -> None:
@@ -127,9 +127,11 @@ def test_the_cut_into_buckets_changes_no_bit_on_two_ranks() -> None:
 
 def half_the_bytes(world: World) -> tuple[float, str]:
     chosen = recipe(9, 3)
-    rounded, plain = (assembled(world, chosen, reduce_dtype=dtype) for dtype in (torch.bfloat16, None))
+    rounded, plain = (
+        assembled(world, chosen.with_settings([f"parallel.reduce_dtype={dtype}"])) for dtype in ("bf16", "fp32")
+    )
     (_, [found], _), (_, [expected], _) = (train(run, chosen, world, 1) for run in (rounded, plain))
-    return furthest(found, expected), checksum(rounded.engine.export())
+    return furthest(found, expected), checksum(rounded.engine.whole())
 
 
 def test_sums_in_bf16_are_rounded_and_the_same_on_all_ranks() -> None:
@@ -146,7 +148,7 @@ def started_apart(world: World) -> list[str]:
             parameter.add_(world.rank)
     run = assembled(world, recipe(8), model=model)
     return [
-        checksum(run.engine.export()),
+        checksum(run.engine.whole()),
         checksum(tiny_model().double().state_dict() | {"kept": torch.zeros(3).double()}),
     ]
 
@@ -170,7 +172,7 @@ def skipped(world: World) -> tuple[list[bool], int, Any, list[str]]:
         if step == 1 and world.rank == 1:
             handle.remove()
         finite.append(bool(run.engine.update().finite))
-        digests.append(checksum(run.engine.export()))
+        digests.append(checksum(run.engine.whole()))
         at = order_of(chosen).after(at)
     scalars = run.engine.state()[1]
     return finite, scalars["applied"], scalars["loss_scale"], digests
@@ -196,10 +198,10 @@ def one_falls_back(world: World, warmed: tuple[int, ...]) -> tuple[str, str]:
     decisions = (Decision(setting="techniques.compile", value="true", reason="tested"),)
     object.__setattr__(run.build, "decisions", decisions)
     if world.rank in warmed:
-        run.engine.warm_up(run.build.layout.collate(np.arange(3)), 3)
+        run.engine.warm_up_on(run.build.layout.collate(np.arange(3)), 3)
         assert run.engine._step.gradients._sums._started == [], "a sum of the warm-up, which others may not join"
     train(run, chosen, world, 3)
-    return run.engine.path.get("compile", "compiled"), checksum(run.engine.export())
+    return run.engine.execution.get("compile", "compiled"), checksum(run.engine.whole())
 
 
 @pytest.mark.parametrize("warmed", [(1,), (0, 1)])
@@ -244,21 +246,21 @@ def on_images(world: World, model: nn.Module, chosen: Recipe) -> Assembled:
         task=task_for("classification", ("a", "b", "c"), chosen.task),
         device=cpu,
     )
-    return assemble(chosen, build, 20, world=world)
+    return assemble(chosen, build, 20, mesh=Mesh(data=world))
 
 
 def step_on(run: Assembled, ids: np.ndarray, step: int = 0) -> None:
-    run.engine.accumulate([run.build.layout.collate(ids)], 8, step=step)
+    run.engine.accumulate_batches([run.build.layout.collate(ids)], 8, step=step)
     run.engine.update()
 
 
 def different_ways(world: World) -> list[Any]:
     torch.manual_seed(1)
     run = on_images(world, Unused(world.rank), recipe(8))
-    run.engine.accumulate([run.build.layout.collate(np.arange(4))], 4)
+    run.engine.accumulate_batches([run.build.layout.collate(np.arange(4))], 4)
     used = [bool(layer.weight.grad.any()) for layer in run.build.model.layers]
     run.engine.update()
-    return [used, checksum(run.engine.export())]
+    return [used, checksum(run.engine.whole())]
 
 
 def test_parameters_that_one_rank_does_not_use_get_the_others_gradient() -> None:
@@ -280,7 +282,7 @@ def statistics(world: World) -> dict[str, Any]:
     settled = norm.running_mean.clone(), norm.running_var.clone(), norm.num_batches_tracked.item()
     engine.settle()
     logits = engine.infer(run.build.layout.collate(np.arange(16)))
-    return {"one": after_one, "mine": mine, "settled": settled, "digest": checksum(engine.export()), "logits": logits}
+    return {"one": after_one, "mine": mine, "settled": settled, "digest": checksum(engine.whole()), "logits": logits}
 
 
 def test_running_statistics_follow_each_ranks_share_and_settle_to_their_mean() -> None:
@@ -303,10 +305,10 @@ def a_last_batch(world: World) -> tuple[list[int], str, torch.Tensor]:
     order = ShuffledOrder(np.arange(13), micro_batch_size=8, fewest=2)
     at = OrderState(seed=0, epoch=0, step=1, batch_size=8)
     pieces = order.plan(at, world.rank, world.size).microbatches
-    run.engine.accumulate([run.build.layout.collate(ids) for ids in pieces], 5)
+    run.engine.accumulate_batches([run.build.layout.collate(ids) for ids in pieces], 5)
     run.engine.update()
     run.engine.settle()
-    return [len(ids) for ids in pieces], checksum(run.engine.export()), run.build.model.norm.running_mean
+    return [len(ids) for ids in pieces], checksum(run.engine.whole()), run.build.model.norm.running_mean
 
 
 def test_an_epochs_last_batch_is_dealt_in_twos_and_the_others_run_filler() -> None:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from paceline.engine.assemble import Assembled
 from paceline.engine.flat import ALIGNMENT
 from paceline.engine.state import without_wrappers
 from paceline.errors import RecipeError, UserError
-from paceline.recipe.parts import ParallelPart
-from paceline.seams import Alone, World
-from paceline.techniques import fsdp
-from paceline.techniques.fsdp import apply_fsdp, collected, is_sharded, load_whole, mesh_of, whole
+from paceline.prepare.assemble import Assembled
+from paceline.seams import Alone, Build, Mesh, World
+from paceline.strategies import strategy_for
+from paceline.strategies.fsdp.shard import apply_fsdp, load_whole, mesh_of, whole
 from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference
 from tests.parity.test_fsdp import TOTAL, Case, built, model_of, sharded, shares
@@ -53,7 +53,7 @@ def bytes_after_a_step(world: World) -> tuple[dict[str, int], dict[str, int]]:
     one, other = driving.assembled(model_of(case), case.recipe(), TOTAL), sharded(world, case)
     for run, rank, size in ((one, 0, 1), (other, world.rank, world.size)):
         ids, counted = shares(case, rank, size, 1)[0]
-        run.engine.accumulate([run.build.layout.collate(each) for each in ids], counted)
+        run.engine.accumulate_batches([run.build.layout.collate(each) for each in ids], counted)
         run.engine.update()
     return states(one), states(other)
 
@@ -85,7 +85,7 @@ def restored(run: Assembled, state: State) -> None:
     tensors, numbers = state
     updates: Any = run.engine._step.updates  # type: ignore[attr-defined]
     updates.prime()
-    load_whole(run.engine.export(), tensors["model"])
+    load_whole(run.engine._named(), tensors["model"])
     load_whole(run.engine.state()[0]["optimizer"], tensors["optimizer"])
     updates.applied = numbers["applied"]
 
@@ -97,7 +97,7 @@ def trained(world: World, case: Case, first: int, last: int, state: State | None
     if state is not None:
         restored(run, state)
     for step, (ids, counted) in list(enumerate(shares(case, world.rank, world.size, last)))[first:]:
-        run.engine.accumulate([run.build.layout.collate(each) for each in ids], counted, step=step)
+        run.engine.accumulate_batches([run.build.layout.collate(each) for each in ids], counted, step=step)
         run.engine.update()
     return saved(run)
 
@@ -146,9 +146,9 @@ def written(world: World, folder: Path) -> list[list[float]]:
     case = Case(dtype=torch.float32)
     run = sharded(world, case)
     ids, counted = shares(case, world.rank, world.size, 1)[0]
-    run.engine.accumulate([run.build.layout.collate(each) for each in ids], counted)
+    run.engine.accumulate_batches([run.build.layout.collate(each) for each in ids], counted)
     run.engine.update()
-    weights = collected(run.engine.export(), world)
+    weights = run.engine.whole()
     assert bool(weights) == world.is_first
     if world.is_first:
         run.build.model.save_pretrained(folder, state_dict=weights)
@@ -175,7 +175,7 @@ def other_weights(world: World) -> tuple[list[float], list[float]]:
     run, doubled = sharded(world, case), {n: t * 2 for n, t in without_wrappers(model_of(case).state_dict()).items()}
     batch = run.build.layout.collate(np.arange(3))
     run.engine.infer(batch)
-    load_whole(run.engine.export(), doubled)
+    load_whole(run.engine._named(), doubled)
     plain = model_of(case).eval()
     plain.load_state_dict(doubled)
     with torch.no_grad():
@@ -210,13 +210,13 @@ def broken_off(world: World, where: str) -> bool:
         if mishap and where == "forward":
             planted.append("planted")
             with pytest.raises(ArithmeticError, match="planted"):
-                run.engine.accumulate(batches, counted)
-            fsdp.abandon(model)
+                run.engine.accumulate_batches(batches, counted)
+            abandon(model)
         elif mishap:
-            run.engine.warm_up(batches[0], counted)
-        run.engine.accumulate(batches, counted)
+            run.engine.warm_up_on(batches[0], counted)
+        run.engine.accumulate_batches(batches, counted)
         run.engine.update()
-        weights.append({name: tensor.clone() for name, tensor in whole(run.engine.export())})
+        weights.append({name: tensor.clone() for name, tensor in whole(run.engine._named())})
     return all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
@@ -232,7 +232,7 @@ def rounded(world: World) -> tuple[float, float]:
         case = Case(dtype=torch.float32, parallel=(("reduce_dtype", reduce_dtype),), micro_batch_size=2)
         run = sharded(world, case)
         ids, counted = shares(case, world.rank, world.size, 1)[0]
-        run.engine.accumulate([run.build.layout.collate(each) for each in ids], counted)
+        run.engine.accumulate_batches([run.build.layout.collate(each) for each in ids], counted)
         found = whole((name, p.grad) for name, p in run.build.model.named_parameters() if p.grad is not None)
         gradients.append(torch.cat([tensor.flatten() for _, tensor in found]))
     assert gradients[1].dtype == torch.float32
@@ -244,33 +244,42 @@ def test_sums_in_bf16_are_rounded_and_no_worse() -> None:
         assert 1e-5 < distance < 2**-8
 
 
+def prepared(world: World, model: nn.Module, **part: Any) -> Build:
+    case = Case(parallel=tuple(part.items()))
+    return strategy_for(case.sharded(), Mesh(data=world)).prepare(built(Case(), model))
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
 def refused(world: World) -> list[str]:
     messages = []
     with pytest.raises(RecipeError) as found:
-        fsdp.apply(built(Case(), model_of(Case())), ParallelPart(strategy="fsdp", shard_size=3), world)
+        prepared(world, model_of(Case()), shard_size=3)
     messages.append(str(found.value))
     model = model_of(Case())
     model.temperature = nn.Parameter(torch.ones(()))
     with pytest.raises(RecipeError) as found:
-        fsdp.apply(built(Case(), model), ParallelPart(strategy="fsdp"), world)
+        prepared(world, model)
     assert not is_sharded(model), "it is left half sharded"
     messages.append(str(found.value))
     model = model_of(Case())
     model.distilbert.embeddings.to(torch.bfloat16)
     with pytest.raises(RecipeError, match="several number formats"):
-        fsdp.apply(built(Case(), model), ParallelPart(strategy="fsdp"), world)
+        prepared(world, model)
     for tied in ("transformer.layer.1.attention.q_lin", "embeddings.LayerNorm"):
         model = model_of(Case())
         first = model.distilbert.transformer.layer[0]
         other = model.distilbert.get_submodule(tied)
         other.weight = first.attention.q_lin.weight if "q_lin" in tied else first.sa_layer_norm.weight
         with pytest.raises(RecipeError) as found:
-            fsdp.apply(built(Case(), model), ParallelPart(strategy="fsdp"), world)
+            prepared(world, model)
         messages.append(str(found.value))
     run = sharded(world, Case())
     assert is_sharded(run.build.model)
     ids, counted = shares(Case(), world.rank, world.size, 1)[0]
-    run.engine.accumulate([run.build.layout.collate(each) for each in ids], counted)
+    run.engine.accumulate_batches([run.build.layout.collate(each) for each in ids], counted)
     next(iter(run.engine._step.updates._shards.values())).grad = None  # type: ignore[attr-defined]
     with pytest.raises(UserError) as gone:
         run.engine.update()

@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
-from paceline.engine.assemble import Assembled, assemble
+from paceline.prepare.assemble import Assembled, assemble
 from paceline.recipe import Recipe
 from paceline.seams import Build
 from paceline.tasks import task_for
@@ -61,7 +61,9 @@ def step(run: Assembled, index: int, cut: int = 5) -> tuple[torch.Tensor, ...]:
     """One step of 8 samples in two or three micro-batches of uneven size; every 5th is cut otherwise."""
     ids = (np.arange(8) + 8 * index) % 64
     cuts = (3, 6) if index % 5 == 4 else (cut,)
-    done = run.engine.accumulate([run.build.layout.collate(part) for part in np.split(ids, cuts)], 8, step=index)
+    done = run.engine.accumulate_batches(
+        [run.build.layout.collate(part) for part in np.split(ids, cuts)], 8, step=index
+    )
     update = run.engine.update()
     return done.loss, update.norm, update.finite
 
@@ -73,10 +75,10 @@ def test_recorded_steps_have_the_bits_of_launched_ones(mode: str, kind: str) -> 
     for index in range(20):
         for one, other in zip(step(eager, index), step(captured, index), strict=True):
             assert torch.equal(one, other), f"step {index}: {one} launched, {other} recorded"
-    assert captured.engine.path["steps"].startswith("captured"), captured.engine.path
-    assert eager.engine.path["steps"].startswith("eager")
-    weights = captured.engine.export()
-    assert [name for name, tensor in eager.engine.export().items() if not torch.equal(tensor, weights[name])] == []
+    assert captured.engine.execution["steps"].startswith("captured"), captured.engine.execution
+    assert eager.engine.execution["steps"].startswith("eager")
+    weights = captured.engine.whole()
+    assert [name for name, tensor in eager.engine.whole().items() if not torch.equal(tensor, weights[name])] == []
 
 
 def test_no_recorded_step_waits() -> None:
@@ -90,24 +92,24 @@ def test_no_recorded_step_waits() -> None:
 
 def test_a_warm_up_leaves_no_trace() -> None:
     (one, _), (other, _) = made(True), made(True)
-    other.engine.warm_up(other.build.layout.collate(np.arange(5)), 5)
+    other.engine.warm_up_on(other.build.layout.collate(np.arange(5)), 5)
     for index in range(6):
         assert torch.equal(step(one, index)[0], step(other, index)[0])
 
 
 def test_a_model_that_waits_is_launched_and_the_reason_named() -> None:
     (plain, _), (run, _) = made(False), made(True, waits=True)
-    run.engine.warm_up(run.build.layout.collate(np.arange(5)), 5)
+    run.engine.warm_up_on(run.build.layout.collate(np.arange(5)), 5)
     for index in range(6):
         assert torch.equal(step(plain, index)[0], step(run, index)[0])
-    assert run.engine.path["steps"] == "eager: the model waits for the device in its forward or backward pass"
+    assert run.engine.execution["steps"] == "eager: the model waits for the device in its forward or backward pass"
 
 
 def test_without_a_warm_up_a_failing_recording_is_survived() -> None:
     (plain, _), (run, _) = made(False), made(True, waits=True)
     for index in range(8):
         assert torch.equal(step(plain, index)[0], step(run, index)[0]), f"step {index}"
-    assert "recording failed" in run.engine.path["steps"]
+    assert "recording failed" in run.engine.execution["steps"]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
@@ -120,7 +122,7 @@ def test_an_overflow_under_replay_changes_nothing(kind: str) -> None:
     layout = run.build.layout
     bad = layout.collate(np.arange(5))
     bad.inputs["pixel_values"].fill_(float("inf"))
-    run.engine.accumulate([bad, layout.collate(np.arange(5, 8))], 8, step=6)
+    run.engine.accumulate_batches([bad, layout.collate(np.arange(5, 8))], 8, step=6)
     assert not run.engine.update().finite
     tensors, later = run.engine.state()
     after = {f"{a}.{b}": t for a, named in tensors.items() for b, t in named.items()}
@@ -305,7 +307,7 @@ def test_a_recorded_vision_transformer_attends_as_a_launched_one() -> None:
         before = torch.cuda.memory_allocated()
         losses.append([step(run, index)[0].item() for index in range(4)])
         peaks.append(torch.cuda.max_memory_allocated() - before)
-        assert run.engine.path["steps"].startswith("captured" if captured else "eager")
+        assert run.engine.execution["steps"].startswith("captured" if captured else "eager")
         run.engine.close()
         del run, build, model
     assert losses[0][0] == losses[1][0]

@@ -19,8 +19,8 @@ from paceline.cluster import Place
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
 from paceline.distributed.group import joined
-from paceline.engine.assemble import Assembled, assemble
-from paceline.seams import Alone, Build, World
+from paceline.prepare.assemble import Assembled, assemble
+from paceline.seams import Alone, Build, Mesh, World
 from paceline.tasks import task_for
 from paceline.techniques import precision
 from tests.gpu.waiting import waits_are_errors
@@ -47,13 +47,16 @@ class Net(nn.Module):
         return self.head(hidden)
 
 
-def made(world: World, capture: bool, **more: Any) -> Assembled:
+def made(world: World, capture: bool, reduce_dtype: str = "fp32") -> Assembled:
     generator = np.random.default_rng(0)
     images = Images(generator.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8))
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         model = Net().to(CUDA)
-    settings = {"techniques": {"precision": "fp32", "capture": capture}, "parallel": {"bucket_mib": 25}}
+    settings = {
+        "techniques": {"precision": "fp32", "capture": capture},
+        "parallel": {"bucket_mib": 25, "reduce_dtype": reduce_dtype},
+    }
     chosen = recipe(**settings, optimizer={"decay_all": False})
     layout = ImageLayout(images, generator.integers(0, 3, 64), CUDA, mean=(0.5,), deviation=(0.5,))
     build = Build(
@@ -63,7 +66,7 @@ def made(world: World, capture: bool, **more: Any) -> Assembled:
         task=task_for("classification", ("a", "b", "c"), chosen.task),
         device=CUDA,
     )
-    return assemble(chosen, precision.apply(build, "fp32"), 50, world=world, **more)
+    return assemble(chosen, precision.apply(build, "fp32"), 50, mesh=Mesh(data=world))
 
 
 def step(run: Assembled, index: int, rank: int = 0, ranks: int = 1) -> None:
@@ -71,7 +74,7 @@ def step(run: Assembled, index: int, rank: int = 0, ranks: int = 1) -> None:
     one replays where another launches."""
     ids = np.array_split((np.arange(BATCH) + BATCH * index) % 64, ranks)[rank]
     cut = 1 + rank if index % 5 == 4 else len(ids) // 2
-    run.engine.accumulate([run.build.layout.collate(part) for part in np.split(ids, [cut])], BATCH, step=index)
+    run.engine.accumulate_batches([run.build.layout.collate(part) for part in np.split(ids, [cut])], BATCH, step=index)
     run.engine.update()
 
 
@@ -110,18 +113,18 @@ class Doubles(World):
     def alone_first(self, what: str) -> Any: ...
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
-def test_sums_behind_a_replayed_backward_pass_are_those_beside_a_launched_one(dtype: torch.dtype | None) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_sums_behind_a_replayed_backward_pass_are_those_beside_a_launched_one(dtype: str) -> None:
     """A sum that began before its gradients were there, or an update before its sums, would show in the bits."""
     eager, captured = (made(Doubles(), capture, reduce_dtype=dtype) for capture in (False, True))
     assert len(captured.engine._step.gradients._sums.buckets) > 4
     for index in range(STEPS):
         for run in (eager, captured):
             step(run, index)
-        weights = captured.engine.export()
-        different = [n for n, tensor in eager.engine.export().items() if not torch.equal(tensor, weights[n])]
+        weights = captured.engine.whole()
+        different = [n for n, tensor in eager.engine.whole().items() if not torch.equal(tensor, weights[n])]
         assert different == [], f"step {index}"
-    assert captured.engine.path["steps"].startswith("captured"), captured.engine.path
+    assert captured.engine.execution["steps"].startswith("captured"), captured.engine.execution
     with waits_are_errors():
         for index in range(STEPS, STEPS + 4):
             step(captured, index)
@@ -135,7 +138,7 @@ def test_two_cards_train_as_one(capture: bool, tmp_path: Path) -> None:
     alone = made(Alone(), capture)
     for index in range(STEPS):
         step(alone, index)
-    expected = {name: tensor.cpu() for name, tensor in alone.engine.export().items()}
+    expected = {name: tensor.cpu() for name, tensor in alone.engine.whole().items()}
     alone.engine.close()
     found = on_two_cards(tmp_path, capture)
     assert [said["steps"].split(":")[0] for said in found] == ["captured" if capture else "eager"] * 2, found
@@ -179,8 +182,8 @@ def be_rank(folder: str, capture: bool, rank: int) -> None:
         run = made(world, capture)
         for index in range(STEPS):
             step(run, index, world.rank, world.size)
-        weights = {name: tensor.flatten()[:512].tolist() for name, tensor in run.engine.export().items()}
-        said = {"steps": run.engine.path["steps"], "weights": weights}
+        weights = {name: tensor.flatten()[:512].tolist() for name, tensor in run.engine.whole().items()}
+        said = {"steps": run.engine.execution["steps"], "weights": weights}
         run.engine.close()
     print(json.dumps(said))
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.assemble import assemble, assemble_build
+from paceline.prepare.assemble import assemble, assemble_build
+from paceline.seams import Mesh
+from paceline.strategies import strategy_for
 from paceline.tasks import task_for
-from paceline.techniques import dp
 from tests.parity import driving, reference
 
 STEPS = 5
@@ -35,10 +36,10 @@ def test_two_cards_train_as_one(number_format: str, tolerance: float) -> None:
             normalisation=((0.5,) * 3, (0.5,) * 3),
         )
         if dealt:
-            build = dp.apply(build, [torch.device("cuda", 0), torch.device("cuda", 1)])
+            build = strategy_for(chosen.with_settings(["parallel.strategy=dp"]), Mesh()).prepare(build)
         run = assemble(chosen, build, STEPS)
         losses.append(driving.train(run, chosen, STEPS))
         assert np.isfinite(losses[-1]).all()
-        assert not any(name.startswith("module.") for name in run.engine.export())
+        assert not any(name.startswith("module.") for name in run.engine.whole())
         run.engine.close()
     assert losses[1] == pytest.approx(losses[0], rel=tolerance)

@@ -37,10 +37,10 @@ def test_an_overflowing_step_changes_nothing() -> None:
     for index in range(3):
         step(run, index)
     before = {name: tensor.clone() for name, tensor in run.engine.state()[0]["optimizer"].items()}
-    weights = {name: tensor.clone() for name, tensor in run.engine.export().items()}
+    weights = {name: tensor.clone() for name, tensor in run.engine.whole().items()}
     hook = model[4].bias.register_hook(lambda gradient: gradient * float("inf"))
     step(run, 3)
     hook.remove()
     after = run.engine.state()[0]["optimizer"]
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    assert [name for name in weights if not torch.equal(weights[name], run.engine.export()[name])] == []
+    assert [name for name in weights if not torch.equal(weights[name], run.engine.whole()[name])] == []

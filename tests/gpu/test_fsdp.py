@@ -20,19 +20,12 @@ from paceline.cluster import Place
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
 from paceline.distributed.group import joined
-from paceline.engine.assemble import Assembled, assemble, objective_for
-from paceline.engine.optimizer import parameter_groups
-from paceline.engine.scaling import Unscaled
-from paceline.engine.schedule import rate_table
-from paceline.engine.sharded import build_sharded_updates
-from paceline.engine.step import Step
-from paceline.engine.torch_engine import TorchEngine
-from paceline.recipe.parts import ParallelPart
-from paceline.seams import Build, World
+from paceline.prepare.assemble import Assembled, assemble
+from paceline.seams import Build, Mesh, World
+from paceline.strategies import strategy_for
+from paceline.strategies.fsdp.shard import whole
 from paceline.tasks import task_for
-from paceline.techniques import fsdp, precision
-from paceline.techniques.capture import Captured, Eager
-from paceline.techniques.fsdp import whole
+from paceline.techniques import precision
 from tests.gpu.waiting import waits_are_errors
 from tests.parity.driving import recipe
 
@@ -68,7 +61,9 @@ def made(world: World, kind: str, number_format: str) -> Assembled:
     model = Net().to(CUDA)
     # with the usual epsilon AdamW turns the rounding of tiny gradients into steps of the learning rate's size
     optimizer = {"decay_all": False, "clip_norm": None, "eps": 1e-3}
-    chosen = recipe(techniques={"precision": number_format}, optimizer=optimizer)
+    techniques = {"precision": number_format, "capture": kind == "recorded"}
+    parallel = {"strategy": "ddp"} if kind == "ddp" else {"strategy": "fsdp", "offload": kind == "offload"}
+    chosen = recipe(techniques=techniques, optimizer=optimizer, parallel=parallel)
     build = Build(
         model=model,
         forward=lambda m, b: m(b.inputs["pixel_values"]),
@@ -79,21 +74,8 @@ def made(world: World, kind: str, number_format: str) -> Assembled:
     )
     build = precision.apply(build, number_format)
     if kind == "ddp":
-        return assemble(chosen, build, TOTAL, world=world)
-    build = fsdp.apply(build, ParallelPart(strategy="fsdp", offload=kind == "offload"), world)
-    groups = parameter_groups(list(model.named_parameters()), chosen.optimizer, chosen.schedule)
-    rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], TOTAL)
-    updates, gradients = build_sharded_updates(model, groups, chosen.optimizer, rates, CUDA, world)
-    engine = TorchEngine(
-        model,
-        Step(objective_for(build), gradients, Unscaled(), updates, None),
-        lambda batch: build.forward(model, batch),
-        Captured(CUDA, agree=world.any, idle=True) if kind == "recorded" else Eager("as asked for"),
-        seed=0,
-        degrade=fail,
-        world=world,
-    )
-    return Assembled(build, engine, groups, rates)
+        return assemble(chosen, build, TOTAL, mesh=Mesh(data=world))
+    return assemble(chosen, strategy_for(chosen, Mesh(data=world)).prepare(build), TOTAL, mesh=Mesh(data=world))
 
 
 def fail(error: Exception) -> Any:
@@ -114,7 +96,7 @@ def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
         run = made(world, kind, number_format)
         losses = []
         if kind == "recorded":  # as a run does; the first passes are recorded at once then
-            run.engine.warm_up(run.build.layout.collate(np.arange(BATCH // 2)), BATCH)
+            run.engine.warm_up_on(run.build.layout.collate(np.arange(BATCH // 2)), BATCH)
         for index in range(STEPS):
             ids = np.array_split((np.arange(BATCH) + BATCH * index) % 64, 2)[rank]
             # dropout-free, so that a micro-batch more or less changes the rounding alone
@@ -123,12 +105,12 @@ def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
             # what is launched for the first time, and what is recorded, may wait
             watched = {"fsdp": index > ALIKE_FROM, "recorded": index > 3}.get(kind, False)
             with waits_are_errors() if watched else contextlib.nullcontext():
-                done = run.engine.accumulate(batches, BATCH, step=index)
+                done = run.engine.accumulate_batches(batches, BATCH, step=index)
                 run.engine.update()
             losses.append(world.sum_(done.loss.clone()).item())
             if index == 0:
-                kept = run.engine.path["steps"]
-        path = run.engine.path["steps"]
+                kept = run.engine.execution["steps"]
+        path = run.engine.execution["steps"]
         del batches, done
         if kind == "recorded":
             run.engine._runner.close()  # type: ignore[attr-defined]
@@ -140,7 +122,7 @@ def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
             "kept": kept,
             "path": path,
             "bytes": torch.cuda.memory_allocated(),
-            "weights": {name: tensor.flatten()[:256].tolist() for name, tensor in whole(run.engine.export())},
+            "weights": {name: tensor.flatten()[:256].tolist() for name, tensor in whole(run.engine._named())},
         }
         run.engine.close()
     print(json.dumps(said))

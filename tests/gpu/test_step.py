@@ -9,8 +9,8 @@ from torch import nn
 
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
-from paceline.engine.assemble import Assembled, assemble
 from paceline.engine.late import Late
+from paceline.prepare.assemble import Assembled, assemble
 from paceline.recipe import Recipe
 from paceline.seams import Build
 from paceline.tasks import task_for
@@ -40,7 +40,7 @@ def made(mode: str, **settings: object) -> tuple[Assembled, nn.Module, Recipe]:
 def step(run: Assembled, index: int) -> torch.Tensor:
     ids = (np.arange(8) + 8 * index) % 64
     halves = (run.build.layout.collate(part) for part in (ids[:5], ids[5:]))
-    loss = run.engine.accumulate(halves, 8, step=index).loss
+    loss = run.engine.accumulate_batches(halves, 8, step=index).loss
     run.engine.update()
     return loss
 
@@ -67,14 +67,14 @@ def test_the_wait_would_have_been_seen() -> None:
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
 def test_an_overflow_in_the_very_first_step_leaves_no_trace(kind: str) -> None:
     run, model, _ = made("fp16", type=kind)
-    before = {name: tensor.clone() for name, tensor in run.engine.export().items()}
+    before = {name: tensor.clone() for name, tensor in run.engine.whole().items()}
     hook = model[4].bias.register_hook(lambda gradient: gradient * float("inf"))
     step(run, 0)
     hook.remove()
-    assert [name for name, tensor in before.items() if not torch.equal(tensor, run.engine.export()[name])] == []
+    assert [name for name, tensor in before.items() if not torch.equal(tensor, run.engine.whole()[name])] == []
     step(run, 1)
     step(run, 2)
-    assert max((run.engine.export()[name] - tensor).abs().max().item() for name, tensor in before.items()) < 0.1
+    assert max((run.engine.whole()[name] - tensor).abs().max().item() for name, tensor in before.items()) < 0.1
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])

@@ -10,7 +10,7 @@ from torch import nn
 
 from paceline.data.dataset import Dataset, Origins, Tokens
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.engine.assemble import Assembled, assemble, assemble_build
+from paceline.prepare.assemble import Assembled, assemble, assemble_build
 from paceline.recipe import Recipe
 from paceline.tasks import task_for
 from tests.parity.reference import CLASSES, SAMPLES, STEPS, samples
@@ -81,7 +81,9 @@ def train(
     for step in range(first, first + steps):
         plan = order.plan(at)
         counted = run.build.task.count(labels[plan.samples])
-        done = run.engine.accumulate((run.build.layout.collate(ids) for ids in plan.microbatches), counted, step=step)
+        done = run.engine.accumulate_batches(
+            (run.build.layout.collate(ids) for ids in plan.microbatches), counted, step=step
+        )
         run.engine.update()
         losses.append(done.loss.item())
         at = order.after(at)

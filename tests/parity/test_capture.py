@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from paceline.engine.assemble import Assembled
+from paceline.prepare.assemble import Assembled
 from paceline.techniques.capture import Eager, _Input, _Recording
 from tests.parity.driving import assembled, recipe, train
 from tests.parity.reference import tiny_model
@@ -49,7 +49,7 @@ def test_loading_a_state_moves_nothing() -> None:
 def test_a_warm_up_leaves_no_trace() -> None:
     chosen = recipe()
     one, other = (assembled(tiny_model(dropout=0.2), chosen) for _ in range(2))
-    other.engine.warm_up(other.build.layout.collate(torch.arange(5).numpy()), 5)
+    other.engine.warm_up_on(other.build.layout.collate(torch.arange(5).numpy()), 5)
     assert train(one, chosen) == train(other, chosen)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from paceline.engine.assemble import assemble
 from paceline.errors import RecipeError
+from paceline.prepare.assemble import assemble
 from paceline.records import Decision
 from paceline.techniques import compile as technique
 from paceline.techniques.compile import (
@@ -355,10 +355,10 @@ def test_a_run_goes_on_without_where_compiling_was_chosen_by_itself(
     batch = build.layout.collate(torch.arange(8).numpy())
     if not chosen_by_itself:
         with pytest.raises(RecipeError, match="this model cannot be compiled"):
-            run.engine.warm_up(batch, 8)
+            run.engine.warm_up_on(batch, 8)
         return
-    run.engine.warm_up(batch, 8)
-    assert run.engine.path["compile"] == "off: InternalTorchDynamoError: planted"
+    run.engine.warm_up_on(batch, 8)
+    assert run.engine.execution["compile"] == "off: InternalTorchDynamoError: planted"
     losses = train(assembled(tiny_model(dropout=0.0), plain), plain)
     assert train(run, asked) == pytest.approx(losses, rel=1e-5), "not the plain run's"
 

@@ -57,7 +57,7 @@ def side_by_side(world: World, kind: str, techniques: dict[str, Any], micro: int
     chosen = driving.recipe(optimizer=settings, techniques={**driving.PLAIN, **techniques}, loop=loop)
     run = assembled(world, chosen, steps=TOTAL)
     train(run, chosen, world, STEPS)
-    ours = run.engine.export()
+    ours = run.engine.whole()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about its own defaults
         theirs = by_torch(world, chosen, kind)
@@ -82,7 +82,7 @@ def not_summed(world: World) -> float:
     run = assembled(world, chosen, steps=TOTAL)
     run.engine._step.gradients._sums = None
     train(run, chosen, world, STEPS)
-    return furthest(run.engine.export(), by_torch(world, chosen, "adamw"))
+    return furthest(run.engine.whole(), by_torch(world, chosen, "adamw"))
 
 
 def test_without_sums_the_weights_are_others() -> None:

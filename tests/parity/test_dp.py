@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.assemble import assemble
 from paceline.errors import RecipeError
-from paceline.techniques import dp
+from paceline.prepare.assemble import assemble
+from paceline.seams import Build, Mesh
+from paceline.strategies import strategy_for
 from tests.parity import driving, reference
 from tests.parity.test_fsdp import Case, built, model_of
 
-CARDS = [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+def dealt_over(build: Build, case: Case, count: int, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """The build with its passes on ``count`` devices."""
+    module = SimpleNamespace(device_count=lambda: count)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    chosen = case.recipe().with_settings(["parallel.strategy=dp"])
+    return strategy_for(chosen, Mesh()).prepare(build)
 
 
 class Pieces(nn.Module):
@@ -31,11 +39,11 @@ class Pieces(nn.Module):
         return torch.cat(logits)
 
 
-def trained(case: Case, *, dealt: bool) -> tuple[list[float], nn.Module, dict[str, str]]:
+def trained(case: Case, *, dealt: bool, patch: pytest.MonkeyPatch) -> tuple[list[float], nn.Module, dict[str, str]]:
     model, chosen = model_of(case), case.recipe()
     build = built(case, model)
     if dealt:
-        build = dp.apply(build, CARDS)
+        build = dealt_over(build, case, 2, patch)
     run = assemble(chosen, build, reference.STEPS)
     return driving.train(run, chosen), model, dict(build.path)
 
@@ -45,7 +53,9 @@ def test_dealt_batches_train_as_whole_ones(monkeypatch: pytest.MonkeyPatch, size
     """Batches that two devices divide, and that they do not: the last one of an epoch holds a single sample."""
     monkeypatch.setattr(nn, "DataParallel", Pieces)
     case = Case(batch_size=size, micro_batch_size=size)
-    (losses, model, path), (dealt_losses, dealt, dealt_path) = (trained(case, dealt=dealt) for dealt in (False, True))
+    (losses, model, path), (dealt_losses, dealt, dealt_path) = (
+        trained(case, dealt=dealt, patch=monkeypatch) for dealt in (False, True)
+    )
     assert dealt_losses == pytest.approx(losses, rel=1e-6)
     assert dealt_path == {**path, "parallel": "dp: 2 cards"}
     assert dealt.state_dict().keys() == model.state_dict().keys(), "weights have other names"
@@ -54,18 +64,22 @@ def test_dealt_batches_train_as_whole_ones(monkeypatch: pytest.MonkeyPatch, size
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with cards, tests/gpu/test_dp.py runs torch's own")
-def test_torchs_own_runs_the_model_as_it_is_without_cards() -> None:
+def test_torchs_own_runs_the_model_as_it_is_without_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(dtype=torch.float32)
-    (losses, model, _), (dealt_losses, dealt, _) = (trained(case, dealt=dealt) for dealt in (False, True))
+    (losses, model, _), (dealt_losses, dealt, _) = (
+        trained(case, dealt=dealt, patch=monkeypatch) for dealt in (False, True)
+    )
     assert dealt_losses == losses
     driving.assert_same_bits(model, dealt)
 
 
 @pytest.mark.parametrize(
-    ("techniques", "devices", "message"),
-    [((), CARDS[:1], "there is 1"), ((), [], "there is none"), ((("packing", True),), CARDS, "packed row")],
+    ("techniques", "count", "message"),
+    [((), 1, "there is 1"), ((), 0, "there is none"), ((("packing", True),), 2, "packed row")],
 )
-def test_what_cannot_be_dealt_says_so(techniques: Any, devices: list[torch.device], message: str) -> None:
+def test_what_cannot_be_dealt_says_so(
+    techniques: Any, count: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = Case(techniques=techniques)
     with pytest.raises(RecipeError, match=message):
-        dp.apply(built(case, model_of(case)), devices)
+        dealt_over(built(case, model_of(case)), case, count, monkeypatch)

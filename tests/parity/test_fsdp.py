@@ -13,20 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.engine.assemble import Assembled, assemble, assemble_build, objective_for
-from paceline.engine.optimizer import parameter_groups
-from paceline.engine.scaling import Dynamic, Unscaled
-from paceline.engine.schedule import rate_table
-from paceline.engine.sharded import build_sharded_updates
-from paceline.engine.step import Step
-from paceline.engine.torch_engine import TorchEngine
-from paceline.recipe.parts import ParallelPart
-from paceline.seams import Build, World
+from paceline.prepare.assemble import Assembled, assemble, assemble_build
+from paceline.recipe import Recipe
+from paceline.seams import Build, Mesh, World
+from paceline.strategies import strategy_for
+from paceline.strategies.fsdp import shard
+from paceline.strategies.fsdp.shard import whole
 from paceline.tasks import task_for
-from paceline.techniques import fsdp
-from paceline.techniques.capture import Eager
 from paceline.techniques.compile import apply_compile
-from paceline.techniques.fsdp import whole
 from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference
 
@@ -57,6 +51,10 @@ class Case:
             optimizer={"clip_norm": self.clip_norm, "type": self.optimizer},
             loop={"batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size},
         )
+
+    def sharded(self) -> Any:
+        """The same recipe for ranks that share the weights."""
+        return Recipe.parse({**self.recipe().plain(), "parallel": {"strategy": "fsdp", **dict(self.parallel)}})
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def alone(case: Case, steps: int = STEPS) -> Outcome:
     losses, norms = [], []
     gradients: dict[str, Tensor] = {}
     for step, (ids, counted) in enumerate(shares(case, 0, 1, steps)):
-        done = run.engine.accumulate([run.build.layout.collate(one) for one in ids], counted, step=step)
+        done = run.engine.accumulate_batches([run.build.layout.collate(one) for one in ids], counted, step=step)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         gradients = {name: p.grad.clone() for name, p in trained.items()}
         norms.append(run.engine.update().norm.item())
@@ -115,24 +113,10 @@ def alone(case: Case, steps: int = STEPS) -> Outcome:
 
 def sharded(world: World, case: Case, model: nn.Module | None = None) -> Assembled:
     """As ``assemble`` puts it together, with the model sharded over the ranks."""
-    model, chosen = model or model_of(case, seed=7 + world.rank), case.recipe()
-    build = built(case, model)
-    with mock.patch.object(fsdp, "UNIT_BYTES", case.unit_bytes):
-        build = fsdp.apply(build, ParallelPart(strategy="fsdp", **dict(case.parallel)), world)
-    groups = parameter_groups(list(model.named_parameters()), chosen.optimizer, chosen.schedule)
-    rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], TOTAL)
-    updates, gradients = build_sharded_updates(model, groups, chosen.optimizer, rates, build.device, world)
-    scale = Dynamic(build.device) if build.loss_scaling else Unscaled()
-    engine = TorchEngine(
-        model,
-        Step(objective_for(build), gradients, scale, updates, chosen.optimizer.clip_norm),
-        lambda batch: build.forward(model, batch),
-        Eager("the weights are sharded"),
-        seed=chosen.seed,
-        degrade=_fail,
-        world=world,
-    )
-    return Assembled(build, engine, groups, rates)
+    model, mesh, chosen = model or model_of(case, seed=7 + world.rank), Mesh(data=world), case.sharded()
+    with mock.patch.object(shard, "UNIT_BYTES", case.unit_bytes):
+        build = strategy_for(chosen, mesh).prepare(built(case, model))
+    return assemble(chosen, build, TOTAL, mesh=mesh)
 
 
 def together(world: World, case: Case, steps: int = STEPS) -> Outcome:
@@ -144,12 +128,12 @@ def outcome(world: World, case: Case, run: Assembled, steps: int) -> Outcome:
     losses, norms = [], []
     gradients: dict[str, Tensor] = {}
     for step, (ids, counted) in enumerate(shares(case, world.rank, world.size, steps)):
-        done = run.engine.accumulate([run.build.layout.collate(one) for one in ids], counted, step=step)
+        done = run.engine.accumulate_batches([run.build.layout.collate(one) for one in ids], counted, step=step)
         trained = ((name, p.grad) for name, p in run.build.model.named_parameters() if p.grad is not None)
         gradients = {name: tensor.clone() for name, tensor in whole(trained)}
         norms.append(run.engine.update().norm.item())
         losses.append(world.sum_(done.loss.clone()).item())
-    weights = {name: tensor.clone() for name, tensor in whole(run.engine.export())}
+    weights = {name: tensor.clone() for name, tensor in whole(run.engine._named())}
     return Outcome(losses, norms, gradients, weights, dict(run.build.path))
 
 
@@ -217,14 +201,14 @@ def test_shards_train_as_one_process_does(ranks: int, names: tuple[str, ...]) ->
 
 def test_small_neighbours_are_one_unit() -> None:
     blocks = [nn.Linear(size, 1, bias=False) for size in (3, 3, 4, 20, 1, 1)]
-    with mock.patch.object(fsdp, "UNIT_BYTES", 4 * 6):
-        units = [[block.in_features for block in unit] for unit in fsdp.neighbours(blocks)]
+    with mock.patch.object(shard, "UNIT_BYTES", 4 * 6):
+        units = [[block.in_features for block in unit] for unit in shard.neighbours(blocks)]
     assert units == [[3, 3], [4, 20], [1, 1]]
 
 
 def ddp_and_fsdp(world: World, case: Case) -> tuple[Outcome, Outcome]:
     model = model_of(case, seed=7 + world.rank)
-    ddp = assemble(case.recipe(), built(case, model), TOTAL, world=world)
+    ddp = assemble(case.recipe(), built(case, model), TOTAL, mesh=Mesh(data=world))
     return outcome(world, case, ddp, STEPS), together(world, case)
 
 
@@ -282,9 +266,9 @@ def overflowing(world: World, case: Case) -> tuple[list[bool], int, list[float]]
         batches = [run.build.layout.collate(one) for one in ids]
         if step == 1 and world.rank == world.size - 1:
             batches = [replace(batch, weights=batch.weights * torch.inf) for batch in batches]
-        run.engine.accumulate(batches, counted, step=step)
+        run.engine.accumulate_batches(batches, counted, step=step)
         finite.append(bool(run.engine.update().finite))
-        checksums.append(sum(tensor.double().abs().sum().item() for _, tensor in whole(run.engine.export())))
+        checksums.append(sum(tensor.double().abs().sum().item() for _, tensor in whole(run.engine._named())))
     return finite, run.engine.state()[1]["applied"], checksums
 
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.engine import Update
 from paceline.engine.gradients import FlatGradients
 from paceline.engine.optimizer import build_optimizer, parameter_groups
 from paceline.engine.updates import DeviceGated
 from paceline.recipe.parts import OptimizerPart, ParallelPart, SchedulePart
+from paceline.seams import Update
 from paceline.techniques.precision import matmul_precision, narrow_weights, summed_in
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
@@ -128,7 +128,7 @@ def test_matmul_precision_is_put_back() -> None:
 def overflow(run, model) -> Update:
     """A step whose gradient is infinite: one label's logit is made infinite by its bias's gradient."""
     hook = model.classifier.bias.register_hook(lambda gradient: gradient * float("inf"))
-    run.engine.accumulate([run.build.layout.collate(torch.arange(8).numpy())], 8, step=3)
+    run.engine.accumulate_batches([run.build.layout.collate(torch.arange(8).numpy())], 8, step=3)
     hook.remove()
     return run.engine.update()
 

@@ -10,9 +10,9 @@ import torch
 
 from paceline.data.dataset import Dataset, Origins
 from paceline.data.encode import encode_texts, padding_id
-from paceline.engine.assemble import assemble_build
 from paceline.engine.compared import compared_samples
 from paceline.models.load import load_model
+from paceline.prepare.assemble import assemble_build
 from paceline.recipe import Recipe
 from paceline.recipe.parts import ModelPart
 from paceline.seams import Build

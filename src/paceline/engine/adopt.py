@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.engine.engine import Engine
 from paceline.engine.gradients import FlatGradients
 from paceline.engine.scaling import Dynamic, Unscaled
 from paceline.engine.step import Step
 from paceline.engine.torch_engine import TorchEngine
 from paceline.engine.updates import HostGated
 from paceline.errors import UserError
+from paceline.seams import Accumulated, Ids, Tensors, Update
 from paceline.techniques.capture import Eager
 
 
@@ -27,7 +27,7 @@ def adopt(
     *,
     clip_norm: float | None = None,
     loss_scaling: bool = False,
-) -> Engine:
+) -> AdoptedEngine:
     """An engine for a loop of your own: ``accumulate`` and ``update`` in place of forward, backward and step.
 
     Your learning-rate scheduler, your data and your generator state stay yours. Call ``zero_grad`` no more.
@@ -73,7 +73,62 @@ def adopt(
         return getattr(output := model(**batch), "logits", output)  # type: ignore[no-any-return]
 
     step = Step(objective, FlatGradients(updates.parameters), scale, updates, clip_norm)
-    return TorchEngine(model, step, logits, Eager("the loop is not paceline's"), seed=None, degrade=_give_up)
+    runner = Eager("the loop is not paceline's")
+    return AdoptedEngine(TorchEngine(model, step, logits, runner, _no_samples, seed=None, degrade=_give_up))
+
+
+@final
+class AdoptedEngine:
+    """paceline's step in your loop: you make the micro-batches."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self._engine = engine
+
+    def accumulate(self, batches: Iterable[Any], denominator: float) -> Accumulated:
+        """Forward and backward of every micro-batch of one update; gradients add up.
+
+        Args:
+            batches: what ``loss_sum`` takes, one a micro-batch.
+            denominator: number of labels in all of them.
+        """
+        return self._engine.accumulate_batches(batches, denominator)
+
+    def update(self) -> Update:
+        """Clip, change the weights, forget the gradients.
+
+        Raises:
+            UserError: nothing was accumulated since the last update, or someone took a gradient away.
+        """
+        return self._engine.update()
+
+    def infer(self, batch: Any) -> Tensor:
+        """``model(**batch)`` in evaluation mode, without gradients: its logits."""
+        return self._engine.infer(batch)
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Everything that the rest of the training depends on: tensors, and plain data for JSON."""
+        return self._engine.state()
+
+    def load(self, tensors: Tensors, state: Mapping[str, Any] | None = None) -> None:
+        """Take up a saved state by copying in place; without ``state`` the weights alone.
+
+        Raises:
+            CheckpointError: names or shapes differ from this engine's.
+        """
+        self._engine.load(tensors, state)
+
+    @property
+    def execution(self) -> Mapping[str, str]:
+        """How steps are carried out."""
+        return self._engine.execution
+
+    def close(self) -> None:
+        """Take the gradients from the model."""
+        self._engine.close()
+
+
+def _no_samples(ids: Ids, draw: int | None = None, *, slots: int | None = None) -> NoReturn:
+    raise TypeError("micro-batches are made by the loop that adopted the engine")
 
 
 def _give_up(error: Exception) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter, is_
 from typing import final
@@ -11,9 +11,32 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.buckets import BucketSums, Reduction
 from paceline.engine.flat import Flat, FlatLayout
 from paceline.errors import UserError
+
+Put = Callable[[Sequence[Tensor], Sequence[Tensor | None]], None]
+"""Writes or adds gradients to the views that stand for them; None: there is none."""
+
+
+class RankSums(ABC):
+    """How the flat gradients of a step are summed over ranks, beside its last backward pass."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor, put: Put) -> None:
+        """Differentiate a step's last micro-batch, and begin to sum. Nothing is begun while a graph is captured."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Begin what has not begun, and have the device wait for all of it; never captured."""
+
+    @property
+    @abstractmethod
+    def under_way(self) -> bool:
+        """Whether ``backward`` or ``finish`` has been entered and the step's sums are not finished."""
+
+
+MakeSums = Callable[[Sequence[nn.Parameter], Flat], RankSums]
+"""Parameters and their flat gradients -> what sums them over ranks."""
 
 
 class Gradients(ABC):
@@ -32,6 +55,11 @@ class Gradients(ABC):
             first: of the step: what was there before is overwritten.
             last: of the step, so that ranks may sum now.
         """
+
+    @property
+    def sums_under_way(self) -> bool:
+        """Whether the sums of the step over ranks have begun and are not finished."""
+        return False
 
     def finish(self) -> None:  # noqa: B027 - alone, there is nothing to finish
         """Finish the sum over ranks that the last ``add`` began. Called once a step, before anything reads the
@@ -70,26 +98,30 @@ class FlatGradients(Gradients):
     Args:
         parameters: those that are trained, in a fixed order.
         layout: of these parameters, to share one with others; None: one of its own.
-        reduction: how ranks sum.
+        sums: makes what sums over ranks; None: there is one rank.
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         layout: FlatLayout | None = None,
-        reduction: Reduction = Reduction(),  # noqa: B008 - frozen
+        sums: MakeSums | None = None,
     ) -> None:
         self._parameters = tuple(parameters)
         self.flat: Flat = (layout or FlatLayout([self._parameters])).allocate()
         for parameter, view in zip(self._parameters, self.flat.views, strict=True):
             parameter.grad = view
-        self._sums = BucketSums(self._parameters, self.flat, reduction) if reduction.world.size > 1 else None
+        self._sums = None if sums is None else sums(self._parameters, self.flat)
 
     def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
         if last and self._sums is not None:
             self._sums.backward(loss, partial(_put, first=first))
         else:
             _put(self.flat.views, torch.autograd.grad(loss, self._parameters, allow_unused=True), first=first)
+
+    @property
+    def sums_under_way(self) -> bool:
+        return self._sums is not None and self._sums.under_way
 
     def finish(self) -> None:
         if self._sums is not None:

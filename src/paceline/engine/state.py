@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.techniques.fsdp import load_whole
+
+
+class Splitting(ABC):
+    """How tensors that ranks hold in pieces leave and enter whole."""
+
+    @abstractmethod
+    def collected(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Named tensors whole; those of split models on the first rank alone, in main memory. A collective."""
+
+    @abstractmethod
+    def put(self, current: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        """Copy whole tensors, which every rank has, into those of the same name and whole shape."""
+
+
+@final
+class _NotSplit(Splitting):
+    def collected(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def put(self, current: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        for name, tensor in current.items():
+            tensor.copy_(saved[name])
+
+
+NOT_SPLIT: Splitting = _NotSplit()
+"""Every rank has every tensor in one piece."""
 
 COMPILED, PARALLEL = "_orig_mod.", "module."
 """What torch.compile puts anywhere into names, and DistributedDataParallel before all of them."""
@@ -67,7 +93,9 @@ def put_numbers(optimizer: torch.optim.Optimizer, names: Mapping[Any, str], numb
 
 
 @torch.no_grad()
-def copy_into(current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+def copy_into(
+    current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str, splitting: Splitting = NOT_SPLIT
+) -> None:
     """Copy saved tensors into the current ones of the same name.
 
     Raises:
@@ -81,7 +109,7 @@ def copy_into(current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: 
             f"{len(wrong)} tensors differ in name or shape, for example {wrong[0]}",
             "resume with the recipe that the run was started with",
         )
-    load_whole(current, saved)
+    splitting.put(current, saved)
 
 
 def _plain_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

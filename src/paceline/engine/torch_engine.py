@@ -3,46 +3,52 @@
 from __future__ import annotations
 
 import gc
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
 
 from paceline.device import is_card
-from paceline.engine.buckets import BucketSums
-from paceline.engine.engine import Accumulated, Engine, Tensors, Update
-from paceline.engine.rng import generators, micro_batch_seed
-from paceline.engine.state import copy_into, without_wrappers
+from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
+from paceline.engine.state import NOT_SPLIT, Splitting, copy_into, without_wrappers
 from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
 from paceline.engine.updates import FlatUpdates
 from paceline.errors import UserError
 from paceline.kernels.launch import compiled_together
-from paceline.seams import Alone, World
+from paceline.seams import Accumulated, Alone, Batch, Engine, Ids, StepInput, Tensors, Update, World
+from paceline.spans import span
 from paceline.techniques.capture import Eager, Runner
 
 SEVERAL = "shards' gradients of a step of several micro-batches are kept whole between them"
 """Why such steps are not recorded: what one pass leaves, another reads, wherever it has been put."""
 
 
+class Collate(Protocol):
+    """Makes a micro-batch of samples, as ``Layout.collate``."""
+
+    def __call__(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch: ...
+
+
 @final
 class TorchEngine(Engine):
-    """Plain torch on one device; ``runner`` decides whether a step is launched or replayed.
+    """Plain torch on one device; ``runner`` decides whether a step runs eagerly or is replayed.
 
     Args:
         model: whose parameters are trained.
         step: what a step does.
         logits: batch -> logits; for ``infer``.
         runner: runs the functions of the step.
+        collate: makes micro-batches on the device.
         seed: of dropout; None leaves torch's generator to the caller.
         degrade: told why the first pass failed; makes the model run in a plainer way and says what became of the
             path, or raises.
         world: the other ranks. They meet in ``accumulate``, once for each bucket of gradients, and in ``settle``; there
             each may compile, record and give up by itself. Where weights are sharded they meet within every pass
             (``Gradients.ranks_meet``), and record together.
+        splitting: how tensors that ranks hold in pieces leave and enter whole.
     """
 
     def __init__(
@@ -51,15 +57,17 @@ class TorchEngine(Engine):
         step: Step,
         logits: Callable[[Any], Tensor],
         runner: Runner,
+        collate: Collate,
         *,
         seed: int | None,
         degrade: Callable[[Exception], Mapping[str, str]],
         world: World = Alone(),  # noqa: B008 - it has no state
+        splitting: Splitting = NOT_SPLIT,
     ) -> None:
         self._model, self._step, self._logits, self._runner, self._seed = model, step, logits, runner, seed
         self._device = step.updates.parameters[0].device
         self._generators = generators(self._device)
-        self._degrade, self._world = degrade, world
+        self._degrade, self._world, self._collate, self._splitting = degrade, world, collate, splitting
         self._degraded: Mapping[str, str] = {}
         # an update that looks at its gate on the host cannot be recorded; what comes before it can
         blocked = step.updates.capturable
@@ -69,7 +77,11 @@ class TorchEngine(Engine):
         self._owes_sums = False
         """Whether the others may wait for this rank's share of the step's sums."""
 
-    def warm_up(self, batch: Any, denominator: float, *, alike: bool = True) -> None:
+    def warm_up(self, given: StepInput) -> None:
+        self.warm_up_on(self._made(given, 0), given.denominator, same_shapes=given.same_shapes)
+
+    def warm_up_on(self, batch: Any, denominator: float, *, same_shapes: bool = True) -> None:
+        """``warm_up`` on a micro-batch that is there already."""
         self._mode(training=True)
         put_back = self._buffers_kept()
         share = self._runner.scalar(denominator)
@@ -97,23 +109,34 @@ class TorchEngine(Engine):
             self._runner.launch(lambda: self._step.micro(batch, share, first=True, last=True))
             self._step.gradients.zero()
         put_back()
-        if alike or not self._step.gradients.ranks_meet:
+        if same_shapes or not self._step.gradients.ranks_meet:
             self._runner.prepare(self._step.micro, (batch, share), True, True)
 
-    def accumulate(
-        self,
-        batches: Iterable[Any],
-        denominator: float,
-        *,
-        step: int = 0,
-        alike: bool = True,
+    def accumulate(self, given: StepInput) -> Accumulated:
+        batches = (self._made(given, index) for index in range(len(given.microbatches)))
+        return self.accumulate_batches(batches, given.denominator, step=given.step, same_shapes=given.same_shapes)
+
+    @span("data wait")
+    def _made(self, given: StepInput, index: int) -> Batch:
+        """The step's micro-batch number ``index``, on the device."""
+        draw = None if self._seed is None else augmentation_seed(self._seed, given.step, index, self._world.rank)
+        return self._collate(given.microbatches[index], draw, slots=given.width(index))
+
+    def accumulate_batches(
+        self, batches: Iterable[Any], denominator: float, *, step: int = 0, same_shapes: bool = True
     ) -> Accumulated:
+        """``accumulate`` of micro-batches that are there, or are built one at a time as they are needed.
+
+        Args:
+            denominator, step, same_shapes: as in ``StepInput``.
+        """
         if self._world.size > 1 and not self._first:
             why = "the ranks have summed those gradients already, and what is added now would not be summed with them"
             raise UserError("engine.accumulate(...) twice", why, "give all micro-batches of an update in one call")
         self._mode(training=True)
         losses, extras = [], []
         share, meet = self._runner.scalar(denominator), self._step.gradients.ranks_meet
+        record = same_shapes or not meet
         first, self._first = self._first, True  # what an exception leaves behind is overwritten
         self._owes_sums = self._world.size > 1
         for index, (batch, last) in enumerate(_with_last(batches)):
@@ -123,7 +146,7 @@ class TorchEngine(Engine):
                     generator.manual_seed(seed)
             if meet and not (first and last):
                 self._launch_from_now_on(SEVERAL)
-            loss, extra = self._runner.run(self._step.micro, (batch, share), first, last, record=alike or not meet)
+            loss, extra = self._runner.run(self._step.micro, (batch, share), first, last, record=record)
             first = False
             losses.append(loss)
             extras.append(extra)
@@ -159,10 +182,8 @@ class TorchEngine(Engine):
         owes, self._owes_sums = self._owes_sums, False
         if not owes:
             return
-        # a rank begins the sums of a step in order and once: who has begun cannot begin anew
-        begun = (BucketSums.backward.__code__, BucketSums.finish.__code__)
-        if any(frame.f_code in begun for frame, _ in traceback.walk_tb(error.__traceback__)):
-            raise error
+        if self._step.gradients.sums_under_way:
+            raise error  # a rank begins the sums of a step in order and once: who has begun cannot begin anew
         nothing = torch.stack([parameter.sum() for parameter in self._step.updates.parameters]).sum() * 0.0
         self._step.gradients.add(nothing, first=True, last=True)
         self._step.gradients.finish()
@@ -189,31 +210,32 @@ class TorchEngine(Engine):
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         updates, names = self._step.updates, self._names()
-        return {"model": self.export(), "optimizer": updates.tensors(names)}, {
+        tensors = {"model": self._named(), "optimizer": updates.tensors(names)}
+        return {stem: self._splitting.collected(named) for stem, named in tensors.items()}, {
             "applied": updates.applied,
             "loss_scale": self._step.scale.state(),
             "numbers": updates.numbers(names),
         }
 
-    def load(self, tensors: Tensors, state: Mapping[str, Any]) -> None:
+    def load(self, tensors: Tensors, state: Mapping[str, Any] | None = None) -> None:
+        if state is None:
+            copy_into(self._named(), tensors["model"], "model", self._splitting)
+            return
         updates, names = self._step.updates, self._names()
         if tensors["optimizer"]:  # none before the first update, and none of plain SGD
             updates.prime()
-        copy_into(self.export(), tensors["model"], "model")
+        copy_into(self._named(), tensors["model"], "model", self._splitting)
         if tensors["optimizer"] or state["applied"]:
-            copy_into(updates.tensors(names), tensors["optimizer"], "optimizer")
+            copy_into(updates.tensors(names), tensors["optimizer"], "optimizer", self._splitting)
         updates.put_numbers(names, state["numbers"])
         updates.applied = state["applied"]
         self._step.scale.load(state["loss_scale"])
         self._first = True
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        copy_into(self.export(), weights, "model")
+    def whole(self) -> dict[str, Tensor]:
+        return self._splitting.collected(self._named())
 
-    def export(self) -> dict[str, Tensor]:
-        return without_wrappers(self._model.state_dict())
-
-    def launching(self) -> AbstractContextManager[None]:
+    def eager(self) -> AbstractContextManager[None]:
         return self._runner.launching()
 
     @property
@@ -221,7 +243,7 @@ class TorchEngine(Engine):
         return self._runner.replays
 
     @property
-    def path(self) -> Mapping[str, str]:
+    def execution(self) -> Mapping[str, str]:
         return {"steps": self._runner.path, **self._degraded}
 
     def close(self) -> None:
@@ -242,6 +264,10 @@ class TorchEngine(Engine):
                 buffer.copy_(value)
 
         return put_back
+
+    def _named(self) -> dict[str, Tensor]:
+        """Weights and buffers, as this rank holds them."""
+        return without_wrappers(self._model.state_dict())
 
     def _names(self) -> dict[nn.Parameter, str]:
         return {parameter: name for name, parameter in self._model.named_parameters()}

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.device import PLANNED
-from paceline.engine.buckets import Reduction
 from paceline.engine.flat import FlatLayout
-from paceline.engine.gradients import FlatGradients, Gradients
+from paceline.engine.gradients import FlatGradients, Gradients, MakeSums
 from paceline.engine.optimizer import ParameterGroup, build_optimizer
 from paceline.engine.state import optimizer_numbers, optimizer_tensors, prime, put_numbers
 from paceline.kernels.adamw import adamw_
@@ -304,7 +303,7 @@ def build_updates(
     rates: NDArray[np.float64],
     device: torch.device,
     others: Iterable[Tensor] = (),
-    reduction: Reduction = Reduction(),  # noqa: B008 - frozen
+    sums: MakeSums | None = None,
 ) -> tuple[Updates, Gradients]:
     """The recipe's optimizer behind its gate, and the gradients it works on.
 
@@ -312,7 +311,7 @@ def build_updates(
         groups: what ``parameter_groups`` found; their parameters are on ``device``.
         rates: [steps, groups].
         others: the model's other tensors; a weight that shares its memory with one stays where it is.
-        reduction: how ranks sum gradients.
+        sums: makes what sums gradients over ranks; None: there is one.
 
     Raises:
         RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
@@ -321,7 +320,7 @@ def build_updates(
     # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
     if device.type == "cpu" or part.type == "adamw8bit":
         plain = build_optimizer(groups, part, fused=False)
-        return HostGated(plain, rates), FlatGradients(parameters, reduction=reduction)
+        return HostGated(plain, rates), FlatGradients(parameters, sums=sums)
     # one operation takes tensors of one number format
     uniform = [
         (index, [p for p in group.parameters if p.dtype == dtype])
@@ -330,7 +329,7 @@ def build_updates(
     ]
     columns = [index for index, _ in uniform]
     layout = FlatLayout([members for _, members in uniform], others)
-    gradients = FlatGradients(layout.parameters, layout, reduction)
+    gradients = FlatGradients(layout.parameters, layout, sums)
     decays = [groups[index].weight_decay for index in columns]
     kind = FlatSgd if part.type == "sgd" else FlatAdam
     return kind(layout, gradients, decays, part, rates[:, columns]), gradients

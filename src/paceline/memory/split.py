@@ -17,13 +17,12 @@ from torch import Tensor
 
 from paceline.device import is_card
 from paceline.distributed.exchange import named
-from paceline.engine.engine import Engine
 from paceline.engine.evaluate import Infer, evaluate
 from paceline.errors import RecipeError
 from paceline.memory.exhausted import place_of
 from paceline.recipe import Recipe
 from paceline.records import EvaluationRecord
-from paceline.seams import Batch, Build, Ids, World
+from paceline.seams import Batch, Build, Ids, Retrying, World
 
 Result = TypeVar("Result")
 
@@ -32,7 +31,7 @@ Split = Callable[[str], bool]
 
 
 def retried(
-    work: Callable[[], Result], engine: Engine, world: World, split: Split, *, step: int, total_steps: int
+    work: Callable[[], Result], engine: Retrying, world: World, split: Split, *, step: int, total_steps: int
 ) -> Result:
     """What ``work`` returns, which begins anew with smaller micro-batches as often as a rank runs out of memory.
 
@@ -179,17 +178,19 @@ def largest_share(recipe: Recipe, num_samples: int, world_size: int) -> int:
     return min(loop.micro_batch_size or share, share)
 
 
-def check_split(recipe: Recipe, *, is_sharded: bool) -> None:
+def check_split(recipe: Recipe, why_not_retried: str) -> None:
     """Refuse ``on_oom: split`` where it can do nothing.
 
+    Args:
+        why_not_retried: what keeps a step from being made again, as the run's strategy says; empty where it can be.
+
     Raises:
-        RecipeError: the weights are sharded, or no step is made.
+        RecipeError: a step cannot be made again, or none is made.
     """
     if recipe.loop.on_oom == "fail":
         return
     what, fix = "loop.on_oom = split: has no effect", "--set loop.on_oom=fail"
     if recipe.model.train == "features":
         raise RecipeError(what, "model.train = features makes no step that could be split", fix)
-    if is_sharded:
-        why = "ranks that share weights meet in every block, and one that is out of memory leaves the others waiting"
-        raise RecipeError(what, why, f"{fix}, or --set parallel.strategy=ddp")
+    if why_not_retried:
+        raise RecipeError(what, why_not_retried, f"{fix}, or --set parallel.strategy=ddp")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -23,31 +24,26 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from paceline.data.dataset import Dataset, Tokens
-from paceline.data.order import OrderState, ShuffledOrder, StepPlan
-from paceline.engine.assemble import Assembled, assemble
+from paceline.data.dataset import Dataset
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.numerics import numerics
-from paceline.engine.rng import augmentation_seed
-from paceline.engine.statistics import check_smallest, fewest_together
-from paceline.errors import RecipeError, UserError
+from paceline.errors import UserError
 from paceline.files import compiled_folder
 from paceline.memory.gauge import CardGauge, Gauge, NoGauge, Reading
 from paceline.models.config import max_positions, read_config
 from paceline.models.images import own_processor, preferred_size
 from paceline.preparation import build_for, encoded, model_for, shape_decisions, size_of_vocabulary
+from paceline.prepare.assemble import Assembled, assemble
+from paceline.prepare.course import Course
 from paceline.recipe import Recipe
 from paceline.records import StageRecord
-from paceline.seams import Batch, Build, Forward
+from paceline.seams import Batch, Forward, Mesh, StepInput
 from paceline.techniques.compile import fused, kept_cache
 
 SETTLING_STEPS: Final = 5
 """Steady steps before the timed ones: shapes that come again are recorded, compiled code is specialised."""
 
 TIMED_STEPS: Final = 20
-
-MOST_STEPS: Final = 5000
-"""Steps among which the largest is looked for, as many as a plan looks at."""
 
 Tell = Callable[[StageRecord], None]
 
@@ -162,120 +158,72 @@ def measure_stages(recipe: Recipe, stages: Stages, gauge: Gauge) -> Steady:
         stack.callback(build.layout.close)
         recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
         passes = Passes(build.forward, gauge, stages.begin)
-        steps = Steps(recipe, dataset, build)
+        course = Course(recipe, dataset, build, Mesh())
+        course.check_smallest()
         with stages.during("optimizer"):
             # the learning rate's table is as long as the run, or as what is done here
-            length = max(steps.num_steps, 2 + SETTLING_STEPS + TIMED_STEPS)
+            length = max(course.total_steps, 2 + SETTLING_STEPS + TIMED_STEPS)
             assembled = assemble(recipe, dataclasses.replace(build, forward=passes), total_steps=length)
         stack.callback(assembled.engine.close)
-        return _stepped(recipe, steps, assembled, passes, stages, gauge)
-
-
-@final
-class Steps:
-    """The steps of a run in their order.
-
-    Raises:
-        RecipeError: there is none, or the model cannot be trained on one of them.
-    """
-
-    def __init__(self, recipe: Recipe, dataset: Dataset, build: Build) -> None:
-        loop, train = recipe.loop, dataset.splits["train"]
-        self._recipe, self._dataset, self._build = recipe, dataset, build
-        self._order = ShuffledOrder(
-            train,
-            micro_batch_size=loop.micro_batch_size or loop.batch_size,
-            shuffle=loop.shuffle,
-            drop_last=loop.drop_last,
-            lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
-            fewest=fewest_together(build.model),
-        )
-        per_epoch = self._order.steps_per_epoch(loop.batch_size)
-        if not per_epoch:
-            why = f"with drop_last, {len(train)} training samples make no whole batch"
-            fix = f"--set loop.batch_size={len(train)} or loop.drop_last=false"
-            raise RecipeError(f"loop.batch_size = {loop.batch_size}", why, fix)
-        self.num_steps = min(loop.max_steps or sys.maxsize, per_epoch * loop.epochs)
-        check_smallest(build, self._order, loop, train, total_steps=self.num_steps, world_size=1)
-        self._made = 0
-        self._at = OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size)
-
-    def largest(self) -> StepPlan:
-        """The step whose largest micro-batch has the most positions."""
-        at, found, most = self._at, self._order.plan(self._at), (-1, -1)
-        for _ in range(min(self.num_steps, MOST_STEPS)):
-            plan, at = self._order.plan(at), self._order.after(at)
-            height = max((self._build.layout.size(ids).slots, len(ids)) for ids in plan.microbatches)
-            if height > most:
-                found, most = plan, height
-        return found
-
-    def following(self) -> StepPlan:
-        """The next step, from the first on."""
-        plan, self._at = self._order.plan(self._at), self._order.after(self._at)
-        return plan
-
-    def accumulate(self, assembled: Assembled, plan: StepPlan) -> None:
-        """Forward and backward of one step."""
-        layout, seed, number = self._build.layout, self._recipe.seed, self._made
-        counted = self._build.task.count(self._dataset.labels[plan.samples])
-        self._made += 1
-        assembled.engine.accumulate(
-            (
-                layout.collate(ids, augmentation_seed(seed, number, index, 0))
-                for index, ids in enumerate(plan.microbatches)
-            ),
-            counted,
-            step=number,
-        )
-
-    def largest_evaluation(self) -> Any:
-        """The largest batch of an evaluation; None where the run has none."""
-        layout, loop = self._build.layout, self._recipe.loop
-        ids = largest_batch(layout, self._dataset.splits, loop.evaluation_batch_size or loop.batch_size)
-        return None if ids is None else layout.collate(ids)
+        return _stepped(recipe, dataset, course, assembled, passes, stages, gauge)
 
 
 def _stepped(
-    recipe: Recipe, steps: Steps, assembled: Assembled, passes: Passes, stages: Stages, gauge: Gauge
+    recipe: Recipe,
+    dataset: Dataset,
+    course: Course,
+    assembled: Assembled,
+    passes: Passes,
+    stages: Stages,
+    gauge: Gauge,
 ) -> Steady:
-    engine, layout, switches = assembled.engine, assembled.build.layout, recipe.techniques
-    largest = steps.largest()
-    fullest = max(largest.microbatches, key=lambda ids: (layout.size(ids).slots, len(ids)))
-    if any(switch is True for switch in (switches.compile, switches.fusion, switches.capture)):
+    engine, layout = assembled.engine, assembled.build.layout
+    largest = course.largest_step()
+    if course.warms_up(assembled.build.device):
         with stages.during("warm-up"):
-            engine.warm_up(layout.collate(fullest), len(fullest) or 1)
+            engine.warm_up(course.largest(course.start))
     stages.begin("passes")
-    for name, reading in passes.listen(lambda: steps.accumulate(assembled, largest)).items():
+    for name, reading in passes.listen(lambda: engine.accumulate(largest)).items():
         stages.end(name, reading)
     with stages.during("update"):
         engine.update()
 
-    def step(plan: StepPlan) -> int:
-        steps.accumulate(assembled, plan)
+    def step(given: StepInput) -> int:
+        engine.accumulate(given)
         engine.update()
-        return len(plan.samples)
+        return sum(map(len, given.microbatches))
 
     stages.begin("steady")
-    step(largest)  # beside states that the first update made
-    for _ in range(SETTLING_STEPS):
-        step(steps.following())
+    step(dataclasses.replace(largest, step=1))  # beside states that the first update made
+    following = _from_the_first(course)
+    for given in itertools.islice(following, SETTLING_STEPS):
+        step(given)
     settled, started = gauge.read(), time.perf_counter()
-    samples = sum(step(steps.following()) for _ in range(TIMED_STEPS))
+    samples = sum(map(step, itertools.islice(following, TIMED_STEPS)))
     reading = gauge.read()
     seconds = max(time.perf_counter() - started, 1e-9)
     stages.end("steady", reading.after(settled))
-    batch = steps.largest_evaluation()
-    if batch is not None:
+    loop = recipe.loop
+    evaluated = largest_batch(layout, dataset.splits, loop.evaluation_batch_size or loop.batch_size)
+    if evaluated is not None:
+        batch = layout.collate(evaluated)
         with stages.during("evaluation"):
             engine.infer(batch)
     return Steady(
-        micro_batch_size=len(fullest),
-        num_steps=steps.num_steps,
+        micro_batch_size=max(map(len, largest.microbatches)),
+        num_steps=course.total_steps,
         step_seconds=seconds / TIMED_STEPS,
         samples_per_second=samples / seconds,
-        path={**assembled.build.path, **fused(assembled.build.model), **engine.path},
+        path={**assembled.build.path, **fused(assembled.build.model), **engine.execution},
     )
+
+
+def _from_the_first(course: Course) -> Iterator[StepInput]:
+    """The run's steps in their order, behind the two that were made of the largest."""
+    at = course.start
+    for number in itertools.count(2):
+        yield course.input(at, number)
+        at = course.after(at)
 
 
 def _read(recipe: Recipe) -> tuple[Recipe, Dataset, nn.Module]:

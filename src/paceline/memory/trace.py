@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -20,9 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.cards import facts_with
-from paceline.data.dataset import Dataset, Tokens
-from paceline.data.order import OrderState, ShuffledOrder
-from paceline.engine.assemble import Assembled, assemble, warms_up
+from paceline.data.dataset import Dataset
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.statistics import fewest_together
 from paceline.facts import Card, this_machine
@@ -33,15 +30,13 @@ from paceline.memory.subject import Subject
 from paceline.memory.world import planned_world
 from paceline.models.structure import parameter_counts
 from paceline.preparation import build_for, model_for
+from paceline.prepare.assemble import Assembled, assemble
+from paceline.prepare.course import Course
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose_strategy
 from paceline.records import Decision
-from paceline.seams import Alone, Build, Ids, Layout, World
+from paceline.seams import Alone, Batch, Ids, Layout, Mesh, Size, StepInput
 from paceline.techniques.compile import fused
-from paceline.techniques.precision import summed_in
-
-MOST_STEPS = 5000
-"""Steps whose micro-batches are looked at for the largest: a run's deal is known beforehand."""
 
 
 @dataclass(frozen=True)
@@ -76,27 +71,27 @@ def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
         ModelError, RecipeError: what ``train`` would say of this model and these settings.
         Exception: of torch, from an operator that says nothing about its result's size without data.
     """
-    model, world = _model(subject), Alone() if world_size == 1 else planned_world(world_size)
+    model, mesh = _model(subject), Mesh(data=Alone() if world_size == 1 else planned_world(world_size))
     subject = _with_strategy(subject, model, card, world_size)
     recipe, dataset = subject.recipe, subject.dataset
     gc.disable()  # what is freed is freed at once, cycles apart: those would be freed at moments that vary
     try:
         with stand_in(card) as (device, ledger):
-            assembled, decisions = _assembled(subject, model, device, ledger, world)
+            assembled, decisions = _assembled(subject, model, device, ledger, mesh)
             path = assembled.build.path
             attention.chosen.clear()  # by the comparison of packed and padded batches
             if recipe.model.train == "features":  # no steps: every sample goes through the model as in an evaluation
                 largest = _evaluate(assembled, recipe, dataset, ledger, ("train", "validation", "test"))
             else:
-                largest, other = _largest(recipe, dataset, assembled.build, world_size)
-                _train(assembled, recipe, largest, other, ledger, world_size)
+                course = Course(recipe, dataset, assembled.build, mesh)
+                largest = _train(assembled, recipe, course, ledger, world_size)
                 _evaluate(assembled, recipe, dataset, ledger, ("validation", "test"))
             size = assembled.build.layout.size(largest)
             whole, trained = parameter_counts(model)
             return Trace(
                 allocations=tuple(ledger.allocations),
                 events=tuple(ledger.events),
-                path={**path, **fused(assembled.build.model), **assembled.engine.path},
+                path={**path, **fused(assembled.build.model), **assembled.engine.execution},
                 decisions=decisions,
                 samples=len(largest),
                 slots=size.slots,
@@ -145,7 +140,7 @@ def _with_strategy(subject: Subject, model: nn.Module, card: Card, world_size: i
 
 
 def _assembled(
-    subject: Subject, model: nn.Module, device: torch.device, ledger: Ledger, world: World
+    subject: Subject, model: nn.Module, device: torch.device, ledger: Ledger, mesh: Mesh
 ) -> tuple[Assembled, tuple[Decision, ...]]:
     recipe = subject.recipe
     with ledger.during("model"):
@@ -153,11 +148,12 @@ def _assembled(
     ledger.name("parameters", model.parameters())
     ledger.name("buffers", model.buffers())
     with ledger.during("preparation"):
-        build = build_for(recipe, model, subject.dataset, device, world=world)
+        build = build_for(recipe, model, subject.dataset, device, mesh=mesh)
     gc.collect()
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
+    build = replace(build, layout=_Noted(build.layout, ledger))
     with ledger.during("optimizer"):
-        assembled = assemble(recipe, build, total_steps=3, world=world, reduce_dtype=summed_in(recipe.parallel, model))
+        assembled = assemble(recipe, build, total_steps=3, mesh=mesh)
     # weights may have moved into buffers of the optimizer's
     ledger.name("parameters", map(_own, model.parameters()))
     _name_gradients(model, ledger)
@@ -185,25 +181,28 @@ def _vocabulary(subject: Subject) -> int | None:
     return given
 
 
-def _train(
-    assembled: Assembled, recipe: Recipe, largest: Ids, other: Ids | None, ledger: Ledger, world_size: int
-) -> None:
-    """What the loop does to its first steps."""
-    engine, layout = assembled.engine, assembled.build.layout
+def _train(assembled: Assembled, recipe: Recipe, course: Course, ledger: Ledger, world_size: int) -> Ids:
+    """What the loop does to its first steps; returns the samples of the largest micro-batch."""
+    engine = assembled.engine
+    shapes = course.largest_of_each_shape()
+    (largest,) = shapes[0].microbatches
     pieces = -(-recipe.loop.batch_size // (world_size * max(len(largest), 1)))
-    if warms_up(recipe, assembled.build.device):
-        batch = _collate(layout, largest, ledger)
+    if course.warms_up(assembled.build.device):
         with ledger.during("forward"):
-            engine.warm_up(batch, float(len(largest)))
-        del batch
+            engine.warm_up(shapes[0])
     # the largest once more, beside the states that some optimizers make in their first update
-    for ids in (largest, *([] if other is None else [other]), largest):
+    for shape in (*shapes[:2], shapes[0]):
         with ledger.during("forward"):
-            batches = (_collate(layout, ids, ledger) for _ in range(min(pieces, 2)))
-            engine.accumulate(batches, float(recipe.loop.batch_size))
+            engine.accumulate(_times(shape, min(pieces, 2), recipe.loop.batch_size))
         _name_gradients(assembled.build.model, ledger)
         with ledger.during("update"):
             engine.update()
+    return largest
+
+
+def _times(given: StepInput, count: int, denominator: int) -> StepInput:
+    """A step of ``count`` micro-batches like the one that is given."""
+    return replace(given, microbatches=given.microbatches * count, widths=given.widths * count, denominator=denominator)
 
 
 def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Ledger, names: Collection[str]) -> Ids:
@@ -212,32 +211,32 @@ def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Le
     ids = largest_batch(layout, dataset.splits, size, names)
     if ids is None:
         return np.empty(0, np.int64)
-    batch = _collate(layout, ids, ledger)
+    batch = layout.collate(ids)
     with ledger.during("evaluation"):
         assembled.engine.infer(batch)
     return ids
 
 
-def _collate(layout: Layout, ids: Ids, ledger: Ledger) -> Any:
-    with ledger.during("batch"):
-        return layout.collate(ids)
+@final
+class _Noted(Layout):
+    """A layout whose batches the ledger knows as such."""
 
+    def __init__(self, layout: Layout, ledger: Ledger) -> None:
+        self._layout, self._ledger = layout, ledger
+        self.widens_by = layout.widens_by
 
-def _largest(recipe: Recipe, dataset: Dataset, build: Build, world_size: int) -> tuple[Ids, Ids | None]:
-    """The micro-batch with the most positions of the run, and the largest of another shape."""
-    loop, train = recipe.loop, dataset.splits["train"]
-    order = ShuffledOrder(
-        train,
-        micro_batch_size=loop.micro_batch_size or loop.batch_size,
-        shuffle=loop.shuffle,
-        drop_last=loop.drop_last,
-        lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
-        fewest=fewest_together(build.model),
-    )
-    steps = min(loop.max_steps or sys.maxsize, loop.epochs * order.steps_per_epoch(loop.batch_size), MOST_STEPS)
-    at = OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size)
-    largest: dict[tuple[int, int], Ids] = {}
-    for ids in order.microbatches(at, max(steps, 1), 0, world_size):
-        largest.setdefault((build.layout.size(ids).slots, len(ids)), ids)
-    ranked = sorted(largest, reverse=True)
-    return largest[ranked[0]], largest[ranked[1]] if len(ranked) > 1 else None
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
+        with self._ledger.during("batch"):
+            return self._layout.collate(ids, draw, slots=slots)
+
+    def over(self, inputs: Any, labels: Any) -> Layout:
+        return self._layout.over(inputs, labels)
+
+    def size(self, ids: Ids) -> Size:
+        return self._layout.size(ids)
+
+    def sorted(self, ids: Ids) -> Ids:
+        return self._layout.sorted(ids)
+
+    def close(self) -> None:
+        self._layout.close()

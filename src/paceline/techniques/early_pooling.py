@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from paceline.device import PLANNED
 from paceline.errors import ModelError, RecipeError
 from paceline.records import Decision
-from paceline.seams import Batch, Build, Ids
+from paceline.seams import Batch, Build, Ids, LayoutKind
 from paceline.techniques import packing
 from paceline.techniques.fused_qkv import place, triple
 
@@ -96,7 +96,7 @@ def apply(build: Build, setting: bool | Literal["auto"], ids: Ids) -> Build:
 
 def unsupported(build: Build) -> str | None:
     """Why the last block of this build cannot be shortened at all, or None."""
-    if not build.path.get("layout", "").startswith("packed"):
+    if build.layout_kind is not LayoutKind.PACKED:
         return "it is for texts in packed rows"
     if getattr(build.model.config, "classifier_pooling", "cls") == "mean":
         return "the head reads every position of a text"

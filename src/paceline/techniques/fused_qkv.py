@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from paceline.errors import RecipeError
 from paceline.kernels.launch import only_noted
 from paceline.records import Decision
-from paceline.seams import Build
+from paceline.seams import Build, LayoutKind
 
 SETTING = "techniques.fused_qkv"
 
@@ -68,7 +68,7 @@ def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
         return replace(build, path={**build.path, "fused_qkv": "off"})
     joined = apply_fused_qkv(build.model)
     if joined:
-        if build.path.get("layout", "").startswith("packed"):
+        if build.layout_kind is LayoutKind.PACKED:
             _take_notes(build)
         return replace(build, path={**build.path, "fused_qkv": f"{joined} layers"})
     reason = "no attention layer of this model computes query, key and value from one input in three products"

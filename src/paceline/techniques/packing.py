@@ -28,7 +28,7 @@ from paceline.errors import ModelError, RecipeError
 from paceline.kernels.one_query_attention import one_query_attention
 from paceline.kernels.varlen_attention import operator_for, varlen_attention, varlen_attention_joined
 from paceline.records import Decision
-from paceline.seams import Batch, Build, Forward, Ids, Layout, Packed
+from paceline.seams import Batch, Build, Forward, Ids, Layout, LayoutKind, Packed
 from paceline.techniques.precision import matmul_precision
 
 NAME = "paceline_packed"
@@ -87,6 +87,7 @@ def apply(
     return replace(
         build,
         layout=packed,
+        layout_kind=LayoutKind.PACKED,
         forward=lambda model, batch: (before if batch.packed is None else forward)(model, batch),
         decisions=(*build.decisions, decision),
         path={**build.path, "layout": "packed", "attention": operator},

@@ -17,16 +17,14 @@ from typing import Any, Final, final
 import torch
 
 from paceline import __version__
-from paceline.data.order import OrderState, ShuffledOrder
 from paceline.device import stream_names
-from paceline.engine.engine import Engine
 from paceline.errors import RunFolderError, UserError
 from paceline.files import disk_errors, write_atomically
 from paceline.observe.stream_names import name_streams
 from paceline.observe.thread_names import name_threads
 from paceline.recipe.windows import StepWindow
 from paceline.records import Notice
-from paceline.seams import Ids, World
+from paceline.seams import Capturing, Engine, Ids, World
 from paceline.spans import mark
 from paceline.stopwatch import Stopwatch
 from paceline.tracing.listeners import Listener
@@ -79,7 +77,7 @@ class _Open:
     """Seconds of training when it opened."""
     recompiles: Recompiles = field(default_factory=Recompiles)
     compiled: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[tuple[int, OrderState, ShuffledOrder]] = field(default_factory=list)
+    steps: list[tuple[int, int, Sequence[Ids]]] = field(default_factory=list)
     seconds: float | None = None
     """A step, once nobody listens any more."""
 
@@ -170,11 +168,11 @@ class WindowRecorder:
             took = True
         return took
 
-    def after_step(self, step: int, at: OrderState, order: ShuffledOrder) -> bool:
-        """At the bound after ``step``, which was made of ``at``; True where it took time."""
+    def after_step(self, step: int, epoch: int, microbatches: Sequence[Ids]) -> bool:
+        """At the bound after ``step``, which was made of these micro-batches; True where it took time."""
         if self._open is None:
             return False
-        self._open.steps.append((step, at, order))
+        self._open.steps.append((step, epoch, microbatches))
         for reason in self._open.recompiles.new():
             self._open.compiled.append({"step": step, "reason": reason})
             mark("recompiled", step=step)
@@ -236,10 +234,12 @@ class WindowRecorder:
         if timed_from is not None:
             num_steps, trained = timed_from
             before = (self._trained() - trained) / (step - 1 - num_steps)
-        graphs = "none" if not self._engine.replays else "replayed" if self._keeps_graphs else "launched"
+        engine = self._engine
+        replays = isinstance(engine, Capturing) and engine.replays
+        graphs = "none" if not replays else "replayed" if self._keeps_graphs else "launched"
         launching = contextlib.ExitStack()
-        if not self._keeps_graphs:
-            launching.enter_context(self._engine.launching())
+        if isinstance(engine, Capturing) and not self._keeps_graphs:
+            launching.enter_context(engine.eager())
         self._listener.prepare()
         return _Prepared(launching=launching, seconds_before=before, graphs=graphs)
 
@@ -289,7 +289,6 @@ class WindowRecorder:
     def _meta(self, opened: _Open) -> dict[str, Any]:
         """What the trace does not say."""
         rank, size = self._world.rank, self._world.size
-        mine = ((step, at.epoch, order.plan(at, rank, size).microbatches) for step, at, order in opened.steps)
         return {
             "format": FORMAT,
             "paceline": __version__,
@@ -303,7 +302,7 @@ class WindowRecorder:
             "graphs": opened.prepared.graphs,
             "step_seconds": opened.seconds,
             "step_seconds_before": opened.prepared.seconds_before,
-            "steps": [asdict(self._measure(*one)) for one in mine],
+            "steps": [asdict(self._measure(*one)) for one in opened.steps],
             "recompiles": opened.compiled,
             **self._about(),
         }

@@ -13,14 +13,13 @@ import numpy as np
 from paceline.cards import peak_rates
 from paceline.data.dataset import Dataset
 from paceline.device import card_name
-from paceline.engine.engine import Engine
 from paceline.engine.worth import flops_counter, peak_flops
 from paceline.errors import RecipeError
 from paceline.recipe import Recipe
 from paceline.recipe.recipe import flatten
 from paceline.recipe.windows import step_windows
 from paceline.records import Notice
-from paceline.seams import Build, Ids, World
+from paceline.seams import Build, Engine, Ids, World
 from paceline.stopwatch import Stopwatch
 from paceline.techniques.compile import fused
 from paceline.tracing.listeners import KinetoListener, Listener, NsysListener
@@ -116,6 +115,6 @@ def _about(recipe: Recipe, build: Build, engine: Engine) -> Mapping[str, Any]:
         "peak_bytes_per_second": rates.memory_bytes_per_second if rates else None,
         # no table says what links the cards of a machine
         "link_bytes_per_second": None,
-        "path": {**build.path, **fused(build.model), **engine.path},
+        "path": {**build.path, **fused(build.model), **engine.execution},
         "settings": dict(flatten(recipe.resolved())),
     }

@@ -43,4 +43,4 @@ def test_an_ordinary_model_is_adopted() -> None:
     engine.accumulate([torch.ones(1, 2)], 1)
     assert engine.update().finite
     torch.testing.assert_close(model.weight.detach(), before - 0.1)
-    assert "eager: the loop is not paceline's" in engine.path.values()
+    assert "eager: the loop is not paceline's" in engine.execution.values()

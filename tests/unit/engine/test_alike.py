@@ -9,10 +9,15 @@ import torch
 from paceline.data.dataset import Tokens
 from paceline.data.layout import PackedLayout, PaddedLayout
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.engine.alike import widths
-from paceline.seams import Layout
+from paceline.seams import Layout, StepInput
+from paceline.strategies.fsdp.widths import with_widths
 
 CPU = torch.device("cpu")
+
+
+def widths(order: ShuffledOrder, layout: Layout, at: OrderState, ranks: int) -> StepInput:
+    given = StepInput(0, order.plan(at, 0, ranks).microbatches, 1)
+    return with_widths(given, order.of_all_ranks(at, ranks), layout)
 
 
 def texts(count: int) -> Tokens:
@@ -40,8 +45,8 @@ def test_all_ranks_get_micro_batches_of_one_shape(kind: str, ranks: int, micro: 
     at = OrderState(seed=0, epoch=0, step=0, batch_size=8 * ranks)
     for _ in range(order.steps_per_epoch(8 * ranks)):
         found = widths(order, layout, at, ranks)
-        assert found.alike
-        for index, slots in enumerate(found.slots):
+        assert found.same_shapes
+        for index, slots in enumerate(found.widths):
             ids = [order.plan(at, rank, ranks).microbatches[index] for rank in range(ranks)]
             assert slots == max(layout.size(one).slots for one in ids), "wider than any rank needs"
             shapes = {layout.collate(one, slots=slots).inputs["input_ids"].shape for one in ids}
@@ -54,7 +59,7 @@ def test_ranks_with_unequal_counts_are_not_alike() -> None:
     order = ShuffledOrder(np.arange(30), micro_batch_size=8, lengths=tokens.lengths)
     at = OrderState(seed=0, epoch=0, step=1, batch_size=15)
     found = widths(order, layout_of("packed", tokens), at, 2)
-    assert (list(found.slots), found.alike) == ([None], False), "8 texts and 7"
+    assert (found.widths, found.same_shapes) == ((), False), "8 texts and 7"
 
 
 def test_what_cannot_be_widened_is_alike_only_by_chance() -> None:
@@ -68,9 +73,9 @@ def test_what_cannot_be_widened_is_alike_only_by_chance() -> None:
     for _ in range(16):
         found = widths(order, layout, at, 2)
         sizes = {layout.size(order.plan(at, rank, 2).microbatches[0]).slots for rank in range(2)}
-        assert found.alike == (len(sizes) == 1)
-        assert list(found.slots) == [None]
-        seen.append(found.alike)
+        assert found.same_shapes == (len(sizes) == 1)
+        assert found.width(0) is None
+        seen.append(found.same_shapes)
         at = order.after(at)
     assert any(seen)
     assert not all(seen)

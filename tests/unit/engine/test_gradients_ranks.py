@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.buckets import Reduction
 from paceline.engine.flat import ALIGNMENT, FlatLayout
 from paceline.engine.gradients import FlatGradients
 from paceline.engine.statistics import kept_from_filler, running_statistics, settle_
-from paceline.seams import Alone, World
+from paceline.seams import World
+from paceline.strategies.ddp.buckets import BucketSums, Reduction
 
 
 @final
@@ -70,7 +71,11 @@ def grouped(model: nn.Module) -> FlatLayout:
 
 def summed(model: nn.Module, world: World, layout: FlatLayout | None = None, **more: Any) -> FlatGradients:
     layout = layout or grouped(model)
-    return FlatGradients(layout.parameters, layout, Reduction(world, tuple(model.parameters()), **more))
+    return FlatGradients(
+        layout.parameters,
+        layout,
+        partial(BucketSums, reduction=Reduction(world, tuple(model.parameters()), **more)),
+    )
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 1 << 11, 1 << 30])
@@ -208,7 +213,7 @@ class Event:
 def test_a_recorded_backward_pass_sums_nothing_and_its_replays_do(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[Any] = []
     recorded = [True]
-    module = "paceline.engine.buckets"
+    module = "paceline.strategies.ddp.buckets"
     monkeypatch.setattr(f"{module}._stream", lambda device: Stream(log))
     monkeypatch.setattr(f"{module}._on", lambda stream, device: contextlib.nullcontext())
     monkeypatch.setattr(f"{module}._is_recorded", lambda device: recorded[0])
@@ -251,7 +256,7 @@ def test_no_hook_stays_behind_not_even_after_an_error() -> None:
 
 def test_alone_there_are_no_buckets_and_no_hooks() -> None:
     model = stack()
-    gradients = FlatGradients(list(model.parameters()), reduction=Reduction(Alone()))
+    gradients = FlatGradients(list(model.parameters()))
     hooks = []
     loss = _Sees.apply(model(torch.randn(5, 16)), lambda: hooks.extend(p._backward_hooks for p in model.parameters()))
     gradients.add(loss.sum(), first=True, last=True)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from paceline.engine.optimizer import ParameterGroup
-from paceline.engine.sharded import ShardedGradients, build_sharded_updates, shards_of
 from paceline.recipe.parts import OptimizerPart, SchedulePart
 from paceline.seams import World
-from paceline.techniques.fsdp import apply_fsdp, mesh_of, whole
+from paceline.strategies.fsdp.gradients import ShardedGradients, build_sharded_updates, shards_of
+from paceline.strategies.fsdp.shard import apply_fsdp, mesh_of, whole
 from paceline.testing.distributed import run_distributed
 
 CPU = torch.device("cpu")

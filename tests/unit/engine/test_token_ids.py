@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from paceline.data.dataset import Dataset, Origins, Tokens
-from paceline.engine.assemble import over
 from paceline.engine.token_ids import check_token_ids
 from paceline.errors import ModelError
 from paceline.facts import this_machine
 from paceline.preparation import build_for, prepare_run
+from paceline.prepare.assemble import over
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.stopwatch import Stopwatch, process_start

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
-from paceline.engine.assemble import _compiles
 from paceline.engine.worth import compile_pays, flops_counter, flops_per_image, flops_per_text, peak_flops
+from paceline.prepare.assemble import _compiles
 from paceline.recipe import Recipe
 from paceline.testing.tiny import tiny_resnet_config
 from tests.parity.reference import tiny_model

@@ -297,11 +297,11 @@ def test_each_half_is_smaller_than_the_largest_before(micro: str, samples: int, 
     assert found == sizes
 
 
-@pytest.mark.parametrize(("settings", "sharded"), [(("model.train=features",), False), ((), True)])
-def test_splitting_is_refused_where_it_has_no_effect(settings: Sequence[str], sharded: bool) -> None:
+@pytest.mark.parametrize(("settings", "why"), [(("model.train=features",), ""), ((), "ranks share weights")])
+def test_splitting_is_refused_where_it_has_no_effect(settings: Sequence[str], why: str) -> None:
     with pytest.raises(RecipeError, match="has no effect"):
-        check_split(recipe("loop.on_oom=split", *settings), is_sharded=sharded)
-    check_split(recipe(*settings), is_sharded=sharded)
+        check_split(recipe("loop.on_oom=split", *settings), why)
+    check_split(recipe(*settings), why)
 
 
 class Marks:

@@ -31,7 +31,7 @@ class Engine:
         self.diary, self.replays = diary, replays
 
     @contextlib.contextmanager
-    def launching(self) -> Iterator[None]:
+    def eager(self) -> Iterator[None]:
         self.diary.append("launching")
         try:
             yield
@@ -99,7 +99,8 @@ class Run:
             epoch, at = divmod(step - 1, PER_EPOCH)
             self.recorder.before_step(step)
             self.diary.append(str(step))
-            self.recorder.after_step(step, OrderState(seed=0, epoch=epoch, step=at, batch_size=4), self.order)
+            at_bound = OrderState(seed=0, epoch=epoch, step=at, batch_size=4)
+            self.recorder.after_step(step, epoch, self.order.plan(at_bound).microbatches)
         self.at = last
         return self.diary
 

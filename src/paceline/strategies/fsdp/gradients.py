@@ -24,7 +24,7 @@ from paceline.engine.updates import DeviceGated, HostGated, Names, Updates
 from paceline.errors import UserError
 from paceline.recipe.parts import OptimizerPart
 from paceline.seams import World
-from paceline.techniques.fsdp import forget_gradients, join_streams
+from paceline.strategies.fsdp.shard import forget_gradients, join_streams
 
 Shards = Mapping[nn.Parameter, nn.Parameter]
 """A model's trained parameters, which are DTensors, each with this rank's shard of it: same memory, no DTensor."""

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from paceline.data.dataset import Dataset
-from paceline.engine.assemble import Assembled
 from paceline.errors import NonFiniteError
+from paceline.prepare.assemble import Assembled
 from paceline.seams import Ids
-from paceline.techniques.fsdp import is_sharded
 
 
 def not_finite(
@@ -28,7 +27,7 @@ def not_finite(
     tried = [int(i) for i in samples]
     others = [int(i) for i in np.setdiff1d(dataset.splits["train"], samples)[:8]]
     # ranks see this at different steps, so that no pass may be run which needs all of them
-    sharded = is_sharded(assembled.build.model)
+    sharded = assembled.build.meets_in_forward
     bad = [] if sharded else [i for i in tried if not _is_fine(assembled, i)]
     # a model that is beyond repair fails on every sample
     rows_to_blame = bool(bad) and (not others or any(_is_fine(assembled, i) for i in others))
@@ -36,7 +35,7 @@ def not_finite(
     places = _places(dataset, named)
     what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
     known = (
-        "single samples cannot be tried on sharded weights"
+        "single samples cannot be tried where ranks meet in every pass"
         if sharded
         else "it is not single samples, so training has diverged"
     )

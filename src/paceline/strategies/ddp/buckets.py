@@ -22,15 +22,13 @@ from torch import Tensor, nn
 
 from paceline.device import is_card, named_stream
 from paceline.engine.flat import Flat
+from paceline.engine.gradients import Put, RankSums
 from paceline.seams import Alone, World
 from paceline.spans import span
 
 BUCKET_BYTES = 25 * 2**20
 """Large enough for three quarters of a link's rate on an H200, small enough that most sums end before the backward pass
 does; ``recipe.choose`` has larger ones over fast links."""
-
-Put = Callable[[Sequence[Tensor], Sequence[Tensor | None]], None]
-"""Writes or adds gradients to the views that stand for them; None: there is none."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Bucket:
 
 
 @final
-class BucketSums:
+class BucketSums(RankSums):
     """The sums of a step's gradients over ranks.
 
     Args:
@@ -93,6 +91,11 @@ class BucketSums:
         self._device = flat.buffers[0].device
         self._side = _stream(self._device)
         self._started: list[Callable[[], None]] = []
+        self._under_way = False
+
+    @property
+    def under_way(self) -> bool:
+        return self._under_way
 
     def backward(self, loss: Tensor, put: Put) -> None:
         """Differentiate, and begin each bucket's sum as soon as its gradients and the sums before it allow.
@@ -103,6 +106,7 @@ class BucketSums:
         found: list[Tensor | None] = [None] * len(self._parameters)
         missing = [len(bucket.members) for bucket in self.buckets]
         self._started.clear()
+        self._under_way = not recording
         done = 0
 
         def complete(gradients: Sequence[Tensor | None], *, all_are_there: bool = False) -> None:
@@ -129,6 +133,7 @@ class BucketSums:
 
     def finish(self) -> None:
         """Have the device wait for the sums; begin them first where the backward pass was a replay."""
+        self._under_way = True
         for bucket in self.buckets[len(self._started) :]:
             with _on(self._side, self._device):
                 self._side.wait_event(bucket.complete)
@@ -137,6 +142,7 @@ class BucketSums:
             for wait in self._started:
                 wait()
         self._started.clear()
+        self._under_way = False
 
 
 def cut(parameters: Sequence[nn.Parameter], flat: Flat, reduction: Reduction) -> tuple[Bucket, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -16,21 +15,15 @@ from torch import Tensor, nn
 
 from paceline.data.dataset import Dataset, Tokens
 from paceline.device import PLANNED, card_name, is_card
-from paceline.engine.buckets import BUCKET_BYTES, Reduction
 from paceline.engine.compared import compared_samples, width_notice
-from paceline.engine.engine import Engine
 from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
 from paceline.engine.optimizer import ParameterGroup, parameter_groups
-from paceline.engine.scaling import Dynamic, Unscaled
 from paceline.engine.schedule import lr_factor, rate_table
-from paceline.engine.sharded import build_sharded_updates
 from paceline.engine.statistics import kept_from_filler, running_statistics
-from paceline.engine.step import Objective, Step
+from paceline.engine.step import Objective
 from paceline.engine.takes_inputs import takes_inputs
 from paceline.engine.token_ids import check_token_ids
-from paceline.engine.torch_engine import SEVERAL, TorchEngine
 from paceline.engine.unreached import unreached_notice, unreached_weights
-from paceline.engine.updates import build_updates
 from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
 from paceline.errors import ModelError, RecipeError
 from paceline.files import compiled_folder
@@ -38,22 +31,22 @@ from paceline.kernels.launch import are_noted
 from paceline.models.masks import unread_masks
 from paceline.recipe import Recipe
 from paceline.records import Decision
-from paceline.seams import Alone, Batch, Build, Forward, Layout, Task, World
+from paceline.seams import Alone, Batch, Build, Engine, Forward, Layout, LayoutKind, Mesh, Task, World
+from paceline.strategies import strategy_for
+from paceline.strategies.strategy import Strategy, Training
 from paceline.techniques import (
     channels_last,
     compile,
     cudnn_benchmark,
-    dp,
     early_pooling,
     embedding_gradient,
-    fsdp,
     fully_connected,
     fused_qkv,
     packing,
     precision,
     recompute,
 )
-from paceline.techniques.capture import Captured, Eager, Phase, alone
+from paceline.techniques.capture import Phase
 
 _OTHER_MODEL = "choose another model, or wrap it in a factory whose forward returns logits"
 
@@ -64,11 +57,10 @@ class Assembled:
 
     build: Build
     engine: Engine
+    strategy: Strategy
     groups: Sequence[ParameterGroup]
     rates: NDArray[np.float64]
     """[steps, groups]: learning rate of each applied update."""
-    records_together: bool = False
-    """Whether ranks record passes in which they meet, so that micro-batches are to have the same shapes on all."""
 
 
 def assemble_build(
@@ -80,7 +72,7 @@ def assemble_build(
     *,
     blocks: Sequence[nn.Module],
     normalisation: Normalisation,
-    world: World = Alone(),  # noqa: B008 - it has no state
+    mesh: Mesh = Mesh(),  # noqa: B008 - it has no state
 ) -> Build:
     """Model, data and techniques, without an optimizer; enough to evaluate and to predict.
 
@@ -104,6 +96,7 @@ def assemble_build(
         model=model,
         forward=forward_for(model, device),
         layout=layout,
+        layout_kind=LayoutKind.IMAGES if dataset.is_images else LayoutKind.PADDED,
         task=task,
         device=device,
         blocks=tuple(blocks),
@@ -122,7 +115,7 @@ def assemble_build(
         build = packing.apply(build, packed, ids, required=switches.packing is True, dtype=number_format)
         if build.layout is layout:  # it cannot be packed
             build = replace(build, layout=padded_layout(recipe, model, dataset, device))
-    if texts is not None and build.path["layout"] == "padded":
+    if texts is not None and build.layout_kind is LayoutKind.PADDED:
         build = replace(build, notices=(*build.notices, *_of_width(recipe, build, dataset, texts)))
     build = early_pooling.apply(build, switches.early_pooling, ids)
     # memory order before anything holds views of the weights
@@ -144,13 +137,8 @@ def assemble_build(
         build = recompute.apply(build)
     # both take hold of a block's graph: our kernels are put in before it is compiled, or run as it is
     build = compile.apply(build, switches.compile if compiles else False, fusion=switches.fusion is True)
-    # last: shards are gathered around whatever a block's forward pass has become by now
-    if recipe.parallel.strategy == "fsdp":
-        build = fsdp.apply(build, recipe.parallel, world)
-    if recipe.parallel.strategy == "dp":
-        cards = torch.get_device_module(device).device_count()
-        build = dp.apply(build, [torch.device(device.type, index) for index in range(cards)])
-    return build
+    # last: what is shared is whatever a block's forward pass has become by now
+    return strategy_for(recipe, mesh).prepare(build)
 
 
 def _of_width(recipe: Recipe, build: Build, dataset: Dataset, texts: Tokens) -> tuple[str, ...]:
@@ -166,87 +154,30 @@ def assemble(
     total_steps: int,
     *,
     capturing: Phase = contextlib.nullcontext,
-    world: World = Alone(),  # noqa: B008 - it has no state
-    reduce_dtype: torch.dtype | None = None,
+    mesh: Mesh = Mesh(),  # noqa: B008 - it has no state
     bucket_mib: int | None = None,
 ) -> Assembled:
     """The build with its optimizer and learning rates, in an engine.
 
     Args:
-        capturing: counts the seconds of recording graphs.
-        world: the ranks that share each batch; all of them get rank 0's weights and buffers.
-        reduce_dtype: number format that gradients are summed over ranks in; None: their own.
-        bucket_mib: of them summed in one go, where the recipe does not say; None: as much as suits any link.
+        capturing: counts the seconds of capturing graphs.
+        mesh: the ranks that share each batch; all of them get rank 0's weights and buffers.
+        bucket_mib: of gradients summed in one go, where the recipe does not say; None: as much as suits any link.
     """
-    # ranks may have started from different seeds
-    is_sharded = fsdp.is_sharded(build.model)
-    if not is_sharded:  # those have been there
-        world.broadcast_([*build.model.parameters(), *build.model.buffers()])
     part = recipe.optimizer
     groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule, build.undecayed)
     scaling = lr_factor(part, recipe.loop.batch_size)
     rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
-    trained = {parameter for group in groups for parameter in group.parameters}
-    others = [t for t in (*build.model.parameters(), *build.model.buffers()) if t not in trained]
-    size = recipe.parallel.bucket_mib or bucket_mib
-    reduction = Reduction(
-        world,
-        tuple(build.model.parameters()),
-        cuts=_first_of_blocks(build),
-        bucket_bytes=BUCKET_BYTES if size is None else size * 2**20,
-        dtype=reduce_dtype,
+    training = Training(
+        recipe=recipe,
+        objective=objective_for(build, mesh.data),
+        groups=groups,
+        rates=rates,
+        capturing=capturing,
+        bucket_mib=bucket_mib,
     )
-    if is_sharded:
-        updates, gradients = build_sharded_updates(build.model, groups, part, rates, build.device, world)
-    else:
-        updates, gradients = build_updates(groups, part, rates, build.device, others, reduction)
-    reason = None if recipe.techniques.capture is True else _not_captured(build)
-    if is_sharded and (recipe.loop.micro_batch_size or recipe.loop.batch_size) * world.size < recipe.loop.batch_size:
-        reason = SEVERAL
-    # ranks meet inside what is recorded: they keep a graph together, or none does
-    agree = world.any if is_sharded else alone
-    engine = TorchEngine(
-        build.model,
-        Step(
-            objective_for(build, world),
-            gradients,
-            Dynamic(build.device) if build.loss_scaling else Unscaled(),
-            updates,
-            part.clip_norm,
-        ),
-        lambda batch: build.forward(build.model, batch),
-        Eager(reason)
-        if reason
-        else Captured(build.device, partial(_recording, capturing), agree=agree, idle=world.size > 1),
-        seed=recipe.seed,
-        degrade=partial(_degraded, build, recipe),
-        world=world,
-    )
-    return Assembled(
-        build,
-        engine,
-        groups,
-        rates,
-        records_together=is_sharded and reason is None,
-    )
-
-
-def _first_of_blocks(build: Build) -> list[nn.Parameter]:
-    """The first parameter of the first block, where there are blocks.
-
-    The sums of all blocks can then begin while the embeddings before them, which are most of a small model's weights,
-    are still differentiated: by kernels that leave a card's multiprocessors to the sum, as matrix products do not.
-    """
-    return [parameter for block in build.blocks[:1] for parameter in (*block.parameters(),)[:1]]
-
-
-def warms_up(recipe: Recipe, device: torch.device) -> bool:
-    """Whether a run makes its largest micro-batch once before its first step.
-
-    On a card, where those that follow find room in the memory that it leaves, and what does not fit is known at once;
-    elsewhere where there is something to compile, or micro-batches may be split.
-    """
-    return is_card(device) or recipe.techniques.compile is True or recipe.loop.on_oom == "split"
+    strategy = strategy_for(recipe, mesh)
+    return Assembled(build, strategy.engine(build, training), strategy, groups, rates)
 
 
 def over(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
@@ -306,13 +237,6 @@ def forward_for(model: nn.Module, device: torch.device) -> Forward:
     return forward
 
 
-@contextlib.contextmanager
-def _recording(capturing: Phase) -> Iterator[None]:
-    """Around each recording of a graph."""
-    with capturing(), unread_masks():
-        yield
-
-
 def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tuple[Decision, ...]]:
     """Whether training passes are compiled, and the decision where it was open."""
     wish, trained = recipe.techniques.compile, dataset.splits.get("train")
@@ -339,25 +263,3 @@ def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tup
         and any(isinstance(m, nn.LayerNorm) and m.bias is not None for block in build.blocks for m in block.modules()),
     )
     return pays, (Decision(setting=compile.SETTING, value=str(pays).lower(), reason=reason),)
-
-
-def _not_captured(build: Build) -> str:
-    return "there are no CUDA graphs on a CPU" if build.device.type == "cpu" else "techniques.capture is off"
-
-
-def _degraded(build: Build, recipe: Recipe, error: Exception) -> Mapping[str, str]:
-    """What becomes of the path when the first pass fails: without what failed, where that was ours to choose.
-
-    Raises:
-        RecipeError: it was asked for.
-        Exception: ``error`` itself, when nothing here is to blame.
-    """
-    traces = recipe.techniques.compile is not False or recipe.techniques.fusion is True
-    if not traces or compile.reason_of(error) is None:
-        raise error
-    # the recipe says true by now also where it was left to us
-    if fsdp.is_sharded(build.model):
-        fsdp.abandon(build.model)
-    chosen = any(decision.setting == compile.SETTING for decision in build.decisions)
-    path = compile.fall_back(build, "auto" if chosen else True, error).path
-    return {name: path[name] for name in ("compile", "fusion") if name in path}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +23,7 @@ from torch import Tensor, nn
 
 from paceline.device import PLANNED, is_card
 from paceline.errors import RecipeError
-from paceline.recipe.parts import ParallelPart
-from paceline.seams import Build, World
-from paceline.techniques.precision import summed_in
+from paceline.seams import World
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -107,28 +104,6 @@ def neighbours(blocks: Sequence[nn.Module]) -> Iterator[list[nn.Module]]:
         yield unit
 
 
-def apply(build: Build, part: ParallelPart, world: World) -> Build:
-    """Shard the build's model over the ranks of ``world``; the first rank's weights are everybody's.
-
-    Raises:
-        RecipeError: a weight that torch cannot shard, or shards that do not fit the number of ranks.
-    """
-    model, size = build.model, part.shard_size or world.size
-    if world.size % size:
-        raise RecipeError(
-            f"parallel.shard_size = {size}",
-            f"there are {world.size} ranks, which are no whole number of groups of {size}",
-            "a divisor of the number of ranks, or leave it out",
-        )
-    # shards of different models would go unnoticed
-    world.broadcast_([*model.parameters(), *model.buffers()])
-    mesh, reduce_dtype = mesh_of(build.device, world.size, size), summed_in(part, model)
-    apply_fsdp(model, build.blocks, mesh, reduce_dtype=reduce_dtype, offload=part.offload)
-    copies = f", {world.size // size} copies" if size < world.size else ""
-    where = ", kept in main memory" if part.offload else ""
-    return replace(build, path={**build.path, "parallel": f"fsdp: {size} shards{copies}{where}"})
-
-
 def mesh_of(device: torch.device, world_size: int, shard_size: int) -> DeviceMesh:
     """The ranks of the open process group: those of one copy are neighbours, so that they share a machine."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -165,11 +140,6 @@ def _refuse_uncuttable(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 def _held(block: nn.Module) -> Iterator[nn.Parameter]:
     return (parameter for _, parameter in block.named_parameters(remove_duplicate=False))
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether ``apply_fsdp`` has been here."""
-    return any(_is_cut(parameter) for parameter in model.parameters())
 
 
 def forget_gradients(model: nn.Module) -> None:

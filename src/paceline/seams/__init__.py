@@ -1,0 +1,32 @@
+"""The interfaces that rooms are built to. Torch, and of ours only the contract."""
+
+from paceline.seams.batch import Batch, Ids, Packed, Size
+from paceline.seams.build import Build, Forward, LayoutKind
+from paceline.seams.engine import Accumulated, Capturing, Engine, Retrying, StepInput, Tensors, Update, Weighed
+from paceline.seams.layout import Layout
+from paceline.seams.task import Meter, Task
+from paceline.seams.world import Alone, Mesh, World
+
+__all__ = [
+    "Accumulated",
+    "Alone",
+    "Batch",
+    "Build",
+    "Capturing",
+    "Engine",
+    "Forward",
+    "Ids",
+    "Layout",
+    "LayoutKind",
+    "Mesh",
+    "Meter",
+    "Packed",
+    "Retrying",
+    "Size",
+    "StepInput",
+    "Task",
+    "Tensors",
+    "Update",
+    "Weighed",
+    "World",
+]

@@ -1,0 +1,73 @@
+"""A micro-batch on the device, and how much work it is.
+
+Shapes: S samples of a micro-batch, L padded length, T positions of a packed row, P sequences in it, C classes or
+channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils import _pytree
+
+Ids = NDArray[np.int64]
+"""Sample ids: positions in the dataset."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Where the sequences of a packed row are. Only ``max_length`` is known on the host; the rest is data."""
+
+    cu_seqlens: Tensor
+    """int32 [P + 1]: sequence p is positions ``cu_seqlens[p]:cu_seqlens[p + 1]``. They cover the whole row, filler
+    included; sequences of length 0 stand at the end."""
+    sequence: Tensor
+    """int64 [S]: which sequence each sample is."""
+    max_length: int
+    """No sequence is longer."""
+
+    @property
+    def first(self) -> Tensor:
+        """int64 [S]: position of each sample's first token."""
+        return self.cu_seqlens.index_select(0, self.sequence).long()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch on the device, and a pytree; the engine passes it on without looking inside."""
+
+    inputs: Mapping[str, Tensor]
+    """Keyword arguments of the model: input_ids [S, L], attention_mask [S, L], ...; packed, input_ids [1, T],
+    position_ids [1, T], ...; or pixel_values [S, C, H, W]."""
+    labels: Tensor
+    """[S] int64 classes, [S] fp32 targets, or [S, C] fp32 of 0 and 1."""
+    weights: Tensor
+    """[S] fp32; 0 marks filler. A batch of nothing but filler is legal and contributes nothing."""
+    packed: Packed | None = None
+    """Set when the samples stand one after the other in one row."""
+
+
+_pytree.register_pytree_node(
+    Packed,
+    lambda packed: ([packed.cu_seqlens, packed.sequence], packed.max_length),
+    lambda leaves, longest: Packed(*leaves, max_length=longest),  # type: ignore[misc]
+)
+_pytree.register_pytree_node(
+    Batch,
+    # None would be a leaf of its own
+    lambda b: ([dict(b.inputs), b.labels, b.weights, *([b.packed] if b.packed else [])], None),
+    lambda children, _: Batch(*children),
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much work a micro-batch is: real tokens, and positions computed with padding."""
+
+    samples: int
+    tokens: int
+    slots: int

@@ -1,0 +1,159 @@
+"""What a loop needs of an engine, and what an engine may offer beside it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from paceline.seams.batch import Batch, Ids
+
+Tensors = dict[str, dict[str, Tensor]]
+"""Checkpoint files' stems -> named tensors."""
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """What one rank does of a step."""
+
+    step: int
+    """The run's updates before this one; seeds dropout and augmentation."""
+    microbatches: tuple[Ids, ...]
+    """Samples of each forward pass, equally many passes on all ranks; one without samples is run on filler."""
+    denominator: float
+    """Label count of the global batch."""
+    widths: tuple[int | None, ...] = ()
+    """Positions that each micro-batch is filled up to; None, or no entry: as wide as it is by itself."""
+    same_shapes: bool = True
+    """Whether the micro-batches of all ranks have the same shapes: where ranks meet within a pass, it can be captured
+    only then. The same on all ranks."""
+
+    def width(self, index: int) -> int | None:
+        """What micro-batch number ``index`` is filled up to."""
+        return self.widths[index] if self.widths else None
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """What the forward passes of a step gave, still on the device."""
+
+    loss: Tensor
+    """Scalar: this rank's share of the mean loss over the global batch."""
+    extras: tuple[Any, ...]
+    """What the objective handed back beside the loss, one a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What became of a step, still on the device."""
+
+    norm: Tensor
+    """Scalar: global gradient norm before clipping."""
+    finite: Tensor
+    """Bool scalar: whether the update was made."""
+
+
+class Engine(ABC):
+    """Owns model, gradients and optimizer. Whoever splits work over ranks or devices hides it behind these verbs."""
+
+    @abstractmethod
+    def accumulate(self, given: StepInput) -> Accumulated:
+        """Forward and backward of every micro-batch of a step; gradients add up.
+
+        Raises:
+            UserError: called twice before an update, where ranks have summed the gradients already.
+        """
+
+    @abstractmethod
+    def update(self) -> Update:
+        """Clip, change the weights, forget the gradients.
+
+        Raises:
+            UserError: nothing was accumulated since the last update, or someone took a gradient away.
+        """
+
+    @abstractmethod
+    def infer(self, batch: Batch) -> Tensor:
+        """Logits of a batch in evaluation mode, without gradients."""
+
+    @abstractmethod
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Everything that the rest of the run depends on: whole tensors, on the first rank alone where they are split
+        over ranks, and plain data for JSON. A collective."""
+
+    @abstractmethod
+    def load(self, tensors: Tensors, state: Mapping[str, Any] | None = None) -> None:
+        """Take up a saved state by copying in place.
+
+        Args:
+            tensors: whole, on every rank.
+            state: None: only weights and buffers (``tensors["model"]``), such as those of the best step.
+
+        Raises:
+            CheckpointError: names or shapes differ from this engine's.
+        """
+
+    @abstractmethod
+    def whole(self) -> dict[str, Tensor]:
+        """The model's weights and buffers by their plain names, on the first rank alone where they are split over
+        ranks. A collective."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what outlives a Python object: graphs, streams, process groups."""
+
+    def warm_up(self, given: StepInput) -> None:  # noqa: B027 - an engine may have nothing to warm up
+        """Forward and backward of a real micro-batch without any consequence: kernels are compiled and loaded."""
+
+    def settle(self) -> None:  # noqa: B027 - most models have nothing that ranks disagree about
+        """Give all ranks the mean of their running statistics; all call it, before evaluations and checkpoints."""
+
+    @property
+    def execution(self) -> Mapping[str, str]:
+        """How steps are carried out, with the reason where it is not the fastest way; adds to ``Build.path``."""
+        return {}
+
+
+@runtime_checkable
+class Capturing(Protocol):
+    """An engine that captures its steps as CUDA graphs."""
+
+    def eager(self) -> AbstractContextManager[None]:
+        """Inside, steps are run kernel by kernel also where they are captured, for who watches the host."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether steps are replayed by now."""
+
+
+@runtime_checkable
+class Retrying(Protocol):
+    """An engine whose step can be made again after it ran out of memory."""
+
+    def mark(self) -> Callable[[], None]:
+        """Remember what ``accumulate`` and ``warm_up`` change; what is returned goes back there, on all ranks.
+
+        The step's gradients are then forgotten, and memory that is only kept for later is given back: graphs, and what
+        torch caches.
+        """
+
+    def catch_up(self, error: BaseException) -> None:
+        """Take part in the sums that the other ranks wait in, after ``accumulate`` or ``warm_up`` failed on this one.
+
+        What they add up to is worth nothing: all ranks go back to their ``mark`` then.
+
+        Raises:
+            BaseException: ``error`` itself, where some of the step's sums had begun on this rank.
+        """
+
+
+@runtime_checkable
+class Weighed(Protocol):
+    """An engine that knows what it holds."""
+
+    def held(self) -> Mapping[str, int]:
+        """Bytes on the device that live from step to step, by kind: parameters, gradients, optimizer states."""
