@@ -35,13 +35,14 @@ from sums_by_copies import Copies, zeros
 
 from paceline.cluster import find_place
 from paceline.distributed.group import joined
-from paceline.engine import assemble as assembling
 from paceline.engine import flat
 from paceline.engine.numerics import numerics
 from paceline.facts import this_machine
+from paceline.prepare import assemble as assembling
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.seams import Alone, Mesh, World
+from paceline.strategies.ddp import strategy as ddp
 from paceline.strategies.ddp.buckets import BUCKET_BYTES, Reduction
 
 MIB = 2**20
