@@ -52,19 +52,8 @@ SAME, OTHER, FAILED, NO_RECORD = range(4)
 
 PARTS = ("weights", "optimizer", "metrics", "path")
 
-STEP = [
-    "step",
-    "epoch",
-    "loss",
-    "gradient_norm",
-    "learning_rates",
-    "samples",
-    "tokens",
-    "slots",
-    "correct",
-    "counted",
-    "skipped",
-]
+STEP = ["step", "epoch", "loss", "gradient_norm", "learning_rates", "samples", "tokens", "slots"]
+STEP += ["correct", "counted", "skipped"]
 EVALUATION = ["split", "step", "epoch", "loss", "metrics", "samples", "confusion", "train_metrics"]
 SUMMARY = ["status", "steps", "applied_steps", "epochs", "padding_share", "best_step", "final"]
 """What counts of metrics.jsonl and summary.json: all but times, memory, names and texts."""

@@ -135,12 +135,14 @@ ROWS: Mapping[str, Row] = {
     "no clipping": Row(settings={"optimizer.clip_norm": None, "optimizer.decay_all": True}),
     # how long it goes on
     "early stopping": Row(
+        data="images",
         settings={
+            **BATCH_NORM,
             "loop.epochs": 20,
             "loop.evaluate_every": 2,
             "loop.best_metric": "-loss",
             "loop.early_stopping": {"patience": 2, "min_delta": 0.01},
-        }
+        },
     ),
     "last batch dropped, in order": Row(
         settings={"loop.drop_last": True, "loop.shuffle": False, "loop.max_steps": 7, "loop.save_best": False}
@@ -169,7 +171,10 @@ ROWS: Mapping[str, Row] = {
     "fsdp, 2 ranks, clipped": Row(ranks=2, settings={**FSDP, **CLIPPED}),
     "fsdp, 2 ranks, sgd": Row(ranks=2, settings={**FSDP, "optimizer.type": "sgd"}),
     "fsdp, 2 ranks, bf16": Row(ranks=2, settings={**FSDP, "techniques.precision": "bf16"}),
-    "fsdp, 2 ranks, stopped and resumed": Row(ranks=2, settings={**FSDP, **STOPPABLE}, stop_at_call=14),
+    "fsdp, 2 ranks, own loss": Row(ranks=2, settings={**FSDP, **STOPPABLE}),
+    "fsdp, 2 ranks, stopped and resumed": Row(
+        ranks=2, settings={**FSDP, **STOPPABLE}, stop_at_call=14, same_as="fsdp, 2 ranks, own loss"
+    ),
     "fsdp, 4 ranks": Row(ranks=4, settings=FSDP),
     "fsdp, 4 ranks, shards of 2": Row(ranks=4, settings={**FSDP, "parallel.shard_size": 2}),
     # in a loop that is somebody else's
