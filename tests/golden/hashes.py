@@ -161,7 +161,7 @@ def digest_of_tensors(*files: Path) -> str:
 
     total = hashlib.sha256()
     for file in files:
-        for name, tensor in sorted(deserialize(file.read_bytes())):
+        for name, tensor in sorted(deserialize(file.read_bytes())):  # type: ignore[no-untyped-call]
             total.update(f"{name} {tensor['dtype']} {tensor['shape']}\n".encode())
             total.update(tensor["data"])
     return total.hexdigest()
@@ -177,7 +177,9 @@ def unlike_each_other(found: Mapping[str, Found]) -> list[str]:
     lines = []
     for name in found:
         other = ROWS[name].same_as
-        if other in found and (parts := [part for part in PARTS[:3] if found[name][part] != found[other][part]]):
+        if other is None or other not in found:
+            continue
+        if parts := [part for part in PARTS[:3] if found[name][part] != found[other][part]]:
             lines.append(f"{name}: {' and '.join(parts)} not as those of {other}")
     return lines
 

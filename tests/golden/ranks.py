@@ -67,7 +67,7 @@ def on_ranks(size: int, function: Callable[..., None], *arguments: Any) -> None:
     for process in processes:
         process.start()
     try:
-        left = {process.sentinel: rank for rank, process in enumerate(processes)}
+        left: dict[Any, int] = {process.sentinel: rank for rank, process in enumerate(processes)}
         deadline = time.monotonic() + DEADLINE_SECONDS
         while left:
             ended = multiprocessing.connection.wait(list(left), deadline - time.monotonic())

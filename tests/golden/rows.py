@@ -153,7 +153,6 @@ ROWS: Mapping[str, Row] = {
     "ddp, 2 ranks, launched": Row(ranks=2, launched=True, same_as="ddp, 2 ranks"),
     "ddp, 2 ranks, padded micro-batches": Row(ranks=2, settings={**PADDED, **MICRO}),
     "ddp, 2 ranks, sums in bf16": Row(ranks=2, settings={"parallel.reduce_dtype": "bf16"}),
-    "ddp, 2 ranks, sums of words": Row(ranks=2, settings={"parallel.sum_words": True}),
     "ddp, 2 ranks, clipped": Row(ranks=2, settings=CLIPPED),
     "ddp, 2 ranks, sgd": Row(ranks=2, settings={"optimizer.type": "sgd"}),
     "ddp, 2 ranks, recompute": Row(ranks=2, settings={"techniques.recompute": True}, same_as="ddp, 2 ranks"),
