@@ -20,7 +20,7 @@ import yaml
 from tests.golden.losses import STOP_AT_CALL
 from tests.golden.rows import Row, recipe
 
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 300.0
 """For all ranks of one run to end."""
 
 PRELOADED = ("torch._dynamo", "transformers.models.bert.modeling_bert", "torchmetrics.classification", "paceline.run")
