@@ -338,7 +338,7 @@ def _for_inference(table: Table, labels: Labels, part: DataPart, given: Given) -
     inputs = _inputs(table, given.tokenizer, given.max_length or part.max_length)
     if isinstance(inputs, Images) and given.image_shape is not None:
         inputs = Images(_of_shape(inputs.pixels, given.image_shape, part))
-    return _dataset(inputs, labels, given.kind, {"all": everything}, table.origins, table.notices)
+    return _dataset(inputs, labels, given.kind, {"all": everything}, table.origins, table.notices + labels.notices)
 
 
 def _of_shape(pixels: NDArray[np.uint8], shape: tuple[int, int, int], part: DataPart) -> NDArray[np.uint8]:
