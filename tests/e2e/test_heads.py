@@ -1,4 +1,4 @@
-"""Checkpoints that know their classes: their heads are kept, matched and told of, from the command line to the summary."""
+"""Checkpoints that know their classes: heads are kept, matched and told of, from the command line to the summary."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-import paceline as library
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
-from tests.e2e.commands import Paceline, in_process, write_csv
+from tests.e2e.commands import Paceline, in_process, read_csv, write_csv
 
 WORDS = {"entailment": "wonderful", "neutral": "evening", "contradiction": "dull"}
 MEANT = ("entailment", "neutral", "contradiction")
@@ -25,7 +24,7 @@ def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def write_confident(folder: Path, head: Sequence[str], order: Sequence[str] = MEANT) -> Path:
-    """A checkpoint that is right and sure about every text of ``rows``; its rows mean ``order`` and are called ``head``.
+    """A checkpoint that is right and sure about every text; its rows mean ``order`` and are called ``head``.
 
     With 16 numbers a text and fewer texts, some final layer gives each text the logits that are wanted.
     """
@@ -109,7 +108,9 @@ def test_classes_that_do_not_occur_keep_their_rows(
     paceline: Paceline, tmp_path: Path, head: tuple[str, ...], names: dict[str, str]
 ) -> None:
     model = write_confident(tmp_path / "model", head)
-    write_csv(tmp_path / "data.csv", [row for row, (_, meant) in zip(rows(names), texts()) if meant != "neutral"])
+    write_csv(
+        tmp_path / "data.csv", [row for row, (_, meant) in zip(rows(names), texts(), strict=True) if meant != "neutral"]
+    )
     found, printed = train(paceline, model)
     assert found["final"]["test"]["accuracy"] == 1.0
     absent = names.get("neutral", "neutral")
@@ -152,12 +153,16 @@ def test_a_model_without_names_is_measured_on_numbers(paceline: Paceline, tmp_pa
         assert "accuracy  1.0000" in done.out
         told = f"by number: {names[0]} is LABEL_0, {names[1]} is LABEL_1, {names[2]} is LABEL_2"
         assert (told in done.err) == (not names[0].startswith("LABEL"))
-    write_csv(tmp_path / "data.csv", [row for row, (_, meant) in zip(rows(), texts()) if meant != "neutral"])
+    write_csv(
+        tmp_path / "data.csv", [row for row, (_, meant) in zip(rows(), texts(), strict=True) if meant != "neutral"]
+    )
     done = paceline("evaluate", "model", "--data", "data.csv")
     assert done.code == 2
     assert "label 'entailment' is unknown to the model" in done.err
     assert "write their numbers, 0 to 2" in done.err
-    some = [row for row, (_, meant) in zip(rows({"contradiction": "2"}), texts()) if meant == "contradiction"]
+    some = [
+        row for row, (_, meant) in zip(rows({"contradiction": "2"}), texts(), strict=True) if meant == "contradiction"
+    ]
     write_csv(tmp_path / "data.csv", some)
     assert "accuracy  1.0000" in paceline("evaluate", "model", "--data", "data.csv").out
 
@@ -167,3 +172,37 @@ def test_names_are_measured_without_regard_to_case(paceline: Paceline, tmp_path:
     write_csv(tmp_path / "data.csv", rows())
     done = paceline("evaluate", "model", "--data", "data.csv")
     assert "accuracy  1.0000" in done.out, done.err
+
+
+LISTED = ("toxic", "spam", "rude")
+"""In no order that sorting gives."""
+
+
+def test_a_list_of_label_columns_keeps_its_order_to_the_end(paceline: Paceline, tmp_path: Path) -> None:
+    words = {"toxic": "worst", "spam": "cinema", "rude": "jokes"}
+    chosen = [[name for bit, name in enumerate(LISTED) if at >> bit & 1] for at in range(8)]
+    made = [
+        {"text": " ".join(["a", *(words[name] for name in names), f"evening {at}"]),
+         **{name: int(name in names) for name in sorted(LISTED)}}
+        for at, names in enumerate(chosen * 3)
+    ]  # fmt: skip
+    write_csv(tmp_path / "data.csv", made)
+    (tmp_path / "recipe.yaml").write_text(
+        "data: {source: data.csv, label: [toxic, spam, rude], validation: data.csv, test: data.csv}\n"
+        f"model: {{config: {json.dumps(tiny_bert_config(initializer_range=0.1))}, vocabulary_size: 200}}\n"
+        "loop: {epochs: 50, batch_size: 8, evaluate_every: 150}\n"
+        "optimizer: {lr: 0.005}\n"
+        "task: {metrics: [exact_match]}\n"
+    )
+    done = paceline("train", "recipe.yaml", "--out", "run", "--set", "observe.console=plain")
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "run/summary.json").read_text())["final"]["test"]["exact_match"] == 1.0
+    for file in ("config.json", "paceline.json"):
+        saved = json.loads((tmp_path / "run/model" / file).read_text())
+        assert tuple(saved.get("label_names") or saved["id2label"].values()) == LISTED
+    assert paceline("predict", "run", "data.csv", "-o", "out.csv").code == 0
+    found = read_csv(tmp_path / "out.csv")
+    assert [name for name in found[0] if name.startswith("probability")] == [f"probability of {n}" for n in LISTED]
+    assert [row["prediction"].split("|") for row in found] == [names or [""] for names in chosen * 3]
+    for row in found:
+        assert all((float(row[f"probability of {name}"]) > 0.5) == (row[name] == "1") for name in LISTED)

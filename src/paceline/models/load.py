@@ -376,7 +376,6 @@ def _draw_again(model: Any, seed: int) -> None:
                 layer.weight.normal_(0.0, std)
                 if layer.bias is not None:
                     layer.bias.zero_()
-    return True
 
 
 def _of_classes(model: Any) -> list[str]:

@@ -204,3 +204,11 @@ def test_an_unknown_label_is_answered_by_what_the_model_calls_its_classes(
     with pytest.raises(DataError, match=f"label '{label}' is unknown to the model") as found:
         encode_known_labels([names[0], label], "classification", names, _origins(2))
     assert (found.value.line, fix in found.value.fix) == (3, True), found.value
+
+
+def test_a_listed_column_that_is_never_1_is_told_of() -> None:
+    encoded = encode_labels(
+        [("toxic",), ("spam",)], "multi_label", _splits(train=[0, 1]), _origins(2), order=("toxic", "rude", "spam")
+    )
+    assert encoded.names == ("toxic", "spam")
+    assert encoded.notices == ("label column 'rude' is 1 in no row of train and is left out",)
