@@ -17,7 +17,7 @@ from paceline.recipe import Recipe
 from paceline.recipe.parts import ModelPart
 from paceline.seams import Build
 from paceline.tasks import task_for
-from tests.made_tokenizers import ALL, PAIRS, TEXTS, bert, gpt2, roberta, word_level, xlnet
+from tests.made_tokenizers import ALL, PAIRS, TEXTS, WORDS, bert, funnel, gpt2, roberta, word_level, xlnet
 from tests.parity.driving import PLAIN
 
 LENGTH = 24
@@ -36,9 +36,17 @@ def tiny(kind: str, vocabulary: int, **settings: Any) -> Any:
         "big_bird": {"block_size": 1, "num_random_blocks": 1, "max_position_embeddings": 128, "use_cache": False},
         "fnet": {"max_position_embeddings": 128},
         "bert": {},
+        "funnel": {
+            "block_sizes": [2, 2],
+            "num_decoder_layers": 1,
+            "d_model": 16,
+            "n_head": 2,
+            "d_head": 8,
+            "d_inner": 32,
+        },
     }
     common = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    own = sizes[kind] if kind in ("gpt2", "xlnet") else {**common, **sizes[kind]}
+    own = sizes[kind] if kind in ("gpt2", "xlnet", "funnel") else {**common, **sizes[kind]}
     model_type = kind
     config = AutoConfig.for_model(model_type, vocab_size=vocabulary, num_labels=2, **{**own, **settings})
     with torch.random.fork_rng(devices=[]):
@@ -145,6 +153,32 @@ def test_a_model_that_reads_its_batchs_width_is_told_of(kind: str) -> None:
     assert [(name, type(module), module.training) for name, module in model.named_modules()] == before
     if kind == "big_bird":
         assert model.bert.attention_type == "block_sparse"
+
+
+@pytest.mark.parametrize("added", range(4))
+def test_a_model_that_joins_neighbours_is_told_of_whatever_the_lengths_are(added: int) -> None:
+    """Funnel pools two tokens, and two of these: lengths that four divides are read alike in every width."""
+    tokenizer = funnel()
+    model = tiny("funnel", len(tokenizer))
+    texts = [" ".join(WORDS[:count]) for count in range(2 + added, 9 + added)]
+    [notice] = built(model, tokenizer, texts, None).notices
+    assert "depends on the width" in notice
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_pass_that_fails_is_told_of(alone: bool) -> None:
+    tokenizer = bert()
+    model = tiny("bert", len(tokenizer))
+
+    def refuse(_: Any, __: Any, inputs: Any) -> None:
+        if (len(inputs["input_ids"]) == 1) == alone:
+            raise ValueError(f"{len(inputs['input_ids'])} rows are not what it takes\nsecond line")
+
+    model.register_forward_pre_hook(refuse, with_kwargs=True)
+    [notice] = built(model, tokenizer, ["a film", "we cried", "dull", "we laughed , we cried"], None).notices
+    assert "depends on the width that its batch is padded to is not known" in notice
+    assert notice.endswith("rows are not what it takes")
+    assert ("a pass of one text of 3 tokens fails: ValueError: 1 rows" in notice) == alone
 
 
 def test_a_width_that_never_changes_is_not_told_of() -> None:

@@ -163,6 +163,6 @@ def test_no_final_linear_layer_is_an_error_whose_way_on_works(model: Callable[[]
 def inside() -> nn.Module:
     """A model whose layer of logits is in its base model, as Perceiver's is."""
     model = nn.Module()
-    model.base_model_prefix = "base"
+    model.base_model_prefix = "base"  # type: ignore[assignment]
     model.base = nn.Sequential(nn.Linear(4, 7))
     return model
