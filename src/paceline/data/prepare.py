@@ -314,7 +314,7 @@ def _require_kin(table: Table, part: DataPart, given: Given) -> None:
             "the second text is missing",
             file=table.origins.files[0],
             why=f"the model was trained on pairs of texts, and only column {table.columns.get('text')!r} was found",
-            fix="name both: --set data.text=COLUMN --set data.pair=COLUMN",
+            fix="name both: --set data.text=COLUMN --set data.pair=COLUMN; typed ones: --text TEXT --pair TEXT",
         )
     if given.tokenizer is not None and table.tokens is not None:
         raise DataError(

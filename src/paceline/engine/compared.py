@@ -32,7 +32,7 @@ _SAME = 1e-4
 """Largest difference between equal results, relative to their norm: that of sums in another order, and more."""
 
 _ROUNDING = 2e-6
-"""Up to here it is rounding; between here and ``_SAME`` it is looked at again in fp64, whose rounding is far smaller."""
+"""Up to here it is rounding; from here up to ``_SAME`` it is looked at again in fp64, which rounds far less."""
 
 _SAME_IN_FP64 = 1e-6
 """As ``_SAME``; for some models compute parts of it in fp32 whatever their weights are."""
