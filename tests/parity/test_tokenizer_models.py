@@ -12,6 +12,7 @@ from paceline.data.dataset import Dataset, Origins
 from paceline.data.encode import encode_texts, padding_id
 from paceline.engine.assemble import assemble_build
 from paceline.engine.compared import compared_samples
+from paceline.errors import ModelError
 from paceline.models.load import load_model
 from paceline.recipe import Recipe
 from paceline.recipe.parts import ModelPart
@@ -36,6 +37,18 @@ def tiny(kind: str, vocabulary: int, **settings: Any) -> Any:
         "big_bird": {"block_size": 1, "num_random_blocks": 1, "max_position_embeddings": 128, "use_cache": False},
         "fnet": {"max_position_embeddings": 128},
         "bert": {},
+        "bart": {
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "bos_token_id": 0,
+            "decoder_start_token_id": 2,
+            "max_position_embeddings": 64,
+        },
         "funnel": {
             "block_sizes": [2, 2],
             "num_decoder_layers": 1,
@@ -46,7 +59,7 @@ def tiny(kind: str, vocabulary: int, **settings: Any) -> Any:
         },
     }
     common = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    own = sizes[kind] if kind in ("gpt2", "xlnet", "funnel") else {**common, **sizes[kind]}
+    own = sizes[kind] if kind in ("gpt2", "xlnet", "funnel", "bart") else {**common, **sizes[kind]}
     model_type = kind
     config = AutoConfig.for_model(model_type, vocab_size=vocabulary, num_labels=2, **{**own, **settings})
     with torch.random.fork_rng(devices=[]):
@@ -65,7 +78,7 @@ def built(model: Any, tokenizer: Any, texts: list[str], pairs: list[str] | None,
         kind="classification",
         label_names=("0", "1"),
         splits={"train": np.arange(count)},
-        origins=Origins(("made",), np.zeros(count, np.int32), np.zeros(count, np.int64)),
+        origins=Origins(("made",), np.zeros(count, np.int32), np.arange(1, count + 1)),
         fingerprint="made",
     )
     settings = {
@@ -179,6 +192,33 @@ def test_a_pass_that_fails_is_told_of(alone: bool) -> None:
     assert "depends on the width that its batch is padded to is not known" in notice
     assert notice.endswith("rows are not what it takes")
     assert ("a pass of one text of 3 tokens fails: ValueError: 1 rows" in notice) == alone
+
+
+@pytest.mark.parametrize(
+    ("texts", "end", "words"),
+    [
+        (["a film", "bad </s> sound", "dull"], 2, ["made:2: the text has 2 end tokens (id 2), where most texts have 1",
+                                                  "take out of the text", "such as </s>"]),
+        (["a film", "<mask> bad sound"], 4, ["made:2: the text has 1 end token (id 4), where most texts have 0",
+                                             "--set model.config.eos_token_id=2, the token that ends every text here"]),
+        (["a film", "dull"], 4, ["made:1: the text has 0 end tokens (id 4), and no text has any", "eos_token_id=2"]),
+    ],
+)  # fmt: skip
+def test_a_text_with_another_number_of_ends_is_named(texts: list[str], end: int, words: list[str]) -> None:
+    """transformers raises for the batch that it happens to be in, and does not say which text it is."""
+    tokenizer = roberta()
+    model = tiny("bart", len(tokenizer), eos_token_id=end, pad_token_id=1)
+    with pytest.raises(ModelError) as found:
+        built(model, tokenizer, texts, None)
+    assert all(word in str(found.value) for word in words), found.value
+    assert model.training is False
+
+
+def test_models_that_read_no_end_take_any_number_of_them() -> None:
+    tokenizer = roberta()
+    assert built(tiny("roberta", len(tokenizer)), tokenizer, ["a film", "bad </s> sound"], None).notices == ()
+    model = tiny("bart", len(tokenizer), eos_token_id=2, pad_token_id=1)
+    assert built(model, tokenizer, ["a </s> film", "bad </s> sound was fine"], None).notices == ()
 
 
 def test_a_width_that_never_changes_is_not_told_of() -> None:

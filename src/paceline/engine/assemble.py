@@ -27,6 +27,7 @@ from paceline.engine.sharded import build_sharded_updates
 from paceline.engine.statistics import kept_from_filler, running_statistics
 from paceline.engine.step import Objective, Step
 from paceline.engine.takes_inputs import takes_inputs
+from paceline.engine.text_ends import check_text_ends
 from paceline.engine.token_ids import check_token_ids
 from paceline.engine.torch_engine import SEVERAL, TorchEngine
 from paceline.engine.updates import build_updates
@@ -88,7 +89,7 @@ def assemble_build(
 
     Raises:
         RecipeError: a technique was asked for that this model cannot have.
-        ModelError: the data have a token that the model has no embedding for.
+        ModelError: the data have a token that the model has no embedding for, or a text that it takes beside no other.
     """
     check_token_ids(recipe, model, dataset)
     switches = recipe.techniques
@@ -112,6 +113,7 @@ def assemble_build(
         decisions=decisions,
         path={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
     )
+    check_text_ends(model, build.forward, layout, dataset, device)
     found = next(iter(dataset.splits.values()))
     texts = dataset.inputs if isinstance(dataset.inputs, Tokens) else None
     ids = np.resize(found[:2], 2) if texts is None else compared_samples(texts, found)
@@ -275,10 +277,12 @@ def over(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
     """The build of a model that is only used, over other samples.
 
     Raises:
-        ModelError: they have a token that the model has no embedding for.
+        ModelError: they have a token that the model has no embedding for, or a text that it takes beside no other.
     """
     check_token_ids(recipe, build.model, dataset)
-    return replace(build, layout=build.layout.over(dataset.inputs, dataset.labels))
+    build = replace(build, layout=build.layout.over(dataset.inputs, dataset.labels))
+    check_text_ends(build.model, build.forward, build.layout, dataset, build.device)
+    return build
 
 
 def objective_for(build: Build, world: World = Alone()) -> Objective:  # noqa: B008 - it has no state

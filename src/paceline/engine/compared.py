@@ -152,7 +152,7 @@ def _apart_in_fp64(build: Build, layout: Layout, sample: int, longest: int) -> f
 
 def _result(build: Build, layout: Layout, samples: list[int]) -> torch.Tensor:
     torch.manual_seed(0)  # some hash by random numbers
-    with _as_it_is(build.model):
+    with as_it_is(build.model):
         return build.forward(build.model.eval(), layout.collate(np.array(samples))).double()
 
 
@@ -164,7 +164,7 @@ def _why(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _as_it_is(model: nn.Module) -> Iterator[None]:
+def as_it_is(model: nn.Module) -> Iterator[None]:
     """Whatever a forward pass sets on modules is undone: BigBird stays with full attention after one short text.
 
     No weight is copied, so that this costs no memory.

@@ -110,6 +110,7 @@ def load_model(
     if modality(part, config) == "image":
         _fit_images(part, config, image_shape)
     else:
+        _require_start(part, config)
         _fit_tokens(part, config, vocabulary_size)
         late = not _pads_when_built(part, config)
         if pad_id is not None and not late:
@@ -228,6 +229,19 @@ def _random(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:
             f"model.config: makes no {config.model_type} model", _told(error), "change the setting that it names"
         ) from error
     return model
+
+
+def _require_start(part: ModelPart, config: PretrainedConfig) -> None:
+    """T5 and its kin give their decoder one token to begin with, which nothing but their configuration names."""
+    if config.model_type not in ("mt5", "t5", "umt5") or getattr(config, "decoder_start_token_id", None) is not None:
+        return
+    setting = f"model.source = {part.source}" if part.source else "model.config"
+    padding = getattr(config, "pad_token_id", None)
+    raise ModelError(
+        f"{setting}: a {config.model_type} without decoder_start_token_id",
+        "its decoder begins every text with that token, as a rule the padding",
+        f"--set model.config.decoder_start_token_id={0 if padding is None else padding}",
+    )
 
 
 def _pads_when_built(part: ModelPart, config: PretrainedConfig) -> bool:

@@ -231,6 +231,7 @@ def build(num_labels): return nn.Linear(WIDTH, num_labels)
 def without_labels(): return nn.Linear(4, 2)
 def no_module(num_labels): return {"logits": num_labels}
 def broken(num_labels): return [][num_labels]
+def lazy(num_labels): return nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(num_labels))
 """
 
 
@@ -273,6 +274,7 @@ def test_a_factory_is_imported_from_the_current_folder_and_seeded() -> None:
         ("nets_of_test:without_labels", r"num_labels=2\n.*TypeError.*\n.*def without_labels\(num_labels\)"),
         ("nets_of_test:no_module", "returned dict"),
         ("nets_of_test:broken", r"IndexError.*nets_of_test.py:9"),
+        ("nets_of_test:lazy", r"1 is a LazyLinear without a shape\n.*first batch.*\n.*its in_features"),
     ],
 )
 def test_what_is_wrong_with_a_factory(reference: str, message: str) -> None:
@@ -372,3 +374,11 @@ def test_all_layers_of_logits_are_drawn_again_wherever_they_are(
     assert {name for name in new if name.endswith(".weight")} == {f"{layer}.weight" for layer in layers}
     assert all(len(model.get_parameter(f"{layer}.weight")) == len(names) for layer in layers)
     assert "is lost; a new head for a, b" in told[0]
+
+
+def test_a_t5_that_names_no_first_token_of_its_decoder_is_refused_with_the_setting() -> None:
+    settings = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    with pytest.raises(ModelError, match="a t5 without decoder_start_token_id") as found:
+        load(ModelPart(config=settings))
+    assert found.value.fix == "--set model.config.decoder_start_token_id=0"
+    assert load(ModelPart(config={**settings, "decoder_start_token_id": 0})).config.decoder_start_token_id == 0
