@@ -157,6 +157,13 @@ def test_a_model_of_transformers_is_used_like_a_run(trained: Path, paceline: Pac
     assert f"{expected.loss:.4f}" in done.out
 
 
+def test_labelled_rows_are_not_read_from_standard_input(trained: Path, paceline: Paceline) -> None:
+    done = paceline("evaluate", trained, "--data", "-")
+    assert done.code == 2
+    assert "predict alone reads" in done.err
+    assert "write the rows into a .csv or .jsonl file" in done.err
+
+
 def test_a_model_has_no_data_of_its_own(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
     plain(trained, tmp_path / "plain")
     done = paceline("evaluate", "plain")
