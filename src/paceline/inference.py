@@ -186,10 +186,14 @@ def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
         key = setting.partition("=")[0].strip()
         if key not in (*_READING, *_CARRIED_OUT) and not key.startswith("data.random."):
             known = ", ".join((*_READING, *_CARRIED_OUT))
-            raise RecipeError(f"--set {setting}: has no effect", "the model is trained", f"what counts is {known}")
+            raise RecipeError(
+                f"--set {setting}: has no effect", "the model is trained already", f"settings that count here: {known}"
+            )
         if own_data and key.startswith("data."):
             fix = "--data FILE reads other data, with this setting"
-            raise RecipeError(f"--set {setting}: cannot work", "the run's own splits are read as they were", fix)
+            raise RecipeError(
+                f"--set {setting}: not with the run's own data", "they are read as the run read them", fix
+            )
 
 
 def _situation(recipe: Recipe) -> Situation:

@@ -270,7 +270,10 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
     part = _as_trained(part.model_copy(update={"allow_single_class": True}), given)
     table = read(part, task=given.kind, rows=rows, picture=given.picture)
     if table.kind != given.kind or table.labels is None:
-        raise DataError(f"{part.source} is for {table.kind}, but the model was trained for {given.kind}")
+        raise DataError(
+            f"{part.source} is for {table.kind}, but the model was trained for {given.kind}",
+            fix=f"give data for {given.kind}, or another model",
+        )
     _require_kin(table, part, given)
     labels = encode_known_labels(table.labels, given.kind, given.label_names, table.origins, table.columns.get("label"))
     return _for_inference(table, labels, part, given)
@@ -325,7 +328,7 @@ def _require_kin(table: Table, part: DataPart, given: Given) -> None:
     if given.tokenizer is None and table.texts is not None:
         raise DataError(
             f"{part.source} holds texts, but the model was trained on bare tokens",
-            why="without a tokenizer nothing turns one into the other",
+            why="there is no tokenizer that makes tokens of them",
             fix="train it on texts",
         )
 

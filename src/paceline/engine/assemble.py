@@ -293,9 +293,9 @@ def forward_for(model: nn.Module, device: torch.device) -> Forward:
         known = {name: value for name, value in batch.inputs.items() if takes_any or name in parameters}
         if not known and not (parameters and len(batch.inputs) == 1):
             raise ModelError(
-                f"the model's forward takes {', '.join(parameters) or 'nothing'}",
-                f"this data gives {', '.join(batch.inputs)}",
-                "name the forward's parameters so",
+                f"{type(model).__name__}: its forward takes {', '.join(parameters) or 'nothing'}",
+                f"the data give it {', '.join(batch.inputs)}",
+                "name the forward's parameters as the data's inputs are named",
             )
         with unread_masks() if is_card(device) else contextlib.nullcontext(), takes_inputs(model, batch, device):
             output = model(**known) if known else model(*batch.inputs.values())

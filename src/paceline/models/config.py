@@ -242,7 +242,10 @@ def _require_trust(part: ModelPart, written: dict[str, Any]) -> None:
                 "read that code, then set model.trust_remote_code=true (and model.revision to the commit you read)",
             )
         if model_type is None:
-            raise ModelError(f"model.source = {part.source}: its config.json names no model_type")
+            raise ModelError(
+                f"model.source = {part.source}: its config.json names no model_type",
+                fix="add model_type, such as bert, to it",
+            )
         raise ModelError(
             f"model.source = {part.source}: model_type {model_type!r} is unknown to this transformers",
             nearest(str(model_type), CONFIG_MAPPING),

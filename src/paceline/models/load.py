@@ -325,7 +325,9 @@ def _check_fit(part: ModelPart, model: nn.Module, account: dict[str, Any], tell:
             raise ModelError(
                 f"{source}: {name} has the shape {list(found)}, the configuration asks for {list(wanted)}",
                 "weights of another shape cannot be kept",
-                "leave out the model.config setting that changes it" if part.config else "the folder's files disagree",
+                "leave out the model.config setting that changes it"
+                if part.config
+                else "use a whole copy: its config.json and its weights are of two models",
             )
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if name not in head}
     missing = {name: sizes[name] for name in account["missing_keys"] if name in sizes}
