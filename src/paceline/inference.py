@@ -135,7 +135,9 @@ def _open(
 ) -> tuple[RunFolder | None, Recipe, LoadedModel]:
     """A run, or a model without one: its recipe, as it is used here, and what was trained."""
     _refuse_idle(settings, own_data)
-    if not (folder / "recipe.yaml").is_file() and names_a_model(folder):
+    # a bare name may be a run's, and only a run has data of its own
+    is_run = own_data and len(folder.parts) == 1 and not folder.exists()
+    if not is_run and not (folder / "recipe.yaml").is_file() and names_a_model(folder):
         return None, *_open_model(folder, settings, trust, own_data)
     run = RunFolder.view(folder)
     saved = run.read_recipe()
