@@ -135,7 +135,9 @@ def _open(
 ) -> tuple[RunFolder | None, Recipe, LoadedModel]:
     """A run, or a model without one: its recipe, as it is used here, and what was trained."""
     _refuse_idle(settings, own_data)
-    if not (folder / "recipe.yaml").is_file() and names_a_model(folder):
+    # a bare name may be a run's, and only a run has data of its own
+    is_run = own_data and len(folder.parts) == 1 and not folder.exists()
+    if not is_run and not (folder / "recipe.yaml").is_file() and names_a_model(folder):
         return None, *_open_model(folder, settings, trust, own_data)
     run = RunFolder.view(folder)
     saved = run.read_recipe()
@@ -186,10 +188,14 @@ def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
         key = setting.partition("=")[0].strip()
         if key not in (*_READING, *_CARRIED_OUT) and not key.startswith("data.random."):
             known = ", ".join((*_READING, *_CARRIED_OUT))
-            raise RecipeError(f"--set {setting}: has no effect", "the model is trained", f"what counts is {known}")
+            raise RecipeError(
+                f"--set {setting}: has no effect", "the model is trained already", f"settings that count here: {known}"
+            )
         if own_data and key.startswith("data."):
             fix = "--data FILE reads other data, with this setting"
-            raise RecipeError(f"--set {setting}: cannot work", "the run's own splits are read as they were", fix)
+            raise RecipeError(
+                f"--set {setting}: not with the run's own data", "they are read as the run read them", fix
+            )
 
 
 def _situation(recipe: Recipe) -> Situation:

@@ -270,7 +270,10 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
     part = _as_trained(part.model_copy(update={"allow_single_class": True}), given)
     table = read(part, task=given.kind, rows=rows, picture=given.picture)
     if table.kind != given.kind or table.labels is None:
-        raise DataError(f"{part.source} is for {table.kind}, but the model was trained for {given.kind}")
+        raise DataError(
+            f"{part.source} is for {table.kind}, but the model was trained for {given.kind}",
+            fix=f"give data for {given.kind}, or another model",
+        )
     _require_kin(table, part, given)
     labels = encode_known_labels(table.labels, given.kind, given.label_names, table.origins, table.columns.get("label"))
     return _for_inference(table, labels, part, given)
@@ -314,7 +317,7 @@ def _require_kin(table: Table, part: DataPart, given: Given) -> None:
             "the second text is missing",
             file=table.origins.files[0],
             why=f"the model was trained on pairs of texts, and only column {table.columns.get('text')!r} was found",
-            fix="name both: --set data.text=COLUMN --set data.pair=COLUMN",
+            fix="name both: --set data.text=COLUMN --set data.pair=COLUMN; typed ones: --text TEXT --pair TEXT",
         )
     if given.tokenizer is not None and table.tokens is not None:
         raise DataError(
@@ -325,7 +328,7 @@ def _require_kin(table: Table, part: DataPart, given: Given) -> None:
     if given.tokenizer is None and table.texts is not None:
         raise DataError(
             f"{part.source} holds texts, but the model was trained on bare tokens",
-            why="without a tokenizer nothing turns one into the other",
+            why="there is no tokenizer that makes tokens of them",
             fix="train it on texts",
         )
 
@@ -338,7 +341,7 @@ def _for_inference(table: Table, labels: Labels, part: DataPart, given: Given) -
     inputs = _inputs(table, given.tokenizer, given.max_length or part.max_length)
     if isinstance(inputs, Images) and given.image_shape is not None:
         inputs = Images(_of_shape(inputs.pixels, given.image_shape, part))
-    return _dataset(inputs, labels, given.kind, {"all": everything}, table.origins, table.notices)
+    return _dataset(inputs, labels, given.kind, {"all": everything}, table.origins, table.notices + labels.notices)
 
 
 def _of_shape(pixels: NDArray[np.uint8], shape: tuple[int, int, int], part: DataPart) -> NDArray[np.uint8]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError, nearest
+from paceline.label_names import are_unnamed
 from paceline.models.hub import CONFIG_FILES, fetch
 from paceline.models.imports import import_transformers
 from paceline.recipe.parts import ModelPart
@@ -113,11 +114,23 @@ def counts_from_padding(config: PretrainedConfig) -> bool:
 
 
 def checkpoint_labels(part: ModelPart, config: PretrainedConfig | None) -> tuple[str, ...]:
-    """Class names of a checkpoint's head in index order; empty where it names none (``LABEL_0``), or has no weights."""
+    """Class names of a checkpoint's head in index order, ``LABEL_0`` where nobody has named one.
+
+    Empty where there are no weights, or no head among them: a configuration counts two classes whether there are any
+    or not, so that the architecture that wrote it has to tell.
+    """
     if config is None or part.source is None:
         return ()
-    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
-    return () if names == tuple(f"LABEL_{index}" for index in range(len(names))) else names
+    names = head_labels(config)
+    written_by = getattr(config, "architectures", None) or ()
+    if written_by or are_unnamed(names):
+        return names if any("Classification" in str(name) for name in written_by) else ()
+    return names
+
+
+def head_labels(config: PretrainedConfig) -> tuple[str, ...]:
+    """Class names in a configuration, in index order."""
+    return tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
 
 
 def max_positions(config: PretrainedConfig | None) -> int | None:
@@ -229,7 +242,10 @@ def _require_trust(part: ModelPart, written: dict[str, Any]) -> None:
                 "read that code, then set model.trust_remote_code=true (and model.revision to the commit you read)",
             )
         if model_type is None:
-            raise ModelError(f"model.source = {part.source}: its config.json names no model_type")
+            raise ModelError(
+                f"model.source = {part.source}: its config.json names no model_type",
+                fix="add model_type, such as bert, to it",
+            )
         raise ModelError(
             f"model.source = {part.source}: model_type {model_type!r} is unknown to this transformers",
             nearest(str(model_type), CONFIG_MAPPING),

@@ -56,7 +56,8 @@ class Commands(TyperGroup):
             typer.echo("paceline: interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
         except _USAGE_ERROR as error:
-            told = meant(getattr(error, "option_name", None) or "")
+            verb = getattr(getattr(error, "ctx", None), "info_name", None) or ""
+            told = meant(getattr(error, "option_name", None) or "", verb)
             if told is None:
                 raise
             typer.echo(f"paceline: {told}", err=True)
@@ -497,10 +498,10 @@ def predict(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv, .tsv or .jsonl.")] = None,
     texts: Annotated[
-        list[str] | None, typer.Option("--text", metavar="TEXT", help="A text to label; repeatable.")
+        list[str] | None, typer.Option("--text", metavar="TEXT", help="A text to label; repeatable; - as INPUT.")
     ] = None,
     pairs: Annotated[
-        list[str] | None, typer.Option("--pair", metavar="TEXT", help="The second text of each --text.")
+        list[str] | None, typer.Option("--pair", metavar="TEXT", help="Each --text's second text; -: after a tab.")
     ] = None,
     safe_csv: Annotated[
         bool, typer.Option("--safe-csv", help="An apostrophe before cells that a spreadsheet takes for formulas.")
@@ -515,6 +516,7 @@ def predict(
     paceline predict runs/reviews --text "A wonderful evening."
     paceline predict runs/reviews new.csv -o out.csv
     cut -f 2 new.tsv | paceline predict runs/reviews -
+    cut -f 2,3 pairs.tsv | paceline predict runs/pairs - --pair -
     paceline predict OWNER/NAME new.csv -o out.csv
     """
     from paceline.verbs.predict import predict as predict_rows

@@ -86,6 +86,9 @@ def open_source(path: Path, name: str, part: DataPart, bad: BadRows, *, labelled
 
 def _missing(path: Path, name: str, setting: str) -> DataError:
     folder = path.parent
+    if name == "-":
+        why = "of standard input predict alone reads, and only texts without labels"
+        return DataError(f"{setting} = '-': no such file", why=why, fix="write the rows into a .csv or .jsonl file")
     if not folder.is_dir():
         return DataError(
             f"{setting} = {name!r}: no such file", why=f"there is no folder {str(folder)!r}", fix="correct the path"
