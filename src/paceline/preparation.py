@@ -35,7 +35,7 @@ from paceline.models.load import import_class, load_model
 from paceline.models.processor import Processor
 from paceline.models.saved import SavedModel
 from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
-from paceline.models.tokenizers import TokenizerSource, tokenizer_source
+from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_source
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.records import Decision
@@ -292,11 +292,11 @@ def size_of_vocabulary(recipe: Recipe, known: Outline | Dataset, tokenizer: Any)
     return recipe.data.random.vocabulary if tokenizer is None else len(tokenizer)
 
 
-def encoded(recipe: Recipe, rows: object | None = None, quarantine: Path | None = None) -> tuple[Dataset, Any]:
+def encoded(recipe: Recipe) -> tuple[Dataset, Any]:
     """The data set of a recipe whose sizes are settled, and the tokenizer it was encoded with (None without one)."""
     config = read_config(recipe.model)
     processor = own_processor(recipe.model, config, recipe.data.image_size)
-    known, source = _outlined(recipe, config, rows, quarantine, processor)
+    known, source = _outlined(recipe, config, None, None, processor)
     dataset = known.finish(wanted)
     return dataset, _settled(source, dataset)
 
@@ -307,7 +307,7 @@ def _outlined(
     rows: object | None,
     quarantine: Path | None,
     processor: Processor | None,
-) -> tuple[Outline, TokenizerSource | None]:
+) -> tuple[Outline, Pretrained | WordPieceTrainer | None]:
     """What is known of the data before they are encoded, and where their tokenizer comes from; None: they need none."""
     part, cache = recipe.model, cache_folder()
     reads = modality(part, config)
@@ -319,7 +319,6 @@ def _outlined(
             recipe.data,
             recipe.task,
             tokenizer=source,
-            max_length=recipe.data.max_length,
             modality=reads,
             cache=cache,
             rows=rows,
@@ -340,7 +339,7 @@ def _outlined(
     return replace(known, tokenizer=tokenizer), source
 
 
-def _settled(source: TokenizerSource | None, dataset: Dataset) -> Any:
+def _settled(source: Pretrained | WordPieceTrainer | None, dataset: Dataset) -> Any:
     """The tokenizer that the data set was encoded with, kept for the next time."""
     return None if source is None else source.settle(dataset.fingerprint)
 

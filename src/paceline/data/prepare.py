@@ -55,41 +55,11 @@ class Outline:
     """Encodes what is not encoded yet, on any thread. Raises DataError, or whatever its argument raises."""
 
 
-def prepare(
-    part: DataPart,
-    task: TaskPart,
-    *,
-    tokenizer: TokenizerSource | None,
-    max_length: int | None,
-    modality: str,
-    cache: Path | None,
-    rows: Any = None,
-    quarantine: Path | None = None,
-    head: Sequence[str] = (),
-    picture: Picture | None = None,
-) -> Dataset:
-    """The data set to train on, validate with and test on; arguments and errors are those of ``outline``."""
-    found = outline(
-        part,
-        task,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        modality=modality,
-        cache=cache,
-        rows=rows,
-        quarantine=quarantine,
-        head=head,
-        picture=picture,
-    )
-    return found.finish(wanted)
-
-
 def outline(
     part: DataPart,
     task: TaskPart,
     *,
     tokenizer: TokenizerSource | None,
-    max_length: int | None,
     modality: str,
     cache: Path | None,
     rows: Any = None,
@@ -106,7 +76,6 @@ def outline(
         part: the source and its columns.
         task: what is learned.
         tokenizer: needed for texts.
-        max_length: tokens kept of a sample; None: ``part.max_length``.
         modality: what the model takes: ``text``, ``image``, or ``any`` where a user's factory builds it.
         cache: folder of encoded data sets; None: not kept.
         rows: data in memory, which replaces ``part.source`` and is not cached.
@@ -119,12 +88,9 @@ def outline(
     """
     from paceline.data.sources import read
 
-    length = max_length or part.max_length
-    entry = (
-        None
-        if rows is not None or cache is None
-        else _entry(part, task, tokenizer or picture, length, modality, cache, head)
-    )
+    entry = None
+    if rows is None and cache is not None:
+        entry = _entry(part, task, tokenizer or picture, modality, cache, head)
     damage: tuple[str, ...] = ()
     if entry is not None:
         try:
@@ -139,7 +105,7 @@ def outline(
         # files are read as the task has it; what is built in has labels of one kind
         raise DataError(f"task.type = {task.type}: {part.source} is for {table.kind}", fix="leave task.type out")
     remember = _unkept if entry is None else partial(_remember, entry=entry, quarantine=quarantine, damage=damage)
-    return _outline(table, part, tokenizer, length, modality, remember, head)
+    return _outline(table, part, tokenizer, modality, remember, head)
 
 
 def cached(
@@ -147,7 +113,6 @@ def cached(
     task: TaskPart,
     *,
     tokenizer: TokenizerSource | None,
-    max_length: int | None,
     modality: str,
     cache: Path,
     head: Sequence[str] = (),
@@ -158,7 +123,7 @@ def cached(
     Raises:
         DataError: the source cannot be looked at.
     """
-    entry = _entry(part, task, tokenizer or picture, max_length or part.max_length, modality, cache, head)
+    entry = _entry(part, task, tokenizer or picture, modality, cache, head)
     try:
         return None if entry is None else load(entry)
     except DamagedEntry:
@@ -169,7 +134,6 @@ def _entry(
     part: DataPart,
     task: TaskPart,
     encodes: TokenizerSource | Picture | None,
-    length: int,
     modality: str,
     cache: Path,
     head: Sequence[str],
@@ -179,7 +143,7 @@ def _entry(
     if content is None:
         return None
     key = None if encodes is None else encodes.key
-    return cache / _cache_key(content, part, task, key, length, modality, head)
+    return cache / _cache_key(content, part, task, key, modality, head)
 
 
 def _outline_of(dataset: Dataset) -> Outline:
@@ -198,7 +162,6 @@ def _outline(
     table: Table,
     part: DataPart,
     source: TokenizerSource | None,
-    max_length: int,
     modality: str,
     remember: Callable[[Dataset], Dataset],
     head: Sequence[str],
@@ -223,7 +186,7 @@ def _outline(
     tokenizer = None if table.texts is None else _tokenizer(table, part, source, dealt.splits["train"])
 
     def finish(keep_going: KeepGoing) -> Dataset:
-        inputs = _inputs(table, tokenizer, max_length, keep_going)
+        inputs = _inputs(table, tokenizer, part.max_length, keep_going)
         notices = table.notices + dealt.notices + labels.notices
         return remember(_dataset(inputs, labels, kind, dict(dealt.splits), table.origins, notices))
 
@@ -481,7 +444,6 @@ def _cache_key(
     part: DataPart,
     task: TaskPart,
     tokenizer: str | None,
-    max_length: int,
     modality: str,
     head: Sequence[str],
 ) -> str:
@@ -489,5 +451,5 @@ def _cache_key(
     # absolute, so that a run finds the entry from every folder
     idle = {"max_length", "augment", "resident", "pad_to_multiple_of"}
     settings = absolute_data(part).model_dump(mode="json", exclude=idle)
-    decides = [FORMAT, content, settings, task.type, tokenizer, max_length, modality, list(head)]
+    decides = [FORMAT, content, settings, task.type, tokenizer, part.max_length, modality, list(head)]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]

@@ -62,7 +62,7 @@ def read_config(part: ModelPart) -> PretrainedConfig | None:
     from transformers import AutoConfig
 
     folder = fetch(part.source, CONFIG_FILES, revision=part.revision, code=part.trust_remote_code)
-    written = _read_json(part.source, folder)
+    written = _read_config_json(part.source, folder)
     _require_trust(part, written)
     if "quantization_config" in written:
         raise ModelError(
@@ -210,10 +210,24 @@ def _is_read(config_class: type, key: str) -> bool:
     return any(word.search(path.read_text(encoding="utf-8")) for path in folder.glob("modeling_*.py"))
 
 
-def _read_json(source: str, folder: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Any:
+    """What a JSON file beside a model holds.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ModelError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ModelError(f"{path}: not JSON", why, "download or copy it again") from None
+
+
+def _read_config_json(source: str, folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))
+        written = read_json(path)
     except FileNotFoundError:
         fix = "give the folder that holds config.json"
         if Path(source).expanduser().is_dir() and not source.startswith((".", "/", "~")):
@@ -221,9 +235,6 @@ def _read_json(source: str, folder: Path) -> dict[str, Any]:
         raise ModelError(
             f"model.source = {source}: has no config.json", "it is not a transformers model", fix
         ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ModelError(f"{path}: not JSON", why, "download or copy it again") from None
     if not isinstance(written, dict):
         raise ModelError(f"{path}: not a configuration", f"found {type(written).__name__}")
     return written

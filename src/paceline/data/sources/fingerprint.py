@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from typing import Any
-
-import numpy as np
 
 from paceline.data.sources.folders import files_of
 from paceline.data.sources.hub import PREFIX
@@ -47,23 +43,6 @@ def source_fingerprint(part: DataPart) -> str | None:
                 whole.update(f"\n{setting} {file_format(path)} {digest(path)}".encode())
         except OSError as error:
             raise unreadable(name, error) from None
-    return whole.hexdigest()
-
-
-def content_fingerprint(columns: Iterable[Any]) -> str:
-    """Digest of rows that came from no file: each column a list or an array."""
-    whole = hashlib.sha256(str(_READING).encode())
-    for column in columns:
-        if isinstance(column, np.ndarray):
-            whole.update(f"\n{column.dtype}{column.shape}".encode())
-            whole.update(np.ascontiguousarray(column).data)
-        else:
-            for value in column or ():
-                # repr keeps 1 and "1" apart; its length keeps neighbours apart
-                cell = repr(value).encode("utf-8", "backslashreplace")
-                whole.update(b"%d:" % len(cell))
-                whole.update(cell)
-            whole.update(b"\n")
     return whole.hexdigest()
 
 

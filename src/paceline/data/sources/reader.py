@@ -12,7 +12,7 @@ from typing import cast
 from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import Roles, find_roles
 from paceline.data.sources import images
-from paceline.data.sources.fingerprint import content_fingerprint, files_named, source_fingerprint
+from paceline.data.sources.fingerprint import files_named
 from paceline.data.sources.gather import Gathered, Gatherer
 from paceline.data.sources.hub import PREFIX, read_hub
 from paceline.data.sources.labels import Interpreted, Labels, interpret
@@ -62,8 +62,7 @@ def read(
         found = _interpret(gathered, roles, task, bad)
     notices += (*found.notices, *bad.settle(len(gathered)))
     _check_enough(part, gathered, roles, found)
-    fingerprint = None if rows is not None else source_fingerprint(part)
-    return _table(gathered, roles, found, tuple(notices), fingerprint)
+    return _table(gathered, roles, found, tuple(notices))
 
 
 def read_unlabelled(
@@ -102,7 +101,7 @@ def read_unlabelled(
             _gatherer(part, opened.roles, gathered, bad, picture, keep_rows=True).take(piece, None)
             total += len(gathered)
             if len(gathered):
-                yield _table(gathered, opened.roles, None, (), fingerprint="")
+                yield _table(gathered, opened.roles, None, ())
     for notice in bad.settle(total):
         tell(notice)
     if not total:
@@ -328,25 +327,17 @@ def _check_enough(part: DataPart, gathered: Gathered, roles: Roles, found: Inter
         )
 
 
-def _table(
-    gathered: Gathered, roles: Roles, found: Interpreted | None, notices: tuple[str, ...], fingerprint: str | None
-) -> Table:
+def _table(gathered: Gathered, roles: Roles, found: Interpreted | None, notices: tuple[str, ...]) -> Table:
     pixels = images.stack(gathered.contents) if roles.is_image else None
-    texts = None if roles.is_image else gathered.contents
-    splits = gathered.splits or None
-    labels = found.labels if found else None
-    if fingerprint is None:
-        fingerprint = content_fingerprint([texts, gathered.pairs, pixels, labels, splits])
     return Table(
-        texts=texts,
+        texts=None if roles.is_image else gathered.contents,
         pairs=gathered.pairs if roles.pair else None,
         images=pixels,
-        labels=labels,
+        labels=found.labels if found else None,
         kind=found.kind if found else None,
-        splits=splits,
+        splits=gathered.splits or None,
         origins=gathered.origins(),
         rows=gathered.rows or None,
         columns=roles.columns,
-        fingerprint=fingerprint,
         notices=notices,
     )
