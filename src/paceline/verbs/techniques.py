@@ -11,8 +11,9 @@ from paceline.errors import RecipeError
 from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
+from paceline.recipe.entries import TechniqueEntry
 from paceline.recipe.parts import ParallelPart, TechniquesPart
-from paceline.recipe.techniques import CATALOGUE, STRATEGIES, TechniqueEntry
+from paceline.recipe.techniques import ENTRIES, told
 
 
 def techniques() -> tuple[TechniqueEntry, ...]:
@@ -22,10 +23,9 @@ def techniques() -> tuple[TechniqueEntry, ...]:
         The catalogue, and the ways of splitting a run.
     """
     facts = this_machine()
-    entries = (*CATALOGUE, *STRATEGIES)
-    sections = [_machine(facts), *(_shown(entry, facts) for entry in entries)]
+    sections = [_machine(facts), *(_shown(entry, facts) for entry in ENTRIES)]
     sys.stdout.write("\n\n".join(sections) + "\n")
-    return entries
+    return ENTRIES
 
 
 def unavailable(entry: TechniqueEntry, value: object, facts: Facts) -> str | None:
@@ -57,20 +57,22 @@ def _machine(facts: Facts) -> str:
 def _shown(entry: TechniqueEntry, facts: Facts) -> str:
     part, name = (ParallelPart, "strategy") if entry.choice else (TechniquesPart, entry.name)
     field = part.model_fields[name]
-    needs = list(entry.needs) + list(entry.packages)
-    if entry.capability:
-        needs.append(f"a card of compute capability {_dotted(entry.capability)}")
+    values = " | ".join(map(_word, _values(field.annotation)))
     lines = [
-        f"{entry.name}: {entry.summary}",
-        f"  setting    {entry.setting} = {' | '.join(map(_word, _values(field.annotation)))}"
-        f"  (default {_word(field.default)})",
-        *(f"  {label:<10} {text}" for label, text in _here(entry, field, facts)),
-        f"  preserves  {'; '.join([entry.preserves, *(f'{value} changes the result' for value in entry.changing)])}",
-        f"  needs      {', '.join(needs)}" if needs else "",
-        f"  excludes   {', '.join(entry.excludes)}" if entry.excludes else "",
-        f"  card       {entry.card}",
+        ("setting", f"{entry.setting} = {values}  (default {_word(field.default)})"),
+        *_here(entry, field, facts),
+        # what auto makes of it is told above, as it is on this machine
+        *((label, text) for label, text in told(entry) if label != "auto"),
+        ("card", entry.card),
     ]
-    return "\n".join(line for line in lines if line)
+    labels = [label for label, _ in lines]
+    shown = ("" if label == before else label for label, before in zip(labels, ["", *labels], strict=False))
+    return "\n".join(
+        [
+            f"{entry.name}: {entry.summary}",
+            *(f"  {label:<10} {text}" for label, (_, text) in zip(shown, lines, strict=True)),
+        ]
+    )
 
 
 def _here(entry: TechniqueEntry, field: Any, facts: Facts) -> Iterator[tuple[str, str]]:
@@ -88,14 +90,12 @@ def _here(entry: TechniqueEntry, field: Any, facts: Facts) -> Iterator[tuple[str
     else:
         yield "here", f"available: {', '.join(_word(value) for value in values if value not in refused)}"
         for value, reason in refused.items():
-            yield "", f"not {_word(value)}: {reason}"
+            yield "here", f"not {_word(value)}: {reason}"
     if field.default == "auto":
         recipe, reasons = _chosen(facts)
         chosen = _word(getattr(recipe.techniques, entry.name))
-        told = (
-            f"{chosen}: {reasons.get(entry.setting)}" if chosen != "auto" else "decided when model and data are known"
-        )
-        yield "auto", told
+        known = f"{chosen}: {reasons.get(entry.setting)}"
+        yield "auto", known if chosen != "auto" else "decided when model and data are known"
 
 
 def _values(annotation: Any) -> list[Any]:
