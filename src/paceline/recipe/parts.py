@@ -433,12 +433,6 @@ class ParallelPart(Part):
         description="Of ddp: MiB of gradients that ranks sum in one go; null: 192 over NVLink, where many small sums"
         " slow the backward pass down, else 25, which begin early.",
     )
-    sum_words: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Of ddp: of the word embeddings' gradient sum only the rows of words that occur in a step. auto: on"
-        " cards.",
-    )
     shard_size: int | None = Field(
         None,
         ge=2,
@@ -451,6 +445,12 @@ class ParallelPart(Part):
         description="Of fsdp: keep shards, their gradients and states in main memory, and update there.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_gone(cls, given: Any) -> Any:
+        """Recipes that older runs wrote name a setting that changed no result."""
+        return {k: v for k, v in given.items() if k != "sum_words"} if isinstance(given, dict) else given
+
     @model_validator(mode="after")
     def _effect(self) -> Self:
         for name, field in type(self).model_fields.items():
@@ -458,8 +458,6 @@ class ParallelPart(Part):
             if users and self.strategy not in ("auto", *users) and getattr(self, name) != field.default:
                 told = f"{name}: has no effect with strategy: {self.strategy}"
                 raise ValueError(f"{told}; set strategy: {' or '.join(users)}")
-        if self.strategy in ("fsdp", "dp") and self.sum_words is True:
-            raise ValueError(f"sum_words: has no effect with strategy: {self.strategy}; set strategy: ddp")
         return self
 
 
