@@ -11,7 +11,7 @@ import pytest
 from paceline.recipe import Recipe
 from paceline.recipe.entries import STAGES, value_of
 from paceline.recipe.parts import ParallelPart, TechniquesPart
-from paceline.recipe.techniques import CATALOGUE, ENTRIES, STRATEGIES, users_of
+from paceline.recipe.techniques import CATALOGUE, ENTRIES, OWN_SETTINGS, STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,14 +70,14 @@ def test_values_are_those_of_the_field() -> None:
             assert field == {"auto", entry.off, *(value.name for value in entry.values)}, entry.name
 
 
-def test_settings_of_a_strategy_are_fields_that_say_so() -> None:
+def test_settings_of_a_strategy_are_the_fields_of_parallel_and_alike_in_each() -> None:
+    for entry in STRATEGIES:
+        for own in entry.settings:
+            assert own == OWN_SETTINGS[own.name], f"{own.name} is another setting with {entry.name}"
     fields = ParallelPart.model_fields
-    own = {one.name for entry in STRATEGIES for one in entry.settings}
-    assert own <= fields.keys(), f"no fields: {own - fields.keys()}"
-    for name, field in fields.items():
-        users = users_of(name)
-        of_one = f"Of {users[0]}:" if len(users) == 1 else ""
-        assert (field.description or "").startswith(of_one), f"parallel.{name} is not told as a setting {of_one}"
+    assert OWN_SETTINGS.keys() == fields.keys() - {"strategy", "backend"}
+    for name, own in OWN_SETTINGS.items():
+        assert fields[name].default == own.default
 
 
 def test_the_catalogue_is_in_the_order_of_application() -> None:

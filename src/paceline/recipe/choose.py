@@ -12,7 +12,7 @@ from paceline.recipe.entries import value_of, written
 from paceline.recipe.parts import ParallelPart
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.rules import check_rules, decision_of, why_off
-from paceline.recipe.techniques import CATALOGUE, STRATEGIES, entry_of, one_process
+from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, STRATEGIES, entry_of, one_process
 from paceline.records import Decision
 
 Decide = Callable[[Recipe, Facts], Decision | None]
@@ -165,7 +165,7 @@ def _device(recipe: Recipe, facts: Facts) -> Decision | None:
 def _sharing(world_size: int) -> tuple[Decide, ...]:
     if world_size > 1:
         return (_strategy,)
-    own = dict.fromkeys(one.name for strategy in STRATEGIES for one in strategy.settings if one.name != "bucket_mib")
+    own = (name for name, setting in OWN_SETTINGS.items() if not setting.stays)
     return tuple(_unshared(name) for name in ("strategy", "backend", *own))
 
 
@@ -188,7 +188,7 @@ def _strategy(recipe: Recipe, facts: Facts) -> Decision | None:
     if part.strategy != "auto" or recipe.model.train == "features":
         return None
     for strategy in STRATEGIES:
-        wishes = [own.setting for own in strategy.settings if own.chooses and getattr(part, own.name)]
+        wishes = [own.setting for own in strategy.settings if own.chooses and getattr(part, own.name) != own.default]
         if wishes:
             reason = f"{' and '.join(wishes)} is set, of {strategy.name} alone"
             return Decision(setting="parallel.strategy", value=strategy.name, reason=reason)

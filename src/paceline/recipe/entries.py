@@ -89,15 +89,23 @@ class Saving:
 
 @dataclass(frozen=True)
 class OwnSetting:
-    """A field of ``parallel`` that has no effect with the other strategies, where it is refused.
+    """A field of ``parallel`` that has no effect with other strategies, where it is refused.
 
     Args:
+        words: what it is, for its description.
+        default: with which it is not set.
+        least: the smallest number it may be.
         chooses: whether setting it is wish enough: ``auto`` then takes the strategy.
+        stays: whether one process, which shares nothing, leaves it as it is: it only sets how fast sums are.
         needs: conditions of which each must hold while it is set.
     """
 
     name: str
+    words: str
+    default: object = None
+    least: int | None = None
     chooses: bool = False
+    stays: bool = False
     needs: tuple[Rule, ...] = ()
 
     @property

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.recipe.techniques import STRATEGIES, entry_of, told_strategies, users_of
+from paceline.recipe.techniques import OWN_SETTINGS, STRATEGIES, entry_of, told_strategies, users_of
 from paceline.recipe.windows import problem_of
 
 EXECUTION: dict[str, Any] = {"execution": True}
@@ -406,6 +406,13 @@ class TechniquesPart(Part):
     capture: Switch = _technique("capture")
 
 
+def _own(name: str) -> Any:
+    """The field of a setting that only some strategies have, as the catalogue has it."""
+    own = OWN_SETTINGS[name]
+    told = f"Of {' and '.join(users_of(own))}: {own.words}"
+    return Field(own.default, ge=own.least, json_schema_extra=EXECUTION, description=told)
+
+
 if TYPE_CHECKING:
     StrategyName = str
 else:
@@ -421,29 +428,10 @@ class ParallelPart(Part):
         json_schema_extra=EXECUTION,
         description="Carries what ranks exchange. auto: nccl between cards, gloo between CPUs; mpi where torch has it.",
     )
-    reduce_dtype: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        json_schema_extra=EXECUTION,
-        description="Number format in which ranks sum gradients; bf16 halves the bytes and rounds each rank's share.",
-    )
-    bucket_mib: int | None = Field(
-        None,
-        ge=1,
-        json_schema_extra=EXECUTION,
-        description="Of ddp: MiB of gradients that ranks sum in one go; null: 192 over NVLink, where many small sums"
-        " slow the backward pass down, else 25, which begin early.",
-    )
-    shard_size: int | None = Field(
-        None,
-        ge=2,
-        json_schema_extra=EXECUTION,
-        description="Of fsdp: processes that share one copy of the model, as those of one machine; null: all.",
-    )
-    offload: bool = Field(
-        False,
-        json_schema_extra=EXECUTION,
-        description="Of fsdp: keep shards, their gradients and states in main memory, and update there.",
-    )
+    reduce_dtype: Literal["fp32", "bf16"] = _own("reduce_dtype")
+    bucket_mib: int | None = _own("bucket_mib")
+    shard_size: int | None = _own("shard_size")
+    offload: bool = _own("offload")
 
     @model_validator(mode="before")
     @classmethod
@@ -453,9 +441,9 @@ class ParallelPart(Part):
 
     @model_validator(mode="after")
     def _effect(self) -> Self:
-        for name, field in type(self).model_fields.items():
-            users = users_of(name)
-            if users and self.strategy not in ("auto", *users) and getattr(self, name) != field.default:
+        for name, own in OWN_SETTINGS.items():
+            users = users_of(own)
+            if self.strategy not in ("auto", *users) and getattr(self, name) != own.default:
                 told = f"{name}: has no effect with strategy: {self.strategy}"
                 raise ValueError(f"{told}; set strategy: {' or '.join(users)}")
         return self

@@ -125,10 +125,10 @@ def _is_capable(capability: tuple[int, int], facts: Facts) -> bool:
 
 
 def _check_own(own: OwnSetting, recipe: Recipe) -> None:
-    value, default = value_of(recipe, own.setting), type(recipe.parallel).model_fields[own.name].default
+    value = value_of(recipe, own.setting)
     broken = [rule for rule in own.needs if not rule.holds(value_of(recipe, rule.path))]
-    if value != default and broken:
-        what, leave = f"{own.setting} = {written(value)}", f"--set {own.setting}={written(default)}"
+    if value != own.default and broken:
+        what, leave = f"{own.setting} = {written(value)}", f"--set {own.setting}={written(own.default)}"
         raise RecipeError(what, _refusal(broken[0], True, recipe), leave)
 
 

@@ -179,7 +179,11 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
 )
 """Every technique with a field of its own, in the order of application."""
 
-_REDUCE_DTYPE = OwnSetting("reduce_dtype")
+_REDUCE_DTYPE = OwnSetting(
+    "reduce_dtype",
+    "number format in which ranks sum gradients; bf16 halves the bytes and rounds each rank's share.",
+    default="fp32",
+)
 
 STRATEGIES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
@@ -193,7 +197,16 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         memory="every process keeps all weights, gradients and states",
         choice=STRATEGY,
         room="paceline.engine.buckets",
-        settings=(OwnSetting("bucket_mib"), _REDUCE_DTYPE),
+        settings=(
+            OwnSetting(
+                "bucket_mib",
+                "MiB of gradients that ranks sum in one go; null: 192 over NVLink, where many small sums slow the"
+                " backward pass down, else 25, which begin early.",
+                least=1,
+                stays=True,
+            ),
+            _REDUCE_DTYPE,
+        ),
     ),
     TechniqueEntry(
         "fsdp",
@@ -213,9 +226,16 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         ),
         choice=STRATEGY,
         settings=(
-            OwnSetting("shard_size", chooses=True),
+            OwnSetting(
+                "shard_size",
+                "processes that share one copy of the model, as those of one machine; null: all.",
+                least=2,
+                chooses=True,
+            ),
             OwnSetting(
                 "offload",
+                "keep shards, their gradients and states in main memory, and update there.",
+                default=False,
                 chooses=True,
                 needs=(Rule("device=cuda", "nothing moves on a CPU, whose memory the weights are in already"),),
             ),
@@ -266,10 +286,13 @@ def told_strategies() -> str:
     return f"{' '.join(each)} auto: {auto}."
 
 
-@cache
-def users_of(own: str) -> tuple[str, ...]:
-    """The strategies with which a field of ``parallel`` has an effect; empty: it is no strategy's own."""
-    return tuple(entry.name for entry in STRATEGIES if own in (one.name for one in entry.settings))
+OWN_SETTINGS = {own.name: own for entry in STRATEGIES for own in entry.settings}
+"""By name, the fields of ``parallel`` that have an effect with some strategies only."""
+
+
+def users_of(own: OwnSetting) -> tuple[str, ...]:
+    """The strategies with which a setting has an effect."""
+    return tuple(entry.name for entry in STRATEGIES if own in entry.settings)
 
 
 @cache
