@@ -22,7 +22,7 @@ from paceline.memory.search import usable_bytes
 from paceline.observe.formats import size
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose, num_processes
-from paceline.recipe.techniques import CATALOGUE, opened
+from paceline.recipe.techniques import CATALOGUE, opened, shards
 from paceline.records import MemoryPlan
 
 SHOWN: Final = 3
@@ -302,7 +302,7 @@ def _splits(names: set[str], recipe: Recipe) -> bool:
     """Whether ``on_oom: split`` would have been of use."""
     return (
         recipe.loop.on_oom == "fail"
-        and recipe.parallel.strategy != "fsdp"
+        and not shards(recipe.parallel.strategy)
         and recipe.model.train != "features"
         and bool(names & {"warm_up", "accumulate", "evaluated"})  # the last one is the loop's
     )

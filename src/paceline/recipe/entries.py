@@ -140,6 +140,7 @@ class TechniqueEntry:
         room: the module it is in; none: ``techniques/<name>.py``.
         settings: fields of ``parallel`` that have an effect with it; of a strategy.
         one_process: whether one process has all cards of the run; of a strategy.
+        shards: whether each process keeps a shard of the weights; of a strategy.
     """
 
     name: str
@@ -162,6 +163,7 @@ class TechniqueEntry:
     room: str = ""
     settings: tuple[OwnSetting, ...] = ()
     one_process: bool = False
+    shards: bool = False
 
     @property
     def module(self) -> str:

@@ -224,6 +224,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         saving=Saving(
             "fsdp", 0.0, "each of {cards} cards has its share of a step, and they exchange weights and gradients"
         ),
+        shards=True,
         choice=STRATEGY,
         settings=(
             OwnSetting(
@@ -277,6 +278,11 @@ def entry_of(name: str) -> TechniqueEntry:
 def one_process(strategy: str) -> bool:
     """Whether one process has all cards of a run with this ``parallel.strategy``."""
     return any(entry.one_process for entry in STRATEGIES if entry.name == strategy)
+
+
+def shards(strategy: str) -> bool:
+    """Whether each process of a run with this ``parallel.strategy`` keeps a shard of the weights."""
+    return any(entry.shards for entry in STRATEGIES if entry.name == strategy)
 
 
 def told_strategies() -> str:

@@ -19,6 +19,7 @@ from paceline.recipe.techniques import (
     one_process,
     opened,
     settings_for_inference,
+    shards,
     told,
 )
 
@@ -92,7 +93,12 @@ def test_a_trained_model_keeps_what_is_not_of_steps_alone() -> None:
 def test_what_auto_may_have_switched_on_is_opened_again() -> None:
     given = recipe("techniques.fusion=true", "techniques.recompute=true", "techniques.compile=false")
     assert opened(given) == ("techniques.fusion=auto",)
-    assert [name for name in ("auto", "ddp", "fsdp", "dp") if one_process(name)] == ["dp"]
+
+
+def test_what_a_strategy_is_follows_from_its_entry() -> None:
+    names = ("auto", "ddp", "fsdp", "dp")
+    assert [name for name in names if one_process(name)] == ["dp"]
+    assert [name for name in names if shards(name)] == ["fsdp"]
 
 
 @pytest.mark.parametrize(
