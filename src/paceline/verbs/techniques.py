@@ -11,7 +11,7 @@ from paceline.errors import RecipeError
 from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.recipe.entries import TechniqueEntry
+from paceline.recipe.entries import TechniqueEntry, written
 from paceline.recipe.parts import ParallelPart, TechniquesPart
 from paceline.recipe.techniques import ENTRIES, told
 
@@ -31,7 +31,7 @@ def techniques() -> tuple[TechniqueEntry, ...]:
 def unavailable(entry: TechniqueEntry, value: object, facts: Facts) -> str | None:
     """Why a technique cannot be set to ``value`` on this machine, whatever is trained; None when it can."""
     try:
-        _chosen(facts, f"{entry.setting}={_word(value)}")
+        _chosen(facts, f"{entry.setting}={written(value)}")
     except RecipeError as error:
         # that a card is needed says little where one is there and cannot be used
         needs_card = facts.cuda_problem is not None and "device" in error.why
@@ -57,9 +57,9 @@ def _machine(facts: Facts) -> str:
 def _shown(entry: TechniqueEntry, facts: Facts) -> str:
     part, name = (ParallelPart, "strategy") if entry.choice else (TechniquesPart, entry.name)
     field = part.model_fields[name]
-    values = " | ".join(map(_word, _values(field.annotation)))
+    values = " | ".join(map(written, _values(field.annotation)))
     lines = [
-        ("setting", f"{entry.setting} = {values}  (default {_word(field.default)})"),
+        ("setting", f"{entry.setting} = {values}  (default {written(field.default)})"),
         *_here(entry, field, facts),
         # what auto makes of it is told above, as it is on this machine
         *((label, text) for label, text in told(entry) if label != "auto"),
@@ -88,12 +88,12 @@ def _here(entry: TechniqueEntry, field: Any, facts: Facts) -> Iterator[tuple[str
     elif len(refused) == len(values):
         yield "here", f"not available: {'; '.join(dict.fromkeys(refused.values()))}"
     else:
-        yield "here", f"available: {', '.join(_word(value) for value in values if value not in refused)}"
+        yield "here", f"available: {', '.join(written(value) for value in values if value not in refused)}"
         for value, reason in refused.items():
-            yield "here", f"not {_word(value)}: {reason}"
+            yield "here", f"not {written(value)}: {reason}"
     if field.default == "auto":
         recipe, reasons = _chosen(facts)
-        chosen = _word(getattr(recipe.techniques, entry.name))
+        chosen = written(getattr(recipe.techniques, entry.name))
         known = f"{chosen}: {reasons.get(entry.setting)}"
         yield "auto", known if chosen != "auto" else "decided when model and data are known"
 
@@ -111,8 +111,3 @@ def _values(annotation: Any) -> list[Any]:
 
 def _dotted(capability: tuple[int, int] | None) -> str:
     return "{}.{}".format(*capability) if capability else "unknown"
-
-
-def _word(value: object) -> str:
-    """A value as YAML writes it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
