@@ -30,6 +30,7 @@ from paceline.predictions import PredictionFile, Predictions
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import DataPart
+from paceline.recipe.techniques import CATALOGUE, settings_for_inference
 from paceline.recipe.trust import NONE, Trust, require_trust
 from paceline.records import EvaluationRecord
 from paceline.run_folder import RunFolder, has_checkpoint, way_on
@@ -42,15 +43,13 @@ WINDOW = 4096
 _READING = tuple(
     f"data.{name}" for name in ("text", "pair", "label", "label_separator", "on_bad_row", "bad_rows_allowed")
 )
-_CARRIED_OUT = ("device", "loop.evaluation_batch_size", "techniques.precision", "techniques.packing")
+_CARRIED_OUT = (
+    *("device", "loop.evaluation_batch_size"),
+    *(entry.setting for entry in CATALOGUE if entry.inference == "open"),
+)
 """Settings that can change when a trained model is used."""
 
-_ONLY_TRAINING = (
-    *("device=auto", "data.resident=false", "parallel.strategy=auto", "techniques.recompute=false"),
-    *("techniques.early_pooling=auto", "techniques.fused_qkv=false", "techniques.fusion=false"),
-    *("techniques.fully_connected=false", "techniques.cudnn_benchmark=false", "techniques.embedding_gradient=false"),
-    *("techniques.compile=false", "techniques.capture=false"),
-)
+_ONLY_TRAINING = ("device=auto", "data.resident=false", *settings_for_inference())
 """What a recipe says of steps and of another machine has no bearing here."""
 
 Tell = Callable[[str], None]
