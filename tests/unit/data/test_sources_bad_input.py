@@ -41,7 +41,7 @@ CASES = {
     "carriage returns": ("a.csv", b"text,label\ra,x\rb,y\r", "a.csv:1", ["carriage return"], "tr "),
     "damaged utf-8": (
         *("a.csv", "text,label\n好的,x\n".encode() + b"caf\xe9,y\n"),
-        *("a.csv:3", ["UTF-8", "byte offset 23"], "iconv"),
+        *("a.csv:3", ["UTF-8", "byte offset 23", "the rest of the file"], "write the row anew"),
     ),
     "nul byte": ("a.csv", b"text,label\na,x\nb\0c,y\n", "a.csv:3", ["NUL", "byte offset 16"], "tr -d"),
     "nul in a json string": (

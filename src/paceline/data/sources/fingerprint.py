@@ -16,7 +16,7 @@ from paceline.data.sources.locate import file_format, locate
 from paceline.files import digest
 from paceline.recipe.parts import DataPart
 
-_READING = 2
+_READING = 3
 """Raised when reading the same bytes gives other rows than before."""
 
 _FIELDS = ("text", "pair", "label", "split", "label_separator", "encoding", "delimiter", "image_size", "on_bad_row")

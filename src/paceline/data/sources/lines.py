@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, Literal, Self, cast
 
 from paceline.data.sources.encoding import detect
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS
@@ -17,6 +18,9 @@ from paceline.errors import DataError
 
 MAX_LINE_BYTES = 4 * MAX_CELL_CHARACTERS
 """Bounds what one line may take of the memory; a cell that is too long is reported by its column below this."""
+
+Asked = Literal["set", "told", "undecided"]
+"""Who says what a file's encoding is: a setting, or its bytes, which may leave it undecided."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -41,19 +45,32 @@ class Lines:
         self._problem: Callable[..., DataError] | None = None
         self._marked = True
         self._file: BinaryIO | None = None
-        self.encoding = self._detected() if encoding == "auto" else codecs.lookup(encoding).name
+        detected = self._detected() if encoding == "auto" else None
+        self._asked: Asked = "set" if encoding != "auto" else "undecided" if detected is None else "told"
+        self.encoding = detected or ("utf-8" if encoding == "auto" else codecs.lookup(encoding).name)
         """How the file is decoded, as set or as its bytes say."""
         self._wide: io.TextIOWrapper | None = None
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What to tell about the encoding: nothing of UTF-8, else which it is and how the first rows read."""
+        """What to tell about the encoding: nothing of UTF-8, else which it is and how a row reads."""
         if self.encoding == "utf-8":
             return ()
-        with Lines(self.path, self.name, self.encoding) as again:
-            rows = [line.rstrip("\r\n") for line, _ in zip(again, range(2), strict=False)]
-        shown = " / ".join(row[:80] for row in rows)  # as it is: the reader's eye judges the decoding
-        return (f"{self.name}: read as {self.encoding} (--set data.encoding=... to change); it begins {shown!r}",)
+        number, row = self._telling()
+        # as it is: the reader's eye judges the decoding
+        shown = f"line {number:,} reads {row.rstrip()[:100]!r}"
+        return (f"{self.name}: read as {self.encoding} (--set data.encoding=... to change); {shown}",)
+
+    def _telling(self) -> tuple[int, str]:
+        """The first row by which an eye can judge the decoding, and its number: beyond ASCII, below the header."""
+        header = (1, "")
+        with Lines(self.path, self.name, self.encoding) as again, contextlib.suppress(DataError):
+            for line in again:
+                if again.number == 1:
+                    header = (1, line)
+                elif not line.isascii():
+                    return again.number, line
+        return header
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +120,7 @@ class Lines:
                     self.first, self._marked = line, False
                 yield line
 
-    def _detected(self) -> str:
+    def _detected(self) -> str | None:
         with self._open() as file:
             try:
                 return detect(file)
@@ -161,36 +178,48 @@ class Lines:
             return raw.decode(encoding)
         except UnicodeDecodeError as error:
             if self._problem is None:
-                self._problem = partial(bad_encoding, error, self.name, self.number, offset)
+                self._problem = partial(bad_encoding, error, self.name, self.number, offset, asked=self._asked)
             return raw.decode(encoding, errors="replace")
 
 
 def bad_encoding(
-    error: UnicodeDecodeError, file: str, line: int, offset: int = 0, column: str | None = None
+    error: UnicodeDecodeError,
+    file: str,
+    line: int,
+    offset: int = 0,
+    column: str | None = None,
+    *,
+    asked: Asked = "set",
 ) -> DataError:
-    """The error for bytes that are no UTF-8; ``offset`` is where the decoded bytes begin in the file."""
+    """The error for bytes that do not decode.
+
+    Args:
+        offset: where the decoded bytes begin in the file.
+        asked: how the encoding was found.
+    """
     raw = error.object
-    # bytes 0x80 to 0x9f are control characters in Latin-1 and quotes and dashes in Windows-1252
-    likely = "cp1252" if any(0x80 <= byte <= 0x9F for byte in raw[error.start : error.start + 200]) else "latin-1"
-    around = bytes(raw[max(0, error.start - 20) : error.start + 20]).decode("latin-1")
-    if error.encoding not in ("utf-8", "utf8"):
-        return DataError(
-            f"not {error.encoding}",
-            file=file,
-            line=line,
-            column=column,
-            found=around,
-            why=f"byte 0x{raw[error.start]:02x} at byte offset {offset + error.start:,} begins no character of it",
-            fix="convert the file to UTF-8 in the program that wrote it",
+    name = "UTF-8" if error.encoding in ("utf-8", "utf8") else error.encoding
+    likely = detect(io.BytesIO(raw)) if asked == "set" else None
+    why = f"byte 0x{raw[error.start]:02x} at byte offset {offset + error.start:,} begins no {name} character"
+    if asked == "told":
+        why += f"; the rest of the file is {name}"
+        fix = f"write the row anew in {name}, or drop it (--set data.on_bad_row=skip drops and counts such rows)"
+    elif likely is not None and likely not in ("utf-8", codecs.lookup(error.encoding).name):
+        shown = raw[: error.start + 40].decode(likely, "ignore").strip()[-60:]
+        fix = f"--set data.encoding={likely}, as which it reads {shown!r}"
+    else:
+        fix = (
+            "--set data.encoding=NAME says what the file was written in (cp1251, big5, euc_jp, cp1253, ...), or save it"
+            " as UTF-8 in the program that wrote it"
         )
     return DataError(
-        "not UTF-8",
+        f"not {name}",
         file=file,
         line=line,
         column=column,
-        found=around,
-        why=f"byte 0x{raw[error.start]:02x} at byte offset {offset + error.start:,} begins no UTF-8 character",
-        fix=f"convert the file, for example from {likely}: {_filtered(file, f'iconv -f {likely} -t utf-8')}",
+        found=bytes(raw[max(0, error.start - 20) : error.start + 20]).decode(errors="backslashreplace"),
+        why=why,
+        fix=fix,
     )
 
 
