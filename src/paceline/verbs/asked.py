@@ -78,7 +78,7 @@ def _of_folder(folder: Path, verb: str) -> str:
     return f"paceline {verb} RECIPE.yaml; or, where it holds data, paceline {verb} --model NAME --data {folder}"
 
 
-_DATA_SUFFIXES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".txt"})
+_DATA_SUFFIXES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".xlsx", ".gz", ".txt"})
 
 
 def _without(part: object, *keys: str) -> dict[str, Any]:

@@ -236,7 +236,14 @@ def test_missing_test_file_is_found_before_anything_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "fix"),
-    [("a.json", "jq"), ("a.xlsx", "CSV"), ("a.txt", "folder per class"), ("a", ".csv"), ("a.gz", ".csv")],
+    [
+        ("a.xls", "save it as .xlsx or as CSV"),
+        ("a.json.xz", "unxz"),
+        ("a.xlsx.gz", ".csv"),
+        ("a.txt", "folder per class"),
+        ("a", ".csv"),
+        ("a.gz", ".csv"),
+    ],
 )
 def test_unknown_format(tmp_path, name, fix):
     (tmp_path / name).write_text("{}")

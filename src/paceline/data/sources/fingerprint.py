@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.sources.arrow import files_of_saved, is_saved
 from paceline.data.sources.folders import files_of
 from paceline.data.sources.hub import PREFIX
 from paceline.data.sources.lines import unreadable
@@ -40,7 +41,7 @@ def source_fingerprint(part: DataPart) -> str | None:
         path = locate(name, f"data.{setting}")
         try:
             if path.is_dir():
-                for file in files_of(path, name):
+                for file in (files_of_saved if is_saved(path) else files_of)(path, name):
                     found = f"\n{setting} {file.relative_to(path).as_posix()} {digest(file)}"
                     whole.update(found.encode("utf-8", "surrogateescape"))  # a file's name is bytes, UTF-8 or not
             else:

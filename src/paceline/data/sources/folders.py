@@ -108,7 +108,9 @@ def _find(folder: Path, name: str) -> _Found:
         samples = [_Sample(path, None, None) for path in _files(folder, ignored)]
     kinds = {_kind(sample.path) for sample in samples}
     if not samples:
-        raise DataError("no texts and no images found", file=name, fix=f"use {_LAYOUT}")
+        arrow = next((path.name for path in sorted(folder.glob("*.arrow"))), None)
+        fix = f"name the file: {name}/{arrow}" if arrow else f"use {_LAYOUT}"
+        raise DataError("no texts and no images found", file=name, fix=fix)
     if len(kinds) > 1:
         raise DataError("texts and images side by side", file=name, fix="keep them in folders of their own")
     notices = [f"{name}: ignored {count:,} {what}" for what, count in sorted(ignored.items())]

@@ -58,7 +58,8 @@ class Lines:
             return ()
         number, row = self._telling()
         # as it is: the reader's eye judges the decoding
-        shown = f"line {number:,} reads {row.rstrip()[:100]!r}"
+        at = next((at for at, character in enumerate(row) if character > "\x7f"), 0)
+        shown = f"line {number:,} reads {row[max(0, at - 40) :].rstrip()[:100]!r}"
         return (f"{self.name}: read as {self.encoding} (--set data.encoding=... to change); {shown}",)
 
     def _telling(self) -> tuple[int, str]:
@@ -67,7 +68,7 @@ class Lines:
         with Lines(self.path, self.name, self.encoding) as again, contextlib.suppress(DataError):
             for line in again:
                 if again.number == 1:
-                    header = (1, line)
+                    header = (1, line[:1000])
                 elif not line.isascii():
                     return again.number, line
         return header
@@ -101,6 +102,26 @@ class Lines:
             return problem()
         where = [column for column, cell in zip(columns, cells, strict=True) if any(mark in cell for mark in marks)]
         return problem(column=where[0] if where else None)
+
+    def whole(self) -> str:
+        """The text of the whole file at once, for formats that do not go by lines.
+
+        Raises:
+            DataError: it cannot be read, does not decode or holds a NUL.
+        """
+        with self._open() as file:
+            try:
+                raw = self._without_mark(file.read())
+            except (EOFError, OSError, zlib.error) as error:
+                raise self._unread(error) from None
+        try:
+            text = raw.decode(self.encoding)
+        except UnicodeDecodeError as error:
+            line = raw.count(b"\n", 0, error.start) + 1
+            raise bad_encoding(error, self.name, line, asked=self._asked) from None
+        if "\0" in text:
+            raise holds_nul(self.name, text.count("\n", 0, text.index("\0")) + 1, text.encode(errors="replace"))
+        return text
 
     def __iter__(self) -> Iterator[str]:
         with self._open() as file:
@@ -138,24 +159,8 @@ class Lines:
     def _read_line(self, file: BinaryIO) -> bytes:
         try:
             raw = self._wide.readline(MAX_LINE_BYTES + 1).encode() if self._wide else file.readline(MAX_LINE_BYTES + 1)
-        except EOFError:
-            raise DataError(
-                "the gzip file is cut off",
-                file=self.name,
-                line=self.number + 1,
-                why=f"it ends in the middle of its compressed data, after {self.number:,} whole lines",
-                fix=f"copy or download it again; `gzip -t {self.name}` checks it",
-            ) from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(
-                "not a whole gzip file",
-                file=self.name,
-                line=self.number + 1,
-                why=str(error),
-                fix=f"copy or download it again, or drop .gz from its name; `gzip -t {self.name}` checks it",
-            ) from None
-        except OSError as error:
-            raise unreadable(self.name, error) from None
+        except (EOFError, OSError, zlib.error) as error:
+            raise self._unread(error) from None
         if len(raw) > MAX_LINE_BYTES:
             raise DataError(
                 f"a line of over {MAX_LINE_BYTES // 1_000_000} MB",
@@ -166,6 +171,26 @@ class Lines:
                 fix="write one row a line; is the file of another format?",
             )
         return raw
+
+    def _unread(self, error: Exception) -> DataError:
+        """Why the file cannot be read further."""
+        if isinstance(error, EOFError):
+            return DataError(
+                "the gzip file is cut off",
+                file=self.name,
+                line=self.number + 1,
+                why=f"it ends in the middle of its compressed data, after {self.number:,} whole lines",
+                fix=f"copy or download it again; `gzip -t {self.name}` checks it",
+            )
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            return unreadable(self.name, error)
+        return DataError(
+            "not a whole gzip file",
+            file=self.name,
+            line=self.number + 1,
+            why=str(error),
+            fix=f"copy or download it again, or drop .gz from its name; `gzip -t {self.name}` checks it",
+        )
 
     def _without_mark(self, raw: bytes) -> bytes:
         return raw.removeprefix(_BYTE_ORDER_MARK)

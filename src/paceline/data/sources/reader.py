@@ -16,7 +16,7 @@ from paceline.data.sources.fingerprint import content_fingerprint, files_named, 
 from paceline.data.sources.gather import Gathered, Gatherer
 from paceline.data.sources.hub import PREFIX, read_hub
 from paceline.data.sources.labels import Interpreted, Labels, interpret
-from paceline.data.sources.locate import locate, open_source
+from paceline.data.sources.locate import locate, open_sources
 from paceline.data.sources.memory import read_memory
 from paceline.data.sources.rows import SAMPLE_ROWS, Row, Source
 from paceline.data.table import Table
@@ -199,8 +199,17 @@ def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: boo
     elif not from_file:
         yield from read_hub(part.source)
     for setting, name in named:
-        source = open_source(paths[setting], name, part, bad, labelled=labelled)
-        yield source if setting == "source" else replace(source, split=setting)
+        sources = open_sources(paths[setting], name, part, bad, labelled=labelled)
+        if setting == "source":
+            yield from sources
+        elif len(sources) == 1:
+            yield replace(sources[0], split=setting)
+        else:
+            raise DataError(
+                f"data.{setting} = {name!r}: holds several splits",
+                why=f"all rows of it would be {setting}",
+                fix=f"name the folder of one: data.{setting}={name}/{setting}",
+            )
 
 
 def _no_rows(source: Source) -> DataError:
