@@ -94,7 +94,7 @@ def test_a_split_of_its_own_is_one_data_set(tmp_path):
     folder = saved_splits(tmp_path / "set", train=ROWS, validation=ROWS)
     table = read(DataPart(source=str(folder / "train"), validation=str(folder / "validation")))
     assert table.splits == ["train"] * 5 + ["validation"] * 5
-    with pytest.raises(DataError, match="data.validation = .*holds several splits") as caught:
+    with pytest.raises(DataError, match=r"data.validation = .*holds several splits") as caught:
         read(DataPart(source=str(folder / "train"), validation=str(folder)))
     assert f"data.validation={folder}/validation" in caught.value.fix
 

@@ -95,7 +95,7 @@ def test_damaged_and_protected_files_are_told_apart(tmp_path):
     with pytest.raises(DataError, match=r"not a whole \.xlsx file"):
         read(DataPart(source=str(path)))
     path.write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(1000))
-    with pytest.raises(DataError, match="not an .xlsx file") as caught:
+    with pytest.raises(DataError, match=r"not an \.xlsx file") as caught:
         read(DataPart(source=str(path)))
     assert "password" in caught.value.why
     with zipfile.ZipFile(path, "w") as archive:
