@@ -147,32 +147,6 @@ def test_a_model_that_reads_its_batchs_width_is_told_of(kind: str) -> None:
         assert model.bert.attention_type == "block_sparse"
 
 
-@pytest.mark.parametrize("added", range(4))
-def test_a_model_that_joins_neighbours_is_told_of_whatever_the_lengths_are(added: int) -> None:
-    """Funnel pools two tokens, and two of these: lengths that four divides are read alike in every width."""
-    tokenizer = funnel()
-    model = tiny("funnel", len(tokenizer))
-    texts = [" ".join(["film"] * count) for count in range(2 + added, 9 + added)]
-    [notice] = built(model, tokenizer, texts, None).notices
-    assert "depends on the width" in notice
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_pass_that_fails_is_told_of(alone: bool) -> None:
-    tokenizer = bert()
-    model = tiny("bert", len(tokenizer))
-
-    def refuse(_: Any, __: Any, inputs: Any) -> None:
-        if (len(inputs["input_ids"]) == 1) == alone:
-            raise ValueError(f"{len(inputs['input_ids'])} rows are not what it takes\nsecond line")
-
-    model.register_forward_pre_hook(refuse, with_kwargs=True)
-    [notice] = built(model, tokenizer, ["a film", "we cried", "dull", "we laughed , we cried"], None).notices
-    assert "depends on the width that its batch is padded to is not known" in notice
-    assert notice.endswith("rows are not what it takes")
-    assert ("a pass of one text of 3 tokens fails: ValueError: 1 rows" in notice) == alone
-
-
 def test_a_width_that_never_changes_is_not_told_of() -> None:
     tokenizer = fnet_tokenizer()
     assert built(tiny("fnet", len(tokenizer)), tokenizer, ["a film", "we cried"], None).notices == ()

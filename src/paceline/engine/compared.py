@@ -12,7 +12,6 @@ from torch import nn
 
 from paceline.data.dataset import Tokens
 from paceline.device import PLANNED
-from paceline.errors import UserError
 from paceline.seams import Build, Ids, Layout
 from paceline.techniques.packing import CHECKED_SAMPLES, exactly
 
@@ -21,11 +20,6 @@ _AMONG = 256
 
 _LOOKED_AT = 2**22
 """Tokens that are looked through at once for special ones."""
-
-_NEIGHBOURS = 4
-"""Lengths around the middle one of which a text is compared alone and in a wider batch."""
-
-_SMALLEST = torch.finfo(torch.float32).tiny
 
 _SAME = 1e-4
 """Largest difference between equal results, relative to their norm: that of sums in another order, and more."""
@@ -71,10 +65,10 @@ def _with_specials(tokens: Tokens) -> list[int]:
 
 
 def width_notice(build: Build, layout: Layout, tokens: Tokens) -> str | None:
-    """What to tell of a model whose result for a text depends on how wide its batch is, or of which that is not known.
+    """What to tell of a model whose result for a text depends on how wide its batch is; None where it does not.
 
-    The shortest text and a few around the middle length are each compared alone and beside the longest, in evaluation
-    mode and fp32. The model and torch's random numbers stay as they are. None: it reads them alike.
+    The shortest text and one of middle length are each compared alone and beside the longest, in evaluation
+    mode and fp32. The model and torch's random numbers stay as they are.
 
     Args:
         build: with the plain forward pass.
@@ -84,53 +78,33 @@ def width_notice(build: Build, layout: Layout, tokens: Tokens) -> str | None:
     lengths = tokens.lengths
     if build.device.type == PLANNED or not len(lengths) or not 0 < lengths.min() < lengths.max():
         return None  # no text is ever padded
-    singles = _of_several_lengths(lengths)
-    name, apart = type(build.model).__name__, []
-    failed = f"{name}: whether its result for a text depends on the width that its batch is padded to is not known"
+    # the shortest may be too short for what goes wrong in wider ones, such as a second chunk
+    few = [int(lengths.argmin()), int(np.argsort(lengths, kind="stable")[len(lengths) // 2]), int(lengths.argmax())]
+    results: list[torch.Tensor | None] = []
     with exactly(build.device), torch.no_grad():
-        try:
-            beside = _result(build, layout, [*singles, int(lengths.argmax())])
-        except Exception as error:
-            return f"{failed}: a pass of {len(singles) + 1} texts, the longest of {lengths.max():,} tokens, {_why(error)}"
-        for row, sample in enumerate(singles):
+        for ids in (few, few[:1], few[1:2]):
+            torch.manual_seed(0)  # some hash by random numbers
             try:
-                alone = _result(build, layout, [sample])
-            except Exception as error:
-                return f"{failed}: a pass of one text of {lengths[sample]:,} tokens {_why(error)}"
-            apart.append(float((alone[0] - beside[row]).norm() / alone[0].norm().clamp_min(_SMALLEST)))
-    away = max(apart)
+                with _as_it_is(build.model):
+                    results.append(build.forward(build.model.eval(), layout.collate(np.array(ids))).double())
+            except Exception:  # the first step says what is wrong, where there is a way to say it
+                results.append(None)
+    beside, *singles = results
+    if beside is None:
+        return None
+    apart = [
+        float((one[0] - beside[row]).norm() / one[0].norm().clamp_min(torch.finfo(torch.float32).tiny))
+        for row, one in enumerate(singles)
+        if one is not None
+    ]
+    away = max(apart, default=0.0)
     if not away > _SAME:  # what is not a number is none either: the loss will say so
         return None
     return (
-        f"{name}: its result for a text depends on the width that its batch is padded to (logits "
+        f"{type(build.model).__name__}: its result for a text depends on the width that its batch is padded to (logits "
         f"of one alone differ by {away:.1e} of their norm beside the longest); evaluate and predict give "
         "other numbers with other neighbours, and loop.evaluation_batch_size=1 gives each text's own"
     )
-
-
-def _of_several_lengths(lengths: NDArray[np.int32]) -> list[int]:
-    """The shortest sample, and one of each of the four lengths around the middle one.
-
-    The shortest may be too short for what goes wrong in wider batches, such as a second chunk. A model that takes
-    neighbouring tokens together (Funnel: two, and two of these) reads every fourth length alike.
-    """
-    known, first = np.unique(lengths, return_index=True)
-    among = first[:-1]  # but for the longest
-    start = max(0, min(len(known) // 2 - _NEIGHBOURS // 2, len(among) - _NEIGHBOURS))
-    return list(dict.fromkeys([int(first[0]), *map(int, among[start : start + _NEIGHBOURS])]))
-
-
-def _result(build: Build, layout: Layout, samples: list[int]) -> torch.Tensor:
-    torch.manual_seed(0)  # some hash by random numbers
-    with _as_it_is(build.model):
-        return build.forward(build.model.eval(), layout.collate(np.array(samples))).double()
-
-
-def _why(error: Exception) -> str:
-    """Why a pass fails, in one line; the first step says it in full, where it fails there too."""
-    if isinstance(error, UserError):
-        return f"fails: {error.why or error.what}"
-    return f"fails: {type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 @contextlib.contextmanager
