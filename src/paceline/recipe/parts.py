@@ -207,7 +207,8 @@ class DataPart(Part):
     @classmethod
     def _usable_delimiter(cls, value: str) -> str:
         if value != "auto" and (len(value) != 1 or value in '"\r\n\0'):
-            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}")
+            hint = "" if value else "; YAML needs quotes around | and #, as in --set 'data.delimiter=\"|\"'"
+            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}{hint}")
         return value
 
 

@@ -103,6 +103,19 @@ class Lines:
         where = [column for column, cell in zip(columns, cells, strict=True) if any(mark in cell for mark in marks)]
         return problem(column=where[0] if where else None)
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether the file's bytes say its encoding; of Windows-1252 they only say that nothing speaks against it."""
+        return self._asked == "told" and self.encoding != "cp1252"
+
+    def fits(self, encoding: str) -> bool:
+        """Whether all of the file is of an encoding."""
+        try:
+            with Lines(self.path, self.name, encoding) as again:
+                return all(again.take_problem() is None for _ in again)
+        except DataError:
+            return False
+
     def whole(self) -> str:
         """The text of the whole file at once, for formats that do not go by lines.
 

@@ -12,7 +12,7 @@ from paceline.data.sources.excel import read_excel
 from paceline.data.sources.folders import read_folder
 from paceline.data.sources.json_array import read_json
 from paceline.data.sources.json_lines import read_json_lines
-from paceline.data.sources.lines import unreadable
+from paceline.data.sources.lines import Lines, unreadable
 from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import Source
 from paceline.errors import DataError
@@ -98,6 +98,26 @@ def open_sources(path: Path, name: str, part: DataPart, bad: BadRows, *, labelle
         return [read_excel(path, name, bad)]
     read_text = read_json if suffix == ".json" else read_json_lines
     return [read_text(path, name, bad, part.encoding)]
+
+
+def fitting(part: DataPart) -> dict[str, str]:
+    """Encoding and delimiter for ``part.source``, of which ``part`` only says what those of other files are.
+
+    UTF-8 and whatever else the bytes say for certain goes first; a delimiter has to stand in the header.
+    """
+    path = Path(part.source).expanduser()
+    found = {"encoding": "auto", "delimiter": "auto"}
+    suffix = file_format(path)
+    if suffix in BINARY or suffix not in FORMATS or not path.is_file() or is_irregular(path):
+        return found
+    lines = Lines(path, part.source)
+    if part.encoding != "auto" and not lines.is_certain and lines.fits(part.encoding):
+        found["encoding"] = part.encoding
+    if part.delimiter != "auto" and suffix in DELIMITERS:
+        with Lines(path, part.source, found["encoding"]) as again:
+            if part.delimiter in next(iter(again), ""):
+                found["delimiter"] = part.delimiter
+    return found
 
 
 def _missing(path: Path, name: str, setting: str) -> DataError:
