@@ -103,6 +103,12 @@ def test_other_languages_are_told_from_their_neighbours(tmp_path, rows, encoding
     assert rows[0][0] in told
 
 
+def test_a_few_chinese_words_that_could_be_syllables_are_chinese(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv([("fine silk", "高档"), ("plain cotton", "低档")] * 20).encode("gbk"))
+    assert set(read(DataPart(source=str(path))).labels) == {"高档", "低档"}
+
+
 @pytest.mark.parametrize(
     ("rows", "encoding"), [(CYRILLIC, "koi8-r"), (CYRILLIC, "cp866"), (GREEK, "cp1253"), (JAPANESE, "euc_jp")]
 )

@@ -20,6 +20,7 @@ _CHINESE = frozenset("的一是不了在有我这他她们人来大上个到说�
 """Syllables and characters of which a fifth of all running text is made; the other language hardly has them."""
 
 _FUNCTION_WORDS = 0.1
+_FEWEST_PARTICLES = 3
 
 _CYRILLIC = frozenset("оеаинт")
 _CYRILLIC_SHARE = 0.38
@@ -145,6 +146,8 @@ def _is_korean(sample: bytes) -> bool:
     hangul = _decoded(sample, "cp949")
     if not hangul or sum("가" <= syllable <= "힣" for syllable in hangul) < 0.9 * len(hangul):
         return False
+    if len(_KOREAN.intersection(hangul)) < _FEWEST_PARTICLES:
+        return False  # a word or two, which many Chinese characters could be
     korean = sum(syllable in _KOREAN for syllable in hangul)
     chinese = sum(character in _CHINESE for character in _decoded(sample, "gb18030"))
     return korean > chinese and korean >= _FUNCTION_WORDS * len(hangul)
