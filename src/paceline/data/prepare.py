@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from paceline.data.builtin import PREFIX, builtin_fingerprint
 from paceline.data.cache import FORMAT, DamagedEntry, dataset_fingerprint, load, save
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
+from paceline.data.doubts import doubts
 from paceline.data.encode import KeepGoing, encode_texts, padding_id, truncate, wanted
 from paceline.data.labels import Labels, empty_labels, encode_known_labels, encode_labels, place
 from paceline.data.sources.images import Picture
@@ -171,7 +172,8 @@ def _outline(
         raise DataError(f"{part.source} has no labels", fix="name the label's column with data.label")
     if part.image_size is not None and table.images is None:
         raise DataError(f"data.image_size = {part.image_size}: no effect on texts", fix="leave data.image_size out")
-    kind, dealt = table.kind, deal(table.labels, table.kind, duplicate_keys(table), table.splits, part.splits)
+    kind, keys = table.kind, duplicate_keys(table)
+    dealt = deal(table.labels, kind, keys, table.splits, part.splits)
     labels = encode_labels(
         table.labels,
         kind,
@@ -188,6 +190,8 @@ def _outline(
     def finish(keep_going: KeepGoing) -> Dataset:
         inputs = _inputs(table, tokenizer, part.max_length, keep_going)
         notices = table.notices + dealt.notices + labels.notices
+        if not part.source.startswith(PREFIX):  # what is built in is not the user's to mend
+            notices += doubts(table, keys, dealt.splits)
         return remember(_dataset(inputs, labels, kind, dict(dealt.splits), table.origins, notices))
 
     pad_id = padding_id(tokenizer) if tokenizer is not None else table.tokens.pad_id if table.tokens else None

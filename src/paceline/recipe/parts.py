@@ -145,8 +145,9 @@ class DataPart(Part):
 
     source: str = Field(
         "memory",
-        description="Path of a csv, tsv, jsonl (also .gz) or parquet file or of a folder per class; hub:NAME;"
-        " builtin:docstrings, builtin:digits, builtin:random; memory: rows given from Python.",
+        description="Path of a csv, tsv, jsonl or json (also .gz), xlsx, parquet or arrow file, of a folder per class"
+        " or of what save_to_disk left; hub:NAME; builtin:docstrings, builtin:digits, builtin:random; memory: rows"
+        " given from Python.",
     )
     validation: str | None = Field(None, description="A file of its own for validation.")
     test: str | None = Field(None, description="A file of its own for the test.")
@@ -207,7 +208,8 @@ class DataPart(Part):
     @classmethod
     def _usable_delimiter(cls, value: str) -> str:
         if value != "auto" and (len(value) != 1 or value in '"\r\n\0'):
-            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}")
+            hint = "" if value else "; YAML needs quotes around | and #, as in --set 'data.delimiter=\"|\"'"
+            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}{hint}")
         return value
 
 

@@ -117,7 +117,9 @@ def paceline(
 def train(
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="TARGET", help="Recipe (YAML); with --resume, a run folder.", show_default=False),
+        typer.Argument(
+            metavar="TARGET", help="Recipe (YAML), or data; with --resume, a run folder.", show_default=False
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Hub name or folder of a pretrained model.")] = None,
     data: Annotated[str | None, typer.Option(help="File or folder, hub:NAME or builtin:NAME.")] = None,
@@ -153,7 +155,7 @@ def train(
     """Fine-tune, evaluate and save a model.
 
     \b
-    paceline train --model distilbert-base-uncased --data reviews.csv
+    paceline train reviews.csv --model distilbert-base-uncased
     paceline train --model distilbert-base-uncased --data reviews.csv --epochs 3 --lr 3e-5 --batch-size 16
     paceline train recipes/imdb_distilbert.yaml --set optimizer.lr=3e-5
     paceline train runs/x --resume

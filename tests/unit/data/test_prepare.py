@@ -503,3 +503,12 @@ def test_the_source_of_cached_data_is_not_read_where_nothing_can_have_been_dropp
     monkeypatch.setattr("paceline.data.sources.read", lambda *_, **__: pytest.fail("the source was parsed"))
     _prepare(part, cache, quarantine=tmp_path / "quarantine.jsonl")
     assert not (tmp_path / "quarantine.jsonl").exists()
+
+
+def test_doubts_about_labels_are_told_once_and_out_of_the_cache_too(tmp_path: Path) -> None:
+    rows = [*_rows(), *({"text": f"w4{number} w2", "label": "nan", "id": 0} for number in range(4))]
+    part = _part(_write(tmp_path / "a.jsonl", rows))
+    first, again = _prepare(part, tmp_path / "cache"), _prepare(part, tmp_path / "cache")
+    assert [notice for notice in first.notices if "called like a missing value: 'nan' (4 rows)" in notice]
+    assert first.notices == again.notices
+    assert len(set(first.notices)) == len(first.notices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from paceline.data.sources.arrow import files_of_saved, is_saved
 from paceline.data.sources.folders import files_of
 from paceline.data.sources.hub import PREFIX
 from paceline.data.sources.lines import unreadable
@@ -12,7 +13,7 @@ from paceline.data.sources.locate import file_format, locate
 from paceline.files import digest
 from paceline.recipe.parts import DataPart
 
-_READING = 2
+_READING = 3
 """Raised when reading the same bytes gives other rows than before."""
 
 _FIELDS = ("text", "pair", "label", "split", "label_separator", "encoding", "delimiter", "image_size", "on_bad_row")
@@ -36,7 +37,7 @@ def source_fingerprint(part: DataPart) -> str | None:
         path = locate(name, f"data.{setting}")
         try:
             if path.is_dir():
-                for file in files_of(path, name):
+                for file in (files_of_saved if is_saved(path) else files_of)(path, name):
                     found = f"\n{setting} {file.relative_to(path).as_posix()} {digest(file)}"
                     whole.update(found.encode("utf-8", "surrogateescape"))  # a file's name is bytes, UTF-8 or not
             else:
