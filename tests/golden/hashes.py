@@ -45,7 +45,7 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
 }
-"""Set before torch is loaded, for all ranks. Without any one of those that pin instructions AVX-512 gives other bits."""
+"""Set before torch is loaded, for all ranks. Without one of those that pin instructions AVX-512 gives other bits."""
 
 SAME, OTHER, FAILED, NO_RECORD = range(4)
 """Exit codes."""

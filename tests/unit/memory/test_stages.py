@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.cards import card_for, facts_with
 from paceline.engine.gradients import FlatGradients
+from paceline.engine.torch_engine import TorchEngine
 from paceline.errors import ModelError, RecipeError, UserError
 from paceline.facts import this_machine
 from paceline.memory import measure as measuring
@@ -106,13 +107,13 @@ def test_a_run_that_evaluates_has_a_stage_more(few_steps: None) -> None:
 
 def test_the_largest_step_comes_first(few_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    accumulate = module.Steps.accumulate
+    accumulate = TorchEngine.accumulate
 
-    def noted(self: Any, assembled: Any, plan: Any) -> None:
-        seen.append(max(assembled.build.layout.size(ids).slots for ids in plan.microbatches))
-        accumulate(self, assembled, plan)
+    def noted(self: Any, given: Any) -> Any:
+        seen.append(max(self._collate(ids).inputs["input_ids"].numel() for ids in given.microbatches))
+        return accumulate(self, given)
 
-    monkeypatch.setattr(module.Steps, "accumulate", noted)
+    monkeypatch.setattr(TorchEngine, "accumulate", noted)
     monkeypatch.setattr(module, "TIMED_STEPS", 5)
     staged("techniques.packing=false", "loop.micro_batch_size=2")
     first, second, *others = seen
