@@ -41,6 +41,7 @@ from paceline.progress import Progress
 from paceline.recipe import Recipe
 from paceline.recipe.choose import with_smallest_card
 from paceline.recipe.places import absolute
+from paceline.recipe.techniques import one_process
 from paceline.recipe.trust import switches
 from paceline.records import (
     DataRecord,
@@ -345,7 +346,7 @@ def _planning(request: Request, recipe: Recipe) -> list[str]:
 
 def _num_cards(request: Request, recipe: Recipe) -> int:
     """That the run has: one a rank, or, with ``dp``, all that its one process sees."""
-    return len(request.facts.cards) if recipe.parallel.strategy == "dp" else request.world.size
+    return len(request.facts.cards) if one_process(recipe.parallel.strategy) else request.world.size
 
 
 def _observers(

@@ -108,7 +108,7 @@ def _beside_torch(program: Program, place: Path, cards: int) -> int:
     """Bytes of the fullest card that a run takes without torch's allocator."""
     recipe, folder = place / "recipe.yaml", place / f"run-{cards}"
     recipe.write_text(Recipe.parse(RUN).to_yaml(), encoding="utf-8")
-    ranks = ["--gpus", str(cards), "--set", "parallel.strategy=ddp"] if cards > 1 else []
+    ranks = ["--gpus", str(cards)] if cards > 1 else []
     program("paceline", "train", str(recipe), "--out", str(folder), *ranks)
     memory: Mapping[str, int] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["memory"]
     return memory["total"] - memory["reserved"]

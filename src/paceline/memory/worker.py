@@ -35,6 +35,7 @@ from paceline.memory.subject import Subject, subject_of
 from paceline.memory.trace import trace
 from paceline.models.config import read_config
 from paceline.recipe import Recipe
+from paceline.recipe.techniques import one_process
 from paceline.records import MemoryPlan
 from paceline.techniques.compile import wake_tracer
 
@@ -56,7 +57,7 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
     card = Card(**{**given, "compute_capability": tuple(given["compute_capability"] or ()) or None})
     try:
         subject = subject_of(recipe, read_data=request["read_data"])
-        if recipe.parallel.strategy == "dp":
+        if one_process(recipe.parallel.strategy):
             return _dealt(subject, card, request["world_size"])
         return plan_of(trace(subject, card, request["world_size"]), subject, card)
     except ValueError as error:

@@ -196,7 +196,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         excludes=(_NO_STEP,),
         memory="every process keeps all weights, gradients and states",
         choice=STRATEGY,
-        room="paceline.engine.buckets",
+        room="paceline.strategies.ddp.strategy",
         settings=(
             OwnSetting(
                 "bucket_mib",
@@ -226,6 +226,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         ),
         shards=True,
         choice=STRATEGY,
+        room="paceline.strategies.fsdp.strategy",
         settings=(
             OwnSetting(
                 "shard_size",
@@ -262,6 +263,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         ),
         memory="every card keeps all weights; the first also has states once and gradients three times",
         choice=STRATEGY,
+        room="paceline.strategies.dp",
         one_process=True,
     ),
 )
@@ -362,7 +364,9 @@ def capable(capability: tuple[int, int]) -> str:
 
 def opened(recipe: object) -> tuple[str, ...]:
     """Settings that leave open again what is on and may have been switched on by ``auto``."""
-    entries = (entry for entry in CATALOGUE if entry.auto and value_of(recipe, entry.setting) is True)
+    entries = [entry for entry in CATALOGUE if entry.auto and value_of(recipe, entry.setting) is True]
+    # shards may have been the only way that the model fits
+    entries += [entry for entry in STRATEGIES if entry.auto and not entry.shards and entry.is_on(recipe)]
     return tuple(f"{entry.setting}=auto" for entry in entries)
 
 

@@ -1,30 +1,28 @@
-"""Ways in which the ranks or devices of a run share its model and its work: one room each."""
+"""Ways in which the ranks or devices of a run share its model and its work: one room each.
+
+Each room has a ``STRATEGY``, which a run is made of when the catalogue's entry of that name is on.
+"""
 
 from __future__ import annotations
 
 import importlib
 
 from paceline.recipe import Recipe
+from paceline.recipe.techniques import entry_of
 from paceline.seams import Mesh
+from paceline.strategies.alone import OneDevice
 from paceline.strategies.strategy import Strategy
-
-ROOMS = {
-    "alone": "paceline.strategies.alone:OneDevice",
-    "ddp": "paceline.strategies.ddp.strategy:DataParallel",
-    "fsdp": "paceline.strategies.fsdp.strategy:Sharded",
-    "dp": "paceline.strategies.dp:OneProcess",
-}
-"""Strategies by the name that ``parallel.strategy`` has for them. A room is loaded when a run enters it."""
 
 
 def strategy_for(recipe: Recipe, mesh: Mesh) -> Strategy:
-    """How the recipe's run shares its work.
+    """How the recipe's run shares its work. A room is loaded when a run enters it.
 
     Args:
-        recipe: checked against this machine; where one rank leaves nothing to share, its strategy may still be auto.
+        recipe: checked against this machine.
         mesh: the ranks of the run.
     """
     name = recipe.parallel.strategy.replace("auto", "ddp")
-    module, _, found = ROOMS["alone" if name == "ddp" and mesh.data.size == 1 else name].partition(":")
-    strategy: type[Strategy] = getattr(importlib.import_module(module), found)
+    if name == "ddp" and mesh.data.size == 1:  # nothing to share
+        return OneDevice(mesh, recipe)
+    strategy: type[Strategy] = importlib.import_module(entry_of(name).module).STRATEGY
     return strategy(mesh, recipe)

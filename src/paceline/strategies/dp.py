@@ -63,3 +63,6 @@ class OneProcess(Strategy):
 
     def engine(self, build: Build, training: Training) -> Engine:
         return OneDevice(self.mesh, self.recipe).engine(build, training)
+
+
+STRATEGY = OneProcess

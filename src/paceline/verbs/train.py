@@ -226,8 +226,6 @@ def _open_again(recipe: Recipe) -> Recipe:
     settings = list(opened(recipe))
     if recipe.data.resident is True:
         settings.append("data.resident=auto")
-    if recipe.parallel.strategy == "ddp":
-        settings.append("parallel.strategy=auto")
     return recipe.with_settings(settings)
 
 

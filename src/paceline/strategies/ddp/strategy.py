@@ -45,6 +45,9 @@ class DataParallel(Strategy):
         return torch_engine(build, training, updates, gradients, self.mesh)
 
 
+STRATEGY = DataParallel
+
+
 def _first_of_blocks(build: Build) -> list[nn.Parameter]:
     """The first parameter of the first block, where there are blocks.
 

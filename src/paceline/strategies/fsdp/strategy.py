@@ -78,6 +78,9 @@ class Sharded(Strategy):
         return (loop.micro_batch_size or loop.batch_size) * self.mesh.data.size < loop.batch_size
 
 
+STRATEGY = Sharded
+
+
 @final
 class _Shards(Splitting):
     def __init__(self, world: World) -> None:
