@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.errors import PacelineError
 from paceline.data.dataset import Dataset
 from paceline.engine.numerics import numerics
-from paceline.errors import PacelineError
-from paceline.facts import this_machine
 from paceline.kernels import varlen_attention
+from paceline.machine.facts import this_machine
 from paceline.models.config import read_config
 from paceline.models.load import load_model
 from paceline.models.structure import blocks
-from paceline.preparation import encoded
 from paceline.prepare.assemble import assemble, assemble_build
+from paceline.prepare.preparation import encoded
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.tasks import task_for

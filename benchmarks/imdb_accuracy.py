@@ -22,8 +22,8 @@ from pathlib import Path
 from processes import contender_command, environment
 from workloads import write_dataset
 
-from paceline.facts import this_machine
-from paceline.preparation import encoded
+from paceline.machine.facts import this_machine
+from paceline.prepare.preparation import encoded
 from paceline.recipe import Recipe
 
 CONTENDERS = ("hf_trainer", "paceline")

@@ -32,9 +32,9 @@ from typing import Any
 import yaml
 
 import paceline.verbs.cli
-from paceline.cards import card_for, facts_with
-from paceline.errors import PacelineError
-from paceline.facts import this_machine
+from paceline.contract.errors import PacelineError
+from paceline.machine.cards import card_for, facts_with
+from paceline.machine.facts import this_machine
 from paceline.memory.expandable import ask_for_it
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
@@ -44,7 +44,7 @@ HERE = Path(__file__).resolve().parent
 STEPS = 6
 """Of a run: shapes that come twice are recorded at their second time."""
 LIMIT_SECONDS = 180.0
-PRELOADED = ("torch", "transformers.modeling_utils", "paceline.prepare.assemble", "paceline.run")
+PRELOADED = ("torch", "transformers.modeling_utils", "paceline.prepare.assemble", "paceline.run.run")
 MEASURES = ("allocated", "reserved", "total")
 TAGS = ("auto", "packed", "compiled", "masked", "held_out", "two ranks")
 

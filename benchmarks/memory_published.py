@@ -17,7 +17,7 @@ import torch
 from fixed_segments import Block, FixedSegments
 from transformers import BertConfig, BertForSequenceClassification
 
-from paceline.cards import card_for
+from paceline.machine.cards import card_for
 from paceline.memory.constants import constants_for
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in

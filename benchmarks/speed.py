@@ -27,7 +27,7 @@ from processes import HERE, ROOT, environment
 from suites import Book, Cell, Turn, Workload, read_book, set_options, turns
 from tables import render
 
-from paceline.facts import Facts, ask, this_machine
+from paceline.machine.facts import Facts, ask, this_machine
 
 UNKNOWN_SECONDS = 60.0
 """What a cell is taken to last before one like it has been seen."""

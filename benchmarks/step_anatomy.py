@@ -23,8 +23,8 @@ import torch
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.engine.numerics import numerics
-from paceline.facts import this_machine
 from paceline.kernels import varlen_attention
+from paceline.machine.facts import this_machine
 from paceline.models.config import read_config
 from paceline.models.load import load_model
 from paceline.models.structure import blocks

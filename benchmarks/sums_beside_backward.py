@@ -33,11 +33,11 @@ import torch.distributed as dist
 from step_anatomy import MODELS, build, dataset, synchronize
 from sums_by_copies import Copies, zeros
 
-from paceline.cluster import find_place
 from paceline.distributed.group import joined
-from paceline.engine import flat
 from paceline.engine.numerics import numerics
-from paceline.facts import this_machine
+from paceline.machine.cluster import find_place
+from paceline.machine.facts import this_machine
+from paceline.optim import flat
 from paceline.prepare import assemble as assembling
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose

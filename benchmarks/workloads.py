@@ -23,7 +23,7 @@ from paceline.data.order import OrderState, ShuffledOrder
 from paceline.models.config import read_config
 from paceline.models.load import load_model
 from paceline.models.structure import blocks
-from paceline.preparation import encoded
+from paceline.prepare.preparation import encoded
 from paceline.recipe import Recipe
 from paceline.tasks import task_for
 

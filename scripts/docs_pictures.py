@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cards import card_for, facts_with
-from paceline.facts import this_machine
+from paceline.contract.records import MemoryPlan
+from paceline.machine.cards import card_for, facts_with
+from paceline.machine.facts import this_machine
 from paceline.memory.predict import Predictor
 from paceline.observe.formats import moment, size
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.records import MemoryPlan
 from paceline.report.bars import Bar, Piece, bar_chart
 from paceline.report.charts import WIDTH
 from paceline.report.memory import PARTS

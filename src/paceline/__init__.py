@@ -8,24 +8,27 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from paceline._version import __version__
+
 if TYPE_CHECKING:
+    from paceline.contract.records import RunRecord
+    from paceline.contract.spans import listening, mark, pop, push, span
     from paceline.engine.adopt import adopt
     from paceline.recipe import Recipe
-    from paceline.records import RunRecord
-    from paceline.spans import mark, pop, push, span
     from paceline.verbs.doctor import doctor
     from paceline.verbs.evaluate import evaluate
     from paceline.verbs.plan import plan
     from paceline.verbs.predict import predict
     from paceline.verbs.train import resume, train
 
-__version__ = "0.1.0"
 __all__ = [
     "Recipe",
     "RunRecord",
+    "__version__",
     "adopt",
     "doctor",
     "evaluate",
+    "listening",
     "mark",
     "plan",
     "pop",
@@ -38,17 +41,18 @@ __all__ = [
 
 _HOMES = {
     "Recipe": "paceline.recipe",
-    "RunRecord": "paceline.records",
+    "RunRecord": "paceline.contract.records",
     "adopt": "paceline.engine.adopt",
     "doctor": "paceline.verbs.doctor",
     "evaluate": "paceline.verbs.evaluate",
-    "mark": "paceline.spans",
+    "listening": "paceline.contract.spans",
+    "mark": "paceline.contract.spans",
     "plan": "paceline.verbs.plan",
-    "pop": "paceline.spans",
+    "pop": "paceline.contract.spans",
     "predict": "paceline.verbs.predict",
-    "push": "paceline.spans",
+    "push": "paceline.contract.spans",
     "resume": "paceline.verbs.train",
-    "span": "paceline.spans",
+    "span": "paceline.contract.spans",
     "train": "paceline.verbs.train",
 }
 

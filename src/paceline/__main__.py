@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 
-from paceline.errors import Preempted
-from paceline.stop import NOT_BEGUN, Stop
+from paceline.contract.errors import Preempted
+from paceline.contract.stop import NOT_BEGUN, Stop
 
 _RUNS = ("train", "trace")
 """Commands that make a run, which end with 75 when they are asked to stop; others by the signal's own number."""

@@ -5,7 +5,7 @@
     runs/imdb-20261120-101500/
       recipe.yaml       resolved; runs again as it is          report.html    one self-contained page
       manifest.json     versions, git, hardware, data, seeds   model/         loads in plain transformers
-      metrics.jsonl     one record a line                      checkpoints/   paceline.checkpoint.store
+      metrics.jsonl     one record a line                      checkpoints/   paceline.run.checkpoint.store
       summary.json      the RunRecord                          quarantine.jsonl   rows that were dropped
       preempted         only while a stopped run waits for its resume: one line that says which signal and step
 
@@ -31,14 +31,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from paceline.errors import RecipeError, RunFolderError
-from paceline.facts import version_of
-from paceline.files import OpenFolder, disk_errors, is_irregular, write_atomically
+from paceline.contract.errors import RecipeError, RunFolderError
+from paceline.contract.files import OpenFolder, disk_errors, is_irregular, write_atomically
+from paceline.contract.records import RunRecord, plain
+from paceline.contract.redaction import redacted, redacted_command
+from paceline.machine.facts import version_of
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
 from paceline.recipe.trust import switches
-from paceline.records import RunRecord, plain
-from paceline.redaction import redacted, redacted_command
 
 MANIFEST_VERSION = 1
 

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
 
 STEP_LINES = 60
 
-HOT = ("engine/step.py", "loop.py")
+HOT = ("engine/step.py", "run/loop.py")
 """Files that run once a step or oftener."""
 
 WAITS = {"item", "cpu", "synchronize"}

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.cluster import Place
+from paceline.contract.errors import UserError
+from paceline.contract.records import Decision
 from paceline.data.dataset import Images
 from paceline.data.image_layout import ImageLayout
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.distributed.exchange import LostRank
 from paceline.distributed.group import joined
 from paceline.engine.rng import micro_batch_seed
-from paceline.engine.scaling import Dynamic
-from paceline.errors import UserError
+from paceline.machine.cluster import Place
+from paceline.optim.scaling import Dynamic
 from paceline.prepare.assemble import Assembled, assemble
 from paceline.recipe import Recipe
-from paceline.records import Decision
 from paceline.seams import Alone, Build, Mesh, World
 from paceline.strategies.ddp.buckets import BUCKET_BYTES, Reduction
 from paceline.tasks import task_for

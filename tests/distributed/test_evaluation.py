@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.contract.errors import RecipeError
 from paceline.engine.evaluate import evaluate, inference
-from paceline.errors import RecipeError
 from paceline.seams import World
 from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference

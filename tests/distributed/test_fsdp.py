@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.engine.flat import ALIGNMENT
-from paceline.engine.state import without_wrappers
-from paceline.errors import RecipeError, UserError
+from paceline.contract.errors import RecipeError, UserError
+from paceline.optim.flat import ALIGNMENT
+from paceline.optim.state import without_wrappers
 from paceline.prepare.assemble import Assembled
 from paceline.seams import Alone, Build, Mesh, World
 from paceline.strategies import strategy_for

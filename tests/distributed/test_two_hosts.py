@@ -13,7 +13,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from paceline.checkpoint.store import CheckpointStore
+from paceline.run.checkpoint.store import CheckpointStore
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import train
 from tests.distributed.hosts import ADDRESSES, Host, Running, missing, two_hosts

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.cluster import Place
-from paceline.errors import DiskFullError, PacelineError
-from paceline.loop import Loop
+from paceline.contract.errors import DiskFullError, PacelineError
+from paceline.contract.records import RunRecord
+from paceline.machine.cluster import Place
 from paceline.recipe import Recipe
-from paceline.records import RunRecord
+from paceline.run.loop import Loop
 from paceline.testing.distributed import run_processes
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import Disturb, Outcome
@@ -184,7 +184,7 @@ def _slow_down(seconds: float) -> None:
 
 
 def _fill_disk(at: str) -> None:
-    import paceline.checkpoint.store as store
+    import paceline.run.checkpoint.store as store
 
     room = store.require_room
 

@@ -11,7 +11,7 @@ import torch._dynamo  # noqa: F401
 import torchmetrics.classification  # noqa: F401
 
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
-import paceline.run  # noqa: F401
+import paceline.run.run  # noqa: F401
 from paceline.recipe import Recipe
 from paceline.testing.tiny import tiny_resnet_config
 from tests.e2e.ranks import on_ranks

@@ -16,9 +16,9 @@ PROLOGUE = """
 import io, json, os, random, signal, sys, time, warnings
 from pathlib import Path
 import torch
-from paceline.checkpoint import store as module
-from paceline.checkpoint.store import CheckpointStore
-from paceline.errors import CheckpointError, PacelineError
+from paceline.run.checkpoint import store as module
+from paceline.run.checkpoint.store import CheckpointStore
+from paceline.contract.errors import CheckpointError, PacelineError
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from paceline.checkpoint import store
-from paceline.checkpoint.background import BackgroundStore
-from paceline.checkpoint.store import CheckpointStore
-from paceline.errors import DiskFullError
-from paceline.loop import Loop
+from paceline.contract.errors import DiskFullError
+from paceline.run.checkpoint import store
+from paceline.run.checkpoint.background import BackgroundStore
+from paceline.run.checkpoint.store import CheckpointStore
+from paceline.run.loop import Loop
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import STEPS, recipe
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from paceline import run
-from paceline.checkpoint.store import CheckpointStore
-from paceline.errors import RunFolderError
-from paceline.loop import Loop
+from paceline.contract.errors import RunFolderError
+from paceline.run import run
+from paceline.run.checkpoint.store import CheckpointStore
+from paceline.run.loop import Loop
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import STEPS, recipe
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.recipe.trust import references
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs import cli

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import paceline as library
-from paceline import inference
+from paceline.contract.errors import DataError, UserError
 from paceline.data import prepare
-from paceline.errors import DataError, UserError
+from paceline.run.run import inference
 from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import (
     Paceline,

@@ -35,7 +35,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from paceline.cluster import failures_told, find_place
+from paceline.machine.cluster import failures_told, find_place
 from paceline.distributed.group import joined
 
 rank = int(os.environ["RANK"])
@@ -139,7 +139,7 @@ def test_torchrun(tmp_path: Path, module: str) -> None:
             {"Traceback": 0, "paceline:": 1},
         ),
         (
-            "    from paceline.errors import DataError\n    with world.alone_first('reading'):\n"
+            "    from paceline.contract.errors import DataError\n    with world.alone_first('reading'):\n"
             "        if rank == 0: fails(); raise DataError('empty', file='a.csv')",
             2,
             "paceline: a.csv: empty\n",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import paceline as library
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import reviews, write_csv
 
@@ -55,7 +55,7 @@ def test_a_baseline_that_cannot_be_fitted_is_refused_at_the_start(tmp_path: Path
 
 
 def test_data_that_are_gone_at_the_end_cost_the_baseline_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline import run
+    from paceline.run import run
 
     data, measure = write_csv(tmp_path / "reviews.csv", reviews(60)), run.measure_baseline
 

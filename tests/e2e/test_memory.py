@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from paceline.cards import card_for, facts_with
-from paceline.errors import TraceError
-from paceline.facts import this_machine
+from paceline.contract.errors import TraceError
+from paceline.contract.records import MemoryPlan, MemoryStages
+from paceline.machine.cards import card_for, facts_with
+from paceline.machine.facts import this_machine
 from paceline.memory.measure import COMMAND, measure
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.records import MemoryPlan, MemoryStages
 from paceline.verbs import memory as measuring
 from paceline.verbs import plan as planning
 from tests.e2e.commands import Paceline, in_process

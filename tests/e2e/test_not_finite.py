@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.checkpoint.store import CheckpointStore
-from paceline.errors import NonFiniteError
+from paceline.contract.errors import NonFiniteError
+from paceline.run.checkpoint.store import CheckpointStore
 from paceline.verbs.train import resume, train
 from tests.e2e import losses
 from tests.e2e.conftest import rows

@@ -18,12 +18,12 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 import yaml
 
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
-import paceline.run  # noqa: F401
-from paceline.checkpoint.store import CheckpointStore
+import paceline.run.run  # noqa: F401
+from paceline.contract.errors import MemoryFullError, Preempted, RecipeError
 from paceline.engine.step import Step
 from paceline.engine.torch_engine import TorchEngine
-from paceline.errors import MemoryFullError, Preempted, RecipeError
 from paceline.recipe import Recipe
+from paceline.run.checkpoint.store import CheckpointStore
 from paceline.testing.distributed import run_processes
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 from paceline.verbs.train import resume, train

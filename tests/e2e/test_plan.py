@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from paceline.cards import card_for, facts_with
-from paceline.facts import this_machine
+from paceline.contract.records import MemoryPlan
+from paceline.machine.cards import card_for, facts_with
+from paceline.machine.facts import this_machine
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.records import MemoryPlan
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 from paceline.verbs import plan as planning
 from tests.e2e.commands import Paceline, in_process, reviews, write_csv

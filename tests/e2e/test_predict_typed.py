@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import paceline as library
-from paceline import errors
+from paceline.contract import errors
 from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import Paceline, in_process, read_csv, reviews, write_csv
 from tests.e2e.test_inference import train_run

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline import errors
+from paceline.contract import errors
 from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import read_csv, reviews, write_csv
 

@@ -18,8 +18,8 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 import yaml
 
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
-import paceline.run  # noqa: F401
-from paceline.checkpoint.store import CheckpointStore
+import paceline.run.run  # noqa: F401
+from paceline.run.checkpoint.store import CheckpointStore
 from paceline.testing.ports import free_port
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.ranks import Ended, Trouble, alike, on_ranks

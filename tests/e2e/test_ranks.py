@@ -17,12 +17,12 @@ import torchmetrics.classification  # noqa: F401
 import transformers.models.bert.modeling_bert  # noqa: F401
 
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
-import paceline.run  # noqa: F401
-from paceline.checkpoint.store import CheckpointStore
-from paceline.errors import Preempted
-from paceline.facts import Card, this_machine
+import paceline.run.run  # noqa: F401
+from paceline.contract.errors import Preempted
+from paceline.machine.facts import Card, this_machine
 from paceline.recipe import Recipe
-from paceline.run import shared_facts
+from paceline.run.checkpoint.store import CheckpointStore
+from paceline.run.run import shared_facts
 from paceline.run_folder import RunFolder
 from paceline.seams import World
 from paceline.testing.distributed import run_distributed

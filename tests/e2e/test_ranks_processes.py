@@ -15,7 +15,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from paceline.checkpoint.store import CheckpointStore
+from paceline.run.checkpoint.store import CheckpointStore
 from paceline.testing.hub import LoopbackHub
 from paceline.testing.ports import free_port
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model

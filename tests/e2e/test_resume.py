@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.checkpoint.store import CheckpointStore
-from paceline.errors import CheckpointError, DiskFullError, Preempted, RecipeError
+from paceline.contract.errors import CheckpointError, DiskFullError, Preempted, RecipeError
 from paceline.recipe import Recipe
+from paceline.run.checkpoint.store import CheckpointStore
 from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import (
@@ -154,7 +154,7 @@ def test_a_crash_after_the_last_step_loses_no_step(
         return
     steps: Steps = []
     with monkeypatch.context() as during:  # the undisturbed run, perhaps still to come, makes steps
-        during.setattr("paceline.loop.Loop._step", lambda self: steps.append((0, 0, ())))
+        during.setattr("paceline.run.loop.Loop._step", lambda self: steps.append((0, 0, ())))
         found = outcome(resume(tmp_path / "run", ["observe.report=false"]))
     assert not steps, "steps were done again"
     assert_same(found, expected("plain"))
@@ -345,7 +345,7 @@ def test_a_disk_that_fills_up_costs_no_checkpoint(
             raise DiskFullError(f"{folder}: no room for {what}", f"{needed:,} bytes needed, 5 bytes free")
 
     with monkeypatch.context() as during:
-        during.setattr("paceline.checkpoint.store.require_room", full)
+        during.setattr("paceline.run.checkpoint.store.require_room", full)
         with pytest.raises(DiskFullError, match=r"[\d,]+ bytes needed, 5 bytes free") as error:
             train(recipe(pretrained, reviews, loop={"checkpoint_every": 2}), out=tmp_path / "run")
     assert error.value.exit_code == 2

@@ -10,7 +10,7 @@ import torchmetrics.classification  # noqa: F401
 import transformers.models.bert.modeling_bert  # noqa: F401
 
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
-import paceline.run  # noqa: F401
+import paceline.run.run  # noqa: F401
 from paceline.verbs.train import resume, train
 from tests.e2e.ranks import on_ranks
 from tests.e2e.whole_runs import lines, recipe

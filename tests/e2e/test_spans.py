@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import final
 
+from paceline.contract.spans import NAMES, Sink, listening
 from paceline.recipe import Recipe
-from paceline.spans import NAMES, Sink, listening
 from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.train import train
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.store import CheckpointStore
+from paceline.contract.errors import CheckpointError, Preempted, RecipeError
+from paceline.contract.stop import Stop
 from paceline.engine import torch_engine
-from paceline.errors import CheckpointError, Preempted, RecipeError
-from paceline.stop import Stop
+from paceline.run.checkpoint.store import CheckpointStore
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import STEPS, Crashed, Disturb, assert_same, lines, outcome, recipe
 
@@ -62,7 +62,7 @@ def test_asked_twice_is_asked_once(
     """A launcher may repeat its SIGTERM: in the middle of a step, and in the middle of the save that follows."""
     with (
         signals_in(monkeypatch, "paceline.engine.step.Step.micro", TERM, TERM, call=4),
-        signals_in(monkeypatch, "paceline.job.BackgroundStore.save", TERM, signal.SIGUSR1),
+        signals_in(monkeypatch, "paceline.run.job.BackgroundStore.save", TERM, signal.SIGUSR1),
         pytest.raises(Preempted, match="SIGTERM after step 2 of 12"),
     ):
         train(recipe(pretrained, reviews), out=tmp_path / "run")
@@ -111,10 +111,10 @@ def test_an_evaluation_is_broken_off_and_done_again(
 @pytest.mark.parametrize(
     "where",
     [
-        "paceline.preparation.read_config",
-        "paceline.preparation.outline",
-        "paceline.preparation.import_class",
-        "paceline.job.assemble",
+        "paceline.prepare.preparation.read_config",
+        "paceline.prepare.preparation.outline",
+        "paceline.prepare.preparation.import_class",
+        "paceline.run.job.assemble",
     ],
 )
 @pytest.mark.parametrize("number", [TERM, INTERRUPT], ids=lambda number: number.name)
@@ -139,7 +139,7 @@ def test_before_the_first_step_of_a_resumed_run(
     with pytest.raises(Preempted):
         train(recipe(pretrained, reviews), out=folder)
     with (
-        signals_in(monkeypatch, "paceline.preparation.outline", TERM),
+        signals_in(monkeypatch, "paceline.prepare.preparation.outline", TERM),
         pytest.raises(Preempted, match=r"^stopped by SIGTERM; paceline train .* --resume goes on$"),
     ):
         resume(folder)
@@ -185,7 +185,10 @@ def test_a_run_without_steps_stops_at_once(
     pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = recipe(pretrained, reviews, model={"source": str(pretrained), "train": "features"}, optimizer={})
-    with signals_in(monkeypatch, "paceline.fitting.collect", TERM), pytest.raises(Preempted, match="no step was made"):
+    with (
+        signals_in(monkeypatch, "paceline.run.fitting.collect", TERM),
+        pytest.raises(Preempted, match="no step was made"),
+    ):
         train(chosen, out=tmp_path / "run")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         resume(tmp_path / "run")
@@ -248,7 +251,7 @@ def test_the_caller_finds_everything_as_it_was(
                     train(chosen, out=tmp_path / "run")
             case "interrupted":
                 with (
-                    signals_in(monkeypatch, "paceline.job.BackgroundStore.save", INTERRUPT, INTERRUPT),
+                    signals_in(monkeypatch, "paceline.run.job.BackgroundStore.save", INTERRUPT, INTERRUPT),
                     pytest.raises(KeyboardInterrupt),
                 ):
                     train(chosen, out=tmp_path / "run")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.stop import Stop
+from paceline.contract.stop import Stop
 
 HOOK = """
 import os, sys

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import paceline
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe
 from paceline.testing.tiny import tiny_resnet_config, write_tiny_model
 

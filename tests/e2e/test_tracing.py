@@ -15,10 +15,10 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 import yaml
 
 # this and the model above are loaded so that the server from which ranks are forked loads them, once
-import paceline.run
-from paceline.errors import Preempted, RecipeError, UserError
+import paceline.run.run
+from paceline.contract.errors import Preempted, RecipeError, UserError
+from paceline.contract.records import RunRecord
 from paceline.recipe import Recipe
-from paceline.records import RunRecord
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.tracing import budget, read_window, told, verdict
 from paceline.verbs.train import resume, train
@@ -130,8 +130,8 @@ def test_the_rank_with_the_slow_loader_is_named(pretrained: Path, reviews: Path,
 
 
 def records(folder: Path) -> list[Any]:
+    from paceline.contract.records import StepRecord
     from paceline.observe.metrics_file import read_metrics
-    from paceline.records import StepRecord
 
     return [record for record in read_metrics(folder / "metrics.jsonl") if isinstance(record, StepRecord)]
 
@@ -262,7 +262,7 @@ def test_memory_is_a_curve_in_the_trace(pretrained: Path, reviews: Path, tmp_pat
 def test_a_run_in_which_something_fails_closes_its_window(
     pretrained: Path, reviews: Path, tmp_path: Path, disturb: Disturb
 ) -> None:
-    from paceline import spans
+    from paceline.contract import spans
     from tests.e2e.whole_runs import Crashed
 
     disturb.crash_at = 6

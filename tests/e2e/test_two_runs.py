@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from paceline.contract.errors import DataError, RunFolderError
 from paceline.engine.step import Step
-from paceline.errors import DataError, RunFolderError
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import assert_same, outcome, recipe
 

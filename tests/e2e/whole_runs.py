@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.store import CheckpointStore
+from paceline.contract.records import RunRecord
 from paceline.engine import torch_engine
 from paceline.engine.step import Step
 from paceline.recipe import Recipe
-from paceline.records import RunRecord
+from paceline.run.checkpoint.store import CheckpointStore
 
 STEPS = 12
 """Of ``recipe``: 2.4 epochs of five steps, the last of them of 6 samples, in micro-batches of 4."""

@@ -23,7 +23,12 @@ from tests.golden.rows import Row, recipe
 DEADLINE_SECONDS = 300.0
 """For all ranks of one run to end."""
 
-PRELOADED = ("torch._dynamo", "transformers.models.bert.modeling_bert", "torchmetrics.classification", "paceline.run")
+PRELOADED = (
+    "torch._dynamo",
+    "transformers.models.bert.modeling_bert",
+    "torchmetrics.classification",
+    "paceline.run.run",
+)
 """Slow to import, loaded before forking; a name that is not there any more costs time alone."""
 
 
@@ -96,7 +101,7 @@ def _rank(rank: int, size: int, port: int, function: Callable[..., None], argume
 
 def _train(plain: dict[str, Any], folder: Path, stop_at_call: int | None) -> None:
     import paceline
-    from paceline.errors import Preempted
+    from paceline.contract.errors import Preempted
 
     if stop_at_call is not None and os.environ.get("RANK", "0") == "0":
         os.environ[STOP_AT_CALL] = str(stop_at_call)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.checkpoint.background import BackgroundStore
-from paceline.checkpoint.store import CheckpointStore
+from paceline.run.checkpoint.background import BackgroundStore
+from paceline.run.checkpoint.store import CheckpointStore
 from tests.gpu.waiting import waits_are_errors
 
 

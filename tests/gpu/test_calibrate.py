@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.facts import this_machine
+from paceline.machine.facts import this_machine
 from paceline.memory import calibrate as module
 from paceline.memory.calibrate import calibrate
 from paceline.memory.constants import constants_for

@@ -11,12 +11,12 @@ from torch import nn
 
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
+from paceline.engine.capture import Captured
 from paceline.prepare.assemble import Assembled, assemble
 from paceline.recipe import Recipe
 from paceline.seams import Build
 from paceline.tasks import task_for
 from paceline.techniques import precision
-from paceline.techniques.capture import Captured
 from tests.gpu.waiting import waits_are_errors
 from tests.parity.driving import recipe
 
@@ -253,7 +253,7 @@ def test_what_a_launch_leaves_in_the_pool_is_not_overwritten_by_earlier_graphs()
 
 
 def test_a_gradient_that_a_user_took_away_is_named() -> None:
-    from paceline.errors import UserError
+    from paceline.contract.errors import UserError
 
     run, _ = made(True)
     for index in range(5):

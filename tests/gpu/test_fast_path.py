@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.contract.records import RunRecord
 from paceline.recipe import Recipe
-from paceline.records import RunRecord
 from paceline.verbs.evaluate import evaluate
 from paceline.verbs.train import resume, train
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.gradients import FlatGradients
-from paceline.engine.optimizer import build_optimizer
-from paceline.engine.updates import DeviceGated, FlatUpdates, Updates, build_updates
 from paceline.kernels.adamw import LARGE, adamw_
+from paceline.optim.gradients import FlatGradients
+from paceline.optim.optimizer import build_optimizer
+from paceline.optim.updates import DeviceGated, FlatUpdates, Updates, build_updates
 from tests.gpu.test_step import waits_are_errors
 from tests.parity import test_flat_update as cpu
 from tests.unit.kernels.test_sgd import follow_torchs_sgd

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.cluster import Place
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
 from paceline.distributed.group import joined
+from paceline.machine.cluster import Place
 from paceline.prepare.assemble import Assembled, assemble
 from paceline.seams import Build, Mesh, World
 from paceline.strategies import strategy_for

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.engine.flat import FlatLayout
-from paceline.facts import this_machine
+from paceline.contract.records import MemoryStages
+from paceline.machine.facts import this_machine
 from paceline.models.saved import load_saved, save_model
+from paceline.optim.flat import FlatLayout
 from paceline.recipe import Recipe
 from paceline.recipe.choose import EIGHT_BIT_PACKAGES
-from paceline.records import MemoryStages
 from paceline.report.stages import predicted
 from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.memory import memory, shown

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.contract.spans import Sink, listening, span
 from paceline.observe.memory_phases import MemoryPhases
 from paceline.observe.stream_names import name_streams
 from paceline.recipe import Recipe
-from paceline.spans import Sink, listening, span
 from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.train import train
 from tests.unit.observe.nvtx_tool import built_tool, heard, nested

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from paceline.contract.spans import listening, span
 from paceline.observe.profiler_ranges import ProfilerRanges
-from paceline.spans import listening, span
 from paceline.tracing import Budgets, Verdict, budget, read_window, verdict
 from tests.unit.tracing.simulated import SETTINGS, Workload, facts_of
 

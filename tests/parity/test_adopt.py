@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from tests.parity.reference import padded, samples, tiny_model
 
 

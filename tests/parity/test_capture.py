@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from paceline.engine.capture import Eager, _Input, _Recording
 from paceline.prepare.assemble import Assembled
-from paceline.techniques.capture import Eager, _Input, _Recording
 from tests.parity.driving import assembled, recipe, train
 from tests.parity.reference import tiny_model
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
-from paceline.errors import RecipeError
 from paceline.seams import Batch, Build
 from paceline.tasks import task_for
 from paceline.techniques import channels_last

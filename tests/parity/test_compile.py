@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import Decision
 from paceline.prepare.assemble import assemble
-from paceline.records import Decision
 from paceline.techniques import compile as technique
 from paceline.techniques.compile import (
     apply_compile,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.errors import RecipeError
 from paceline.engine.numerics import numerics
-from paceline.errors import RecipeError
 from paceline.seams import Batch
 from paceline.techniques import cudnn_benchmark
 from paceline.techniques.cudnn_benchmark import ALL, apply_cudnn_benchmark

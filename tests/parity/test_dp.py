@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.prepare.assemble import assemble
 from paceline.seams import Build, Mesh
 from paceline.strategies import strategy_for

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.errors import ModelError, RecipeError
+from paceline.contract.errors import ModelError, RecipeError
 from paceline.models.structure import blocks
 from paceline.seams import Batch, Build
 from paceline.techniques import early_pooling, packing

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.techniques import embedding_gradient
 from paceline.techniques.compile import apply_compile, embeddings_of, takes_embeddings
 from paceline.techniques.embedding_gradient import apply_embedding_gradient

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import paceline
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.models.load import quiet
 from paceline.recipe import Recipe
 from tests.parity.tiny_families import (

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.gradients import FlatGradients
-from paceline.engine.optimizer import ParameterGroup, build_optimizer, parameter_groups
-from paceline.engine.updates import DeviceGated, FlatUpdates, HostGated, Updates, build_updates
 from paceline.kernels.adamw import adamw_
 from paceline.kernels.sgd import sgd_
+from paceline.optim.gradients import FlatGradients
+from paceline.optim.optimizer import ParameterGroup, build_optimizer, parameter_groups
+from paceline.optim.updates import DeviceGated, FlatUpdates, HostGated, Updates, build_updates
 from paceline.recipe.parts import GroupPart, OptimizerPart, SchedulePart
 
 STEPS = 20

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
-from paceline.errors import RecipeError
 from paceline.seams import Build
 from paceline.tasks import task_for
 from paceline.techniques import fully_connected

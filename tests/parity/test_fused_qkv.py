@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo import lookup_backend
 
-from paceline.errors import ModelError, RecipeError
+from paceline.contract.errors import ModelError, RecipeError
 from paceline.techniques import fused_qkv, packing
 from paceline.techniques.compile import apply_compile
 from paceline.techniques.fused_qkv import SharedProjection, apply_fused_qkv

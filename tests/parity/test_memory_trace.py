@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from paceline.facts import Card
+from paceline.machine.facts import Card
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import answer, run

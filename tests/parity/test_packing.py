@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.errors import ModelError, RecipeError
 from paceline.data.dataset import Tokens
 from paceline.data.layout import PackedLayout, PaddedLayout
-from paceline.errors import ModelError, RecipeError
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch, Build, Forward, Packed
 from paceline.tasks import task_for

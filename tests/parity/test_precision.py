@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.gradients import FlatGradients
-from paceline.engine.optimizer import build_optimizer, parameter_groups
-from paceline.engine.updates import DeviceGated
+from paceline.optim.gradients import FlatGradients
+from paceline.optim.optimizer import build_optimizer, parameter_groups
+from paceline.optim.updates import DeviceGated
 from paceline.recipe.parts import OptimizerPart, ParallelPart, SchedulePart
 from paceline.seams import Update
 from paceline.techniques.precision import matmul_precision, narrow_weights, summed_in

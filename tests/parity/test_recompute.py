@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.techniques import recompute
 from paceline.techniques.recompute import apply_recompute
 from tests.parity.driving import assembled, assert_same_bits, recipe, train

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.contract.errors import ModelError
 from paceline.data.dataset import Dataset, Origins
 from paceline.data.encode import encode_texts, padding_id
 from paceline.engine.compared import compared_samples
-from paceline.errors import ModelError
 from paceline.models.load import load_model
 from paceline.prepare.assemble import assemble_build
 from paceline.recipe import Recipe

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.engine.flat import Flat
-from paceline.engine.gradients import Put, RankSums
-from paceline.engine.updates import build_updates
+from paceline.optim.flat import Flat
+from paceline.optim.gradients import Put, RankSums
+from paceline.optim.updates import build_updates
 from paceline.recipe.entries import TechniqueEntry
 from paceline.recipe.techniques import STRATEGY as SETTING
 from paceline.seams import Build, Engine, World

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.baseline import check_baseline, measure_baseline
+from paceline.contract.errors import DataError, RecipeError
 from paceline.data.dataset import Dataset, Origins, Tokens
-from paceline.errors import DataError, RecipeError
 from paceline.recipe.parts import DataPart, TaskPart
+from paceline.run.baseline import check_baseline, measure_baseline
 from paceline.tasks import task_for
 
 TEXTS = [f"{word} film {n}" for n in range(8) for word in ("dull", "lovely", "short")]

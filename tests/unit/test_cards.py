@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.cards import MODELS, Model, card_for, facts_with, model_named, peak_rates
-from paceline.errors import UserError
-from paceline.facts import Card, Facts, parse_cards
+from paceline.contract.errors import UserError
+from paceline.machine.cards import MODELS, Model, card_for, facts_with, model_named, peak_rates
+from paceline.machine.facts import Card, Facts, parse_cards
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 

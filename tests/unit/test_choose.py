@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RecipeError
-from paceline.facts import Card, Facts
+from paceline.contract.errors import RecipeError
+from paceline.machine.facts import Card, Facts
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose
 from paceline.recipe.entries import Rule, TechniqueEntry

@@ -15,9 +15,9 @@ import pytest
 from typer.models import OptionInfo
 
 from paceline import __version__
-from paceline.errors import DataError, Preempted, RecipeError
+from paceline.contract.errors import DataError, Preempted, RecipeError
+from paceline.contract.records import EvaluationRecord
 from paceline.recipe import Recipe
-from paceline.records import EvaluationRecord
 from paceline.verbs import asked, cli
 
 RECIPE = """

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.cluster import (
+from paceline.contract.errors import DataError, Preempted, UserError
+from paceline.machine.cluster import (
     LAUNCHER,
     REPEAT_SECONDS,
     REPORT_CHARACTERS,
@@ -21,7 +22,6 @@ from paceline.cluster import (
     listen,
     tell_launcher,
 )
-from paceline.errors import DataError, Preempted, UserError
 
 HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 THERE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 import paceline
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.recipe import Recipe, parse_yaml
 from paceline.verbs import cli
 from paceline.verbs.asked import build_recipe

@@ -13,7 +13,7 @@ WRITE = """
 import resource, signal, sys
 from pathlib import Path
 from paceline.observe.metrics_file import MetricsFile
-from paceline.errors import DiskFullError
+from paceline.contract.errors import DiskFullError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))

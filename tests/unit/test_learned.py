@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.contract.records import EvaluationRecord, StepRecord
 from paceline.data.dataset import Dataset, Images, Origins
-from paceline.learned import LossCourse, no_better_than, nothing_learned
-from paceline.records import EvaluationRecord, StepRecord
+from paceline.run.learned import LossCourse, no_better_than, nothing_learned
 
 
 def dataset(train: Any, test: Any, kind: str = "classification") -> Dataset:

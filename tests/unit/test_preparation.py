@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.contract.errors import DataError
+from paceline.contract.stopwatch import Stopwatch, process_start
 from paceline.data.encode import KeepGoing
-from paceline.errors import DataError
-from paceline.facts import this_machine
-from paceline.preparation import _Beside, _card_here, _wake, prepare_run
+from paceline.machine.facts import this_machine
+from paceline.prepare.preparation import _Beside, _card_here, _wake, prepare_run
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.stopwatch import Stopwatch, process_start
 from paceline.testing.tiny import tiny_bert_config
 
 

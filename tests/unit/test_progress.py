@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from paceline.contract.records import EvaluationRecord
 from paceline.data.order import OrderState
-from paceline.progress import Progress
-from paceline.records import EvaluationRecord
+from paceline.run.progress import Progress
 
 START = OrderState(seed=0, epoch=0, step=0, batch_size=8)
 

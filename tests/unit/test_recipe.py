@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe, flatten, is_execution, read_yaml
 
 BASE: dict[str, Any] = {"model": {"source": "some-model"}, "data": {"source": "rows.csv"}}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import DataError, RecipeError
-from paceline.references import resolve, users_code
+from paceline.contract.errors import DataError, RecipeError
+from paceline.contract.references import resolve, users_code
 
 
 def test_a_function_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

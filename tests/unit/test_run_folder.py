@@ -18,11 +18,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from paceline import run_folder as module
-from paceline.errors import RecipeError, RunFolderError
+from paceline.contract.errors import RecipeError, RunFolderError
+from paceline.contract.records import Decision, EvaluationRecord, MemoryPlan, MemoryRecord, RunRecord
+from paceline.contract.redaction import redacted, redacted_command
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
-from paceline.records import Decision, EvaluationRecord, MemoryPlan, MemoryRecord, RunRecord
-from paceline.redaction import redacted, redacted_command
 from paceline.run_folder import RunFolder, git_state, versions, way_to_more
 
 RECIPE = Recipe.parse({"model": {"source": "m"}, "data": {"source": "d.csv"}})

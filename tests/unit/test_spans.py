@@ -11,8 +11,8 @@ from contextlib import ExitStack
 import pytest
 
 import paceline
-from paceline.errors import UserError
-from paceline.spans import Sink, listening, mark, pop, push, span
+from paceline.contract.errors import UserError
+from paceline.contract.spans import Sink, listening, mark, pop, push, span
 
 
 class Notes(Sink):

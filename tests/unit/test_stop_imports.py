@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import Preempted
-from paceline.stop import Stop
+from paceline.contract.errors import Preempted
+from paceline.contract.stop import Stop
 
 MODULE = """
 import signal

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from paceline import stopwatch
-from paceline.stopwatch import Stopwatch, process_start
+from paceline.contract import stopwatch
+from paceline.contract.stopwatch import Stopwatch, process_start
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("paceline.stopwatch.time.perf_counter", made)
+    monkeypatch.setattr("paceline.contract.stopwatch.time.perf_counter", made)
     return made
 
 
@@ -138,7 +138,7 @@ def test_importing_and_compiling_leave_the_collector_as_it_was(name: str, collec
 
 @pytest.mark.parametrize("phase", ["importing", "compiling"])
 def test_in_a_process_of_its_own_what_was_made_is_set_aside(phase: str) -> None:
-    code = "import gc, time\nfrom paceline.stopwatch import Stopwatch\n"
+    code = "import gc, time\nfrom paceline.contract.stopwatch import Stopwatch\n"
     code += "for since in (None, time.perf_counter()):\n"
     code += f"    with Stopwatch(since).{phase}(): pass\n    print(gc.get_freeze_count() > 0, gc.isenabled())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -147,7 +147,7 @@ def test_in_a_process_of_its_own_what_was_made_is_set_aside(phase: str) -> None:
 
 def test_what_compiling_leaves_in_circles_is_let_go_of_before_the_rest_is_set_aside() -> None:
     """It may hold memory of a card, and nobody looks through it again."""
-    code = "import gc, time, weakref\nfrom paceline.stopwatch import Stopwatch\nclass Held: pass\n"
+    code = "import gc, time, weakref\nfrom paceline.contract.stopwatch import Stopwatch\nclass Held: pass\n"
     code += "with Stopwatch(time.perf_counter()).compiling():\n"
     code += "    held = Held(); held.itself = held; seen = weakref.ref(held); del held\n    print(seen() is not None)\n"
     code += "print(seen() is not None)"
@@ -158,7 +158,7 @@ def test_what_compiling_leaves_in_circles_is_let_go_of_before_the_rest_is_set_as
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process began")
 def test_the_start_of_a_process_is_before_its_first_line_and_after_its_parent_asked() -> None:
     code = "import time; a = time.perf_counter(); time.sleep(0.3)\n"
-    code += "from paceline.stopwatch import process_start\nprint(process_start(), a)"
+    code += "from paceline.contract.stopwatch import process_start\nprint(process_start(), a)"
     before = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     start, first_line = map(float, done.stdout.split())
@@ -166,5 +166,5 @@ def test_the_start_of_a_process_is_before_its_first_line_and_after_its_parent_as
 
 
 def test_a_start_that_cannot_be_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.stopwatch._LONGEST_START", -1.0)
+    monkeypatch.setattr("paceline.contract.stopwatch._LONGEST_START", -1.0)
     assert process_start() == stopwatch._LOADED

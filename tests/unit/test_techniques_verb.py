@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.facts import Card, Facts
+from paceline.machine.facts import Card, Facts
 from paceline.recipe.techniques import CATALOGUE, STRATEGIES
 from paceline.verbs import techniques as verb
 

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe.parts import AugmentPart
 
 _MANY = 2**62

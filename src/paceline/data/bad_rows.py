@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.errors import DataError, excerpt
-from paceline.files import write_atomically
+from paceline.contract.errors import DataError, excerpt
+from paceline.contract.files import write_atomically
 
 EXCERPT_CHARACTERS = 200
 """How much of a dropped row the quarantine file shows; the row itself stays in the user's file."""

@@ -10,10 +10,10 @@ from importlib.metadata import version
 
 import numpy as np
 
+from paceline.contract.errors import DataError, nearest
 from paceline.data.dataset import Origins, Tokens
 from paceline.data.docstrings import LIBRARIES, MOST_PER_LIBRARY, collect
 from paceline.data.table import Table
-from paceline.errors import DataError, nearest
 from paceline.recipe.parts import DataPart, RandomPart
 
 PREFIX = "builtin:"

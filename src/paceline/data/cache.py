@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.contract.files import fsync_file, fsync_folder
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
-from paceline.files import fsync_file, fsync_folder
 
 FORMAT = 2
 """Of an entry; part of its key, so that entries of another format are never opened."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.errors import DataError, nearest
+from paceline.contract.errors import DataError, nearest
 from paceline.recipe.parts import DataPart
 
 TEXT_NAMES = (

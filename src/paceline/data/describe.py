@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.contract.records import Cut, DataRecord, TextLengths
 from paceline.data.dataset import Dataset, Tokens
-from paceline.records import Cut, DataRecord, TextLengths
 
 MOST_LABELS = 100
 """Labels beyond the most frequent so many are left out."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import DataError
+from paceline.contract.errors import DataError
 
 LIBRARIES = {
     "numpy": "numpy",

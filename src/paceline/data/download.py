@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.contract.errors import DataError
+from paceline.contract.files import disk_errors, require_room, write_atomically
 from paceline.data.dataset import Origins
 from paceline.data.splits import deal, duplicate_keys
 from paceline.data.table import Table
-from paceline.errors import DataError
-from paceline.files import disk_errors, require_room, write_atomically
 from paceline.recipe.parts import SplitsPart
 
 IMDB_URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"

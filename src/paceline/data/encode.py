@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.contract.errors import DataError
 from paceline.data.dataset import Tokens
-from paceline.errors import DataError
 
 _CHUNK = 1000
 """Texts given to the tokenizer at once: enough to keep its threads busy, few enough to stay small in memory."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.contract.errors import DataError, excerpt, nearest
+from paceline.contract.label_names import are_unnamed, listed, numbered, rows_by_name, rows_by_number, sorted_names
 from paceline.data.dataset import Origins
-from paceline.errors import DataError, excerpt, nearest
-from paceline.label_names import are_unnamed, listed, numbered, rows_by_name, rows_by_number, sorted_names
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 
 Ids = NDArray[np.int64]
 

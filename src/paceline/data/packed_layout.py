@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.contract.errors import DataError
 from paceline.data.dataset import Tokens
 from paceline.data.filler import Ones, as_filler
 from paceline.data.resident import longest, resident_tokens, resident_types
 from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
-from paceline.errors import DataError
 from paceline.seams import Batch, Ids, Layout, Packed, Size
 
 SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.contract.errors import DataError
 from paceline.data.builtin import PREFIX, builtin_fingerprint
 from paceline.data.cache import FORMAT, DamagedEntry, dataset_fingerprint, load, save
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
@@ -22,7 +23,6 @@ from paceline.data.labels import Labels, empty_labels, encode_known_labels, enco
 from paceline.data.sources.images import Picture
 from paceline.data.splits import Ids, deal, duplicate_keys
 from paceline.data.table import Table
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart, TaskPart
 from paceline.recipe.places import absolute_data
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.contract.errors import DataError
 from paceline.data.table import Table
-from paceline.errors import DataError
 from paceline.recipe.parts import SplitsPart
 
 SPLITS = ("train", "validation", "test")

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.device import PLANNED
+from paceline.contract.spans import span
+from paceline.machine.device import PLANNED
 from paceline.seams import Ids
-from paceline.spans import span
 
 Arrays = Mapping[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]

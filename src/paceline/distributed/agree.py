@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.contract.errors import UserError
 from paceline.distributed.exchange import check_places, named
-from paceline.errors import UserError
 from paceline.seams import World
 
 MOST_SHOWN = 8

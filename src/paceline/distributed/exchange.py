@@ -16,8 +16,8 @@ from typing import Any, final
 
 from torch.distributed.distributed_c10d import Store
 
+from paceline.contract.errors import PacelineError, Preempted, UserError
 from paceline.distributed.answers import AnsweringStore
-from paceline.errors import PacelineError, Preempted, UserError
 
 GRACE_SECONDS = 2.0
 """How long a failing rank waits for the others to hear of it, and they for one another to say what they saw."""

@@ -22,16 +22,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from paceline.cluster import Place, check_cards, tell_launcher
+from paceline.contract.errors import RecipeError, UserError, nearest
+from paceline.contract.spans import span
 from paceline.distributed.agree import agree
 from paceline.distributed.exchange import Exchange
 from paceline.distributed.reach import check_reach
 from paceline.distributed.roll_call import call_roll
 from paceline.distributed.stores import leaving, open_store
-from paceline.errors import RecipeError, UserError, nearest
-from paceline.facts import version_of
+from paceline.machine.cluster import Place, check_cards, tell_launcher
+from paceline.machine.facts import version_of
 from paceline.seams import Alone, World
-from paceline.spans import span
 
 BROADCAST_BYTES = 64 * 2**20
 """Tensors are joined up to this size for one broadcast: few calls, and no second copy of a model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 
-from paceline.facts import Facts, ask
+from paceline.machine.facts import Facts, ask
 from paceline.seams import World
 
 LINK_RATES = {(7, 0): 25e9, (8, 0): 25e9, (9, 0): 25e9, (10, 0): 50e9}

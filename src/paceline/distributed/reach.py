@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from paceline.cluster import LOOPBACK, listen
+from paceline.contract.errors import UserError
 from paceline.distributed.exchange import Exchange, seconds
-from paceline.errors import UserError
+from paceline.machine.cluster import LOOPBACK, listen
 
 TRY_SECONDS = 10.0
 """How long the machines may take to connect to one another."""

@@ -7,9 +7,9 @@ import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.cluster import Place
+from paceline.contract.errors import UserError
 from paceline.distributed.exchange import Exchange
-from paceline.errors import UserError
+from paceline.machine.cluster import Place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.engine.gradients import FlatGradients
-from paceline.engine.scaling import Dynamic, Unscaled
+from paceline.contract.errors import UserError
+from paceline.engine.capture import Eager
 from paceline.engine.step import Step
 from paceline.engine.torch_engine import TorchEngine
-from paceline.engine.updates import HostGated
-from paceline.errors import UserError
+from paceline.optim.gradients import FlatGradients
+from paceline.optim.scaling import Dynamic, Unscaled
+from paceline.optim.updates import HostGated
 from paceline.seams import Accumulated, Ids, Tensors, Update
-from paceline.techniques.capture import Eager
 
 
 def adopt(

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from paceline.contract.errors import UserError
 from paceline.data.dataset import Tokens
-from paceline.device import PLANNED
-from paceline.errors import UserError
+from paceline.machine.device import PLANNED
 from paceline.seams import Build, Ids, Layout
 from paceline.techniques.packing import CHECKED_SAMPLES, exactly, trial_of
 

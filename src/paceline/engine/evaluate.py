@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import EvaluationRecord
 from paceline.data.order import deal
-from paceline.errors import RecipeError
-from paceline.records import EvaluationRecord
 from paceline.seams import Alone, Batch, Build, Ids, Layout, Meter, World
 
 Infer = Callable[[Batch], Tensor]

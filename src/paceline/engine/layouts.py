@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import Decision
 from paceline.data.dataset import Dataset, Images, Tokens
 from paceline.data.layout import ImageLayout, PackedLayout, PaddedLayout, bucket_for, resident_bytes
-from paceline.device import is_card, memory_bytes
-from paceline.errors import RecipeError
+from paceline.machine.device import is_card, memory_bytes
 from paceline.recipe import Recipe
-from paceline.records import Decision
 
 RESIDENT_SHARE = 0.1
 """Samples are kept on the card when they take at most this share of its memory."""

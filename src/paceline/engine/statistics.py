@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from paceline.contract.errors import RecipeError
 from paceline.data.order import ShuffledOrder
 from paceline.engine.evaluate import inference
-from paceline.errors import RecipeError
 from paceline.recipe.parts import LoopPart
 from paceline.seams import Build, Ids, World
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.engine.gradients import Gradients
-from paceline.engine.scaling import LossScale
-from paceline.engine.updates import Updates
-from paceline.spans import span
+from paceline.contract.spans import span
+from paceline.optim.gradients import Gradients
+from paceline.optim.scaling import LossScale
+from paceline.optim.updates import Updates
 
 Objective = Callable[[Any], tuple[Tensor, Any]]
 """Batch -> (sum of the samples' losses as an fp32 scalar, whatever else the forward pass is to hand back)."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from paceline.device import PLANNED
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
+from paceline.machine.device import PLANNED
 from paceline.seams import Batch
 
 _RAISED = (

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline.contract.errors import ModelError
 from paceline.data.dataset import Dataset, Tokens
-from paceline.device import PLANNED
 from paceline.engine.compared import as_it_is
-from paceline.errors import ModelError
+from paceline.machine.device import PLANNED
 from paceline.seams import Forward, Layout
 from paceline.techniques.packing import exactly
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
+from paceline.contract.errors import ModelError
 from paceline.data.dataset import Dataset, Tokens
-from paceline.errors import ModelError
 from paceline.models.structure import input_embeddings
 from paceline.recipe import Recipe
 

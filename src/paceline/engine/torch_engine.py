@@ -10,17 +10,17 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from paceline.device import is_card
+from paceline.contract.errors import UserError
+from paceline.contract.spans import span
+from paceline.engine.capture import Eager, Runner
 from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
-from paceline.engine.state import NOT_SPLIT, Splitting, copy_into, without_wrappers
 from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
-from paceline.engine.updates import FlatUpdates
-from paceline.errors import UserError
 from paceline.kernels.launch import compiled_together
+from paceline.machine.device import is_card
+from paceline.optim.state import NOT_SPLIT, Splitting, copy_into, without_wrappers
+from paceline.optim.updates import FlatUpdates
 from paceline.seams import Accumulated, Alone, Batch, Engine, Ids, StepInput, Tensors, Update, World
-from paceline.spans import span
-from paceline.techniques.capture import Eager, Runner
 
 SEVERAL = "shards' gradients of a step of several micro-batches are kept whole between them"
 """Why such steps are not recorded: what one pass leaves, another reads, wherever it has been put."""

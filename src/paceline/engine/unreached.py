@@ -12,8 +12,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from paceline.device import PLANNED
 from paceline.engine.compared import as_it_is
+from paceline.machine.device import PLANNED
 from paceline.seams import Build, Ids
 from paceline.techniques.packing import exactly
 

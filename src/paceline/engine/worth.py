@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.cards import PeakRates, peak_rates
 from paceline.data.dataset import Dataset, Tokens
-from paceline.meta import pass_images, without_data
+from paceline.machine.cards import PeakRates, peak_rates
 from paceline.seams import Build
+from paceline.seams.without_data import pass_images, without_data
 
 UNCOMPILED_MFU = 0.30
 """Share of the data sheet's bf16 rate that packed and captured, uncompiled steps reach. Measured on one H200 with torch

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
-from paceline.device import named_stream
+from paceline.machine.device import named_stream
 
 _both = torch.ops.aten.convolution_backward.default
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.device import PLANNED
 from paceline.kernels.launch import HAS_TRITON, launch, runs_kernels
+from paceline.machine.device import PLANNED
 
 BLOCK: Final = 1024
 """Numbers of one image that a program writes."""

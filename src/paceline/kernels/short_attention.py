@@ -41,8 +41,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.device import PLANNED, capability, is_card
 from paceline.kernels.launch import HAS_TRITON, launch, threshold
+from paceline.machine.device import PLANNED, capability, is_card
 
 LONGEST: Final = 1024
 """Longer sequences are better served by a kernel made for them."""

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.device import PLANNED, capability, is_card
 from paceline.kernels.sequence_attention import sequence_attention
+from paceline.machine.device import PLANNED, capability, is_card
 
 PREFER_SHORT = True
 """Take our own kernel for short sequences where it can run: 1.5 to 1.9 times as fast as FlashAttention-2 on an H200,

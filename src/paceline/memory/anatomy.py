@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
-from paceline.facts import Card
+from paceline.contract.records import MemoryPlan
+from paceline.machine.facts import Card
 from paceline.memory.constants import constants_for
 from paceline.memory.expandable import ExpandableAllocator, Stretch
 from paceline.memory.ledger import Allocation
 from paceline.memory.subject import Subject
 from paceline.memory.trace import Trace
-from paceline.records import MemoryPlan
 
 KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("attention", ("attention", "softmax", "flash", "efficient", "bmm")),

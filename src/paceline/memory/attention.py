@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.device import capability
+from paceline.machine.device import capability
 
 HALF = (torch.float16, torch.bfloat16)
 FLASH_FROM, HALF_EFFICIENT_FROM, CUDNN_MAJORS = (8, 0), {torch.float16: (5, 0), torch.bfloat16: (8, 0)}, (9, 10)

@@ -13,12 +13,12 @@ from typing import Final, final
 
 import torch
 
-from paceline.errors import UserError
-from paceline.facts import Card
+from paceline.contract.errors import UserError
+from paceline.contract.records import MemoryPlan, MemoryRecord, Observer, Record, StepRecord
+from paceline.machine.facts import Card
 from paceline.memory.gauge import taken_at_most
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
-from paceline.records import MemoryPlan, MemoryRecord, Observer, Record, StepRecord
 from paceline.seams import World
 
 LONGEST_WAIT_SECONDS: Final = 2.0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import UserError
-from paceline.facts import Card, Facts
-from paceline.files import write_atomically
+from paceline.contract.errors import UserError
+from paceline.contract.files import write_atomically
+from paceline.machine.facts import Card, Facts
 from paceline.memory.constants import Constants, measured_file
 from paceline.memory.expandable import ask_for_it
 from paceline.memory.measure import taken_by_others

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, Protocol, get_args
 
-from paceline.cards import peak_rates
-from paceline.errors import UserError
-from paceline.facts import Card
+from paceline.contract.errors import UserError
+from paceline.contract.records import MemoryPlan
+from paceline.machine.cards import peak_rates
+from paceline.machine.facts import Card
 from paceline.recipe import Recipe
 from paceline.recipe.choose import num_processes
 from paceline.recipe.entries import Preserves, Saving, TechniqueEntry
 from paceline.recipe.techniques import CATALOGUE, STRATEGIES, entry_of, one_process
-from paceline.records import MemoryPlan
 
 
 class PlanWith(Protocol):

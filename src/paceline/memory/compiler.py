@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from paceline.device import PLANNED
+from paceline.machine.device import PLANNED
 from paceline.memory.ledger import Ledger
 
 _ELEMENTWISE = frozenset(

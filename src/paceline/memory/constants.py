@@ -8,9 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import UserError
-from paceline.facts import Card
-from paceline.files import cache_folder
+from paceline.contract.errors import UserError
+from paceline.contract.files import cache_folder
+from paceline.machine.facts import Card
 
 MEASURED: Final = "NVIDIA H200"
 """Whose constants stand for those of later cards too."""

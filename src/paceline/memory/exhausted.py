@@ -13,9 +13,10 @@ from typing import Final
 
 import torch
 
-from paceline.cards import facts_with
-from paceline.errors import MemoryFullError, PacelineError, UserError
-from paceline.facts import Card, Facts
+from paceline.contract.errors import MemoryFullError, PacelineError, UserError
+from paceline.contract.records import MemoryPlan
+from paceline.machine.cards import facts_with
+from paceline.machine.facts import Card, Facts
 from paceline.memory.changes import TracedChange, cheapest_changes, samples_of_a_process
 from paceline.memory.predict import Predictor
 from paceline.memory.search import usable_bytes
@@ -23,7 +24,6 @@ from paceline.observe.formats import size
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose, num_processes
 from paceline.recipe.techniques import CATALOGUE, opened, shards
-from paceline.records import MemoryPlan
 
 SHOWN: Final = 3
 """Changes that a message offers."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.errors import RecipeError, nearest
+from paceline.contract.errors import RecipeError, nearest
 from paceline.recipe.choose import STATE_BYTES
 
 WEIGHT_BYTES: Final = {"fp32": 4, "tf32": 4, "bf16": 6, "fp16": 6, "pure_bf16": 2}

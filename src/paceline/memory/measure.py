@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from paceline.facts import Card, ask
+from paceline.contract.records import MemoryStages, StageRecord
+from paceline.machine.facts import Card, ask
 from paceline.recipe import Recipe
-from paceline.records import MemoryStages, StageRecord
 
 COMMAND: Final = (sys.executable, "-m", "paceline.memory.stages")
 MIB: Final = 2**20

@@ -12,11 +12,11 @@ import sys
 from types import TracebackType
 from typing import Any, final
 
-from paceline import errors
-from paceline.errors import DataError, PacelineError
-from paceline.facts import Card
+from paceline.contract import errors
+from paceline.contract.errors import DataError, PacelineError
+from paceline.contract.records import Decision, MemoryPlan
+from paceline.machine.facts import Card
 from paceline.recipe import Recipe
-from paceline.records import Decision, MemoryPlan
 
 
 class PlanFailed(PacelineError):

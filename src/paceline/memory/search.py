@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.records import MemoryPlan
+from paceline.contract.records import MemoryPlan
 
 MOST_TRACES: Final = 7
 """Sizes that are looked at, of which each takes seconds; four or five are enough for nearly all models."""

@@ -15,13 +15,13 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from paceline.device import is_card
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import EvaluationRecord
 from paceline.distributed.exchange import named
 from paceline.engine.evaluate import Infer, evaluate
-from paceline.errors import RecipeError
+from paceline.machine.device import is_card
 from paceline.memory.exhausted import place_of
 from paceline.recipe import Recipe
-from paceline.records import EvaluationRecord
 from paceline.seams import Batch, Build, Ids, Retrying, World
 
 Result = TypeVar("Result")

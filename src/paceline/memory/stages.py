@@ -24,19 +24,19 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.errors import UserError
+from paceline.contract.files import compiled_folder
+from paceline.contract.records import StageRecord
 from paceline.data.dataset import Dataset
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.numerics import numerics
-from paceline.errors import UserError
-from paceline.files import compiled_folder
 from paceline.memory.gauge import CardGauge, Gauge, NoGauge, Reading
 from paceline.models.config import max_positions, read_config
 from paceline.models.images import own_processor, preferred_size
-from paceline.preparation import build_for, encoded, model_for, shape_decisions, size_of_vocabulary
 from paceline.prepare.assemble import Assembled, assemble
 from paceline.prepare.course import Course
+from paceline.prepare.preparation import build_for, encoded, model_for, shape_decisions, size_of_vocabulary
 from paceline.recipe import Recipe
-from paceline.records import StageRecord
 from paceline.seams import Batch, Forward, Mesh, StepInput
 from paceline.techniques.compile import fused, kept_cache
 

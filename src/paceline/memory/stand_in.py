@@ -23,8 +23,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import backend_registration
 
-from paceline.device import PLANNED, plan_with
-from paceline.facts import Card
+from paceline.machine.device import PLANNED, plan_with
+from paceline.machine.facts import Card
 from paceline.memory import autocast
 from paceline.memory.attention import register_attention
 from paceline.memory.compiler import register_compiler

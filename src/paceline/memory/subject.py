@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.contract.errors import RecipeError, UserError
+from paceline.contract.files import cache_folder
+from paceline.contract.records import Decision
 from paceline.data.builtin import PREFIX
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.prepare import cached
-from paceline.errors import RecipeError, UserError
-from paceline.files import cache_folder
 from paceline.models.config import checkpoint_labels, max_positions, modality, read_config
 from paceline.models.images import own_processor, preferred_size
 from paceline.models.processor import Processor
 from paceline.models.tokenizers import tokenizer_source
-from paceline.preparation import encoded, shape_decisions
+from paceline.prepare.preparation import encoded, shape_decisions
 from paceline.recipe import Recipe
-from paceline.records import Decision
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -18,23 +18,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from paceline.cards import facts_with
+from paceline.contract.records import Decision
 from paceline.data.dataset import Dataset
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.statistics import fewest_together
-from paceline.facts import Card, this_machine
+from paceline.machine.cards import facts_with
+from paceline.machine.facts import Card, this_machine
 from paceline.memory import attention
 from paceline.memory.ledger import Allocation, Ledger
 from paceline.memory.stand_in import stand_in
 from paceline.memory.subject import Subject
 from paceline.memory.world import planned_world
 from paceline.models.structure import parameter_counts
-from paceline.preparation import build_for, model_for
 from paceline.prepare.assemble import Assembled, assemble
 from paceline.prepare.course import Course
+from paceline.prepare.preparation import build_for, model_for
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose_strategy
-from paceline.records import Decision
 from paceline.seams import Alone, Batch, Ids, Layout, Mesh, Size, StepInput
 from paceline.techniques.compile import fused
 

@@ -27,8 +27,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from paceline.errors import ModelError, TraceError, UserError
-from paceline.facts import Card
+from paceline.contract.errors import ModelError, TraceError, UserError
+from paceline.contract.records import MemoryPlan
+from paceline.machine.facts import Card
 from paceline.memory.anatomy import plan_of
 from paceline.memory.dealt import dealt_to
 from paceline.memory.subject import Subject, subject_of
@@ -36,7 +37,6 @@ from paceline.memory.trace import trace
 from paceline.models.config import read_config
 from paceline.recipe import Recipe
 from paceline.recipe.techniques import one_process
-from paceline.records import MemoryPlan
 from paceline.techniques.compile import wake_tracer
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from paceline.cards import model_named
-from paceline.device import card_name
 from paceline.kernels import bias_gelu, residual_norm
+from paceline.machine.cards import model_named
+from paceline.machine.device import card_name
 
 FP32 = 4
 USUAL_PROCESSORS = 108

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ModelError, nearest
-from paceline.label_names import are_unnamed
+from paceline.contract.errors import ModelError, nearest
+from paceline.contract.label_names import are_unnamed
 from paceline.models.hub import CONFIG_FILES, fetch
 from paceline.models.imports import import_transformers
 from paceline.recipe.parts import ModelPart

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from paceline.errors import ModelError, UserError
-from paceline.files import disk_errors, require_room
+from paceline.contract.errors import ModelError, UserError
+from paceline.contract.files import disk_errors, require_room
 
 _ENDINGS = (".bin", ".pt", ".pth")
 _INDEX = "pytorch_model.bin.index.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from paceline.errors import ModelError
-from paceline.references import current_folder_importable, described, resolve
+from paceline.contract.errors import ModelError
+from paceline.contract.references import current_folder_importable, described, resolve
 
 
 def build(reference: str, num_labels: int) -> nn.Module:

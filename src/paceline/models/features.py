@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 
 _NEVER = -1e4
 """Logit of a label that no sample has."""

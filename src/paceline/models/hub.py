@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from paceline.errors import ModelError, nearest
-from paceline.files import is_irregular
+from paceline.contract.errors import ModelError, nearest
+from paceline.contract.files import is_irregular
 
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
 TOKENIZER_FILES = (

@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from paceline.errors import ModelError
-from paceline.label_names import are_unnamed, listed, numbered, rows_by_number
+from paceline.contract.errors import ModelError
+from paceline.contract.label_names import are_unnamed, listed, numbered, rows_by_number
 from paceline.models import factory
 from paceline.models.config import counts_from_padding, head_labels, modality
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.config import max_positions, modality, read_config
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch
 from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size

@@ -21,7 +21,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.config import read_json
 
 FILE = "preprocessor_config.json"

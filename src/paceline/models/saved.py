@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from paceline.errors import DiskFullError, ModelError
-from paceline.files import disk_errors, fsync_file, fsync_folder, require_room
+from paceline.contract.errors import DiskFullError, ModelError
+from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, require_files
 from paceline.models.images import ImageSettings

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 
 Named = tuple[str, nn.Module]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import tokenizers
 
-from paceline.errors import ModelError, PacelineError
-from paceline.files import write_atomically
+from paceline.contract.errors import ModelError, PacelineError
+from paceline.contract.files import write_atomically
 from paceline.models.config import max_positions
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, fetch
 from paceline.recipe.parts import ModelPart

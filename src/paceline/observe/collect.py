@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from paceline.errors import RunFolderError
+from paceline.contract.errors import RunFolderError
+from paceline.contract.records import CheckpointRecord, EvaluationRecord, Notice, RunRecord, RunStarted, StepRecord
 from paceline.observe.metrics_file import read_metrics, record_from_plain
-from paceline.records import CheckpointRecord, EvaluationRecord, Notice, RunRecord, RunStarted, StepRecord
 from paceline.run_folder import require_files
 
 

@@ -17,6 +17,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paceline.contract.records import (
+    EvaluationRecord,
+    Notice,
+    Observer,
+    Record,
+    RunRecord,
+    RunStarted,
+    StepRecord,
+    TraceRecord,
+)
 from paceline.observe.data_facts import data_facts
 from paceline.observe.formats import (
     amount,
@@ -30,16 +40,6 @@ from paceline.observe.formats import (
     sizes,
 )
 from paceline.observe.pace import Pace
-from paceline.records import (
-    EvaluationRecord,
-    Notice,
-    Observer,
-    Record,
-    RunRecord,
-    RunStarted,
-    StepRecord,
-    TraceRecord,
-)
 
 REDRAW_SECONDS = 0.1
 """The bar is not drawn more often than this."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.contract.records import Cut, DataRecord, TextLengths
 from paceline.observe.formats import printable, share
-from paceline.records import Cut, DataRecord, TextLengths
 
 MOST_LABELS = 8
 """Labels that a row names."""

@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from paceline.spans import Sink
+from paceline.contract.spans import Sink
 
 
 @dataclass

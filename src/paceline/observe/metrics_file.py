@@ -11,9 +11,9 @@ from typing import Any, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from paceline.errors import RunFolderError, excerpt
-from paceline.files import disk_errors
-from paceline.records import (
+from paceline.contract.errors import RunFolderError, excerpt
+from paceline.contract.files import disk_errors
+from paceline.contract.records import (
     CheckpointRecord,
     EvaluationRecord,
     Notice,

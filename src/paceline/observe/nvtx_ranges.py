@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, final
 
-from paceline.errors import UserError
-from paceline.spans import Sink
+from paceline.contract.errors import UserError
+from paceline.contract.spans import Sink
 
 DOMAIN = "paceline"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from paceline.records import StepRecord
+from paceline.contract.records import StepRecord
 
 WARM_UP_STEPS = 2
 """Steps at the start of a process that compile, allocate and fill caches: no measure of speed."""

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from paceline.spans import Sink
+from paceline.contract.spans import Sink
 
 
 @final

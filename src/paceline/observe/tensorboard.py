@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
-from paceline.errors import RecipeError
-from paceline.files import disk_errors
-from paceline.records import EvaluationRecord, Notice, Observer, Record, RunStarted, StepRecord
+from paceline.contract.errors import RecipeError
+from paceline.contract.files import disk_errors
+from paceline.contract.records import EvaluationRecord, Notice, Observer, Record, RunStarted, StepRecord
 
 
 def require_tensorboard() -> None:

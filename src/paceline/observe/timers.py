@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from paceline.spans import Sink
+from paceline.contract.spans import Sink
 
 
 @dataclass

@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paceline.contract.errors import ModelError, RecipeError
+from paceline.contract.files import compiled_folder
+from paceline.contract.records import Decision
 from paceline.data.dataset import Dataset, Tokens
-from paceline.device import PLANNED, card_name, is_card
+from paceline.engine.capture import Phase
 from paceline.engine.compared import compared_samples, width_notice
 from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
-from paceline.engine.optimizer import ParameterGroup, parameter_groups
-from paceline.engine.schedule import lr_factor, rate_table
 from paceline.engine.statistics import kept_from_filler, running_statistics
 from paceline.engine.step import Objective
 from paceline.engine.takes_inputs import takes_inputs
@@ -26,12 +27,12 @@ from paceline.engine.text_ends import check_text_ends
 from paceline.engine.token_ids import check_token_ids
 from paceline.engine.unreached import unreached_notice, unreached_weights
 from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
-from paceline.errors import ModelError, RecipeError
-from paceline.files import compiled_folder
 from paceline.kernels.launch import are_noted
+from paceline.machine.device import PLANNED, card_name, is_card
 from paceline.models.masks import unread_masks
+from paceline.optim.optimizer import ParameterGroup, parameter_groups
+from paceline.optim.schedule import lr_factor, rate_table
 from paceline.recipe import Recipe
-from paceline.records import Decision
 from paceline.seams import Alone, Batch, Build, Engine, Forward, Layout, LayoutKind, Mesh, Task, World
 from paceline.strategies import strategy_for
 from paceline.strategies.strategy import Strategy, Training
@@ -47,7 +48,6 @@ from paceline.techniques import (
     precision,
     recompute,
 )
-from paceline.techniques.capture import Phase
 
 _OTHER_MODEL = "choose another model, or wrap it in a factory whose forward returns logits"
 

@@ -12,11 +12,11 @@ from typing import final
 
 import torch
 
+from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
-from paceline.device import is_card
 from paceline.engine.statistics import check_smallest, fewest_together
-from paceline.errors import RecipeError
+from paceline.machine.device import is_card
 from paceline.recipe import Recipe
 from paceline.seams import Build, Ids, Mesh, StepInput
 from paceline.strategies import strategy_for

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from paceline.errors import RecipeError
-from paceline.facts import Card, Facts
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import Decision
+from paceline.machine.facts import Card, Facts
 from paceline.recipe.entries import value_of, written
 from paceline.recipe.parts import ParallelPart
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.rules import check_rules, decision_of, why_off
 from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, STRATEGIES, entry_of, one_process
-from paceline.records import Decision
 
 Decide = Callable[[Recipe, Facts], Decision | None]
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe.elsewhere import TABLE, Name
 
 MOST: int = 5

@@ -13,7 +13,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from paceline.errors import RecipeError, excerpt, nearest
+from paceline.contract.errors import RecipeError, excerpt, nearest
+from paceline.contract.redaction import without_credentials
 from paceline.recipe.meant import is_misspelt, taught
 from paceline.recipe.parts import (
     EXECUTION,
@@ -29,7 +30,6 @@ from paceline.recipe.parts import (
     TechniquesPart,
     TracePart,
 )
-from paceline.redaction import without_credentials
 
 
 def _all_auto(value: object) -> object:

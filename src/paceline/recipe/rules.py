@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from paceline.errors import RecipeError
-from paceline.facts import Facts
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import Decision
+from paceline.machine.facts import Facts
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, Who, value_of, written
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.techniques import CATALOGUE, ENTRIES, STRATEGY, capable, exclusions
-from paceline.records import Decision
 
 _UNKNOWN = object()
 """Stands for a setting that nobody has told; no rule is broken by it."""

@@ -174,6 +174,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
             Rule("parallel.offload=true", "the host waits for what travels between its memory and the card"),
             Rule("techniques.recompute=true", "recompute saves and restores the random numbers' state on the host"),
         ),
+        room="paceline.engine.capture",
         memory="the graphs keep a pool of their own",
     ),
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.recipe.recipe import Recipe
 
 

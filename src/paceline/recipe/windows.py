@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 
 LAST_EPOCH = "last-epoch"
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from paceline import __version__
-from paceline.files import write_atomically
+from paceline._version import __version__
+from paceline.contract.files import write_atomically
+from paceline.contract.records import Decision, EvaluationRecord
+from paceline.contract.redaction import without_credentials
 from paceline.observe.collect import Collected, collect
 from paceline.observe.data_facts import data_facts
 from paceline.observe.formats import amount, duration, figure, rate, share, size
-from paceline.records import Decision, EvaluationRecord
-from paceline.redaction import without_credentials
 from paceline.report.curves import curves
 from paceline.report.memory import memory
 from paceline.report.page import page_of

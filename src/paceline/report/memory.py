@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from paceline.contract.records import MemoryPlan, MemoryRecord
 from paceline.observe.formats import difference, size
-from paceline.records import MemoryPlan, MemoryRecord
 from paceline.report.bars import Bar, Piece, bar_chart
 
 PARTS = {

@@ -8,9 +8,9 @@ from typing import Final
 
 from markupsafe import Markup
 
-from paceline import __version__
+from paceline._version import __version__
+from paceline.contract.records import MemoryStages, StageRecord
 from paceline.observe.formats import difference, duration, rate, size
-from paceline.records import MemoryStages, StageRecord
 from paceline.report.bars import Bar, Piece, bar_chart
 from paceline.report.memory import bar, unit_of
 from paceline.report.page import page_of

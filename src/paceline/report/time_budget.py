@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.observe.formats import moment
 from paceline.report.bars import Bar, Piece, bar_chart
 from paceline.tracing import CATEGORIES, budget, read_facts, read_window, verdict, windows_in

@@ -9,7 +9,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from paceline.records import Decision
+from paceline.contract.records import Decision
 from paceline.seams.batch import Batch
 from paceline.seams.layout import Layout
 from paceline.seams.task import Task

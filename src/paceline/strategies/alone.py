@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor
 
-from paceline.engine.updates import build_updates
+from paceline.optim.updates import build_updates
 from paceline.seams import Build, Engine
 from paceline.strategies.strategy import Strategy, Training, torch_engine
 

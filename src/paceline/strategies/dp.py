@@ -15,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.seams import Batch, Build, Engine, Forward, LayoutKind
 from paceline.strategies.alone import OneDevice
 from paceline.strategies.strategy import Strategy, Training

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from paceline.engine.gradients import Gradients
-from paceline.engine.optimizer import ParameterGroup
-from paceline.engine.scaling import Dynamic, Unscaled
-from paceline.engine.state import NOT_SPLIT, Splitting
+from paceline.engine.capture import Agree, Captured, Eager, Phase, alone
 from paceline.engine.step import Objective, Step
 from paceline.engine.torch_engine import TorchEngine
-from paceline.engine.updates import Updates
 from paceline.models.masks import unread_masks
+from paceline.optim.gradients import Gradients
+from paceline.optim.optimizer import ParameterGroup
+from paceline.optim.scaling import Dynamic, Unscaled
+from paceline.optim.state import NOT_SPLIT, Splitting
+from paceline.optim.updates import Updates
 from paceline.recipe import Recipe
 from paceline.seams import Build, Engine, Ids, Layout, Mesh, StepInput
 from paceline.techniques import compile
-from paceline.techniques.capture import Agree, Captured, Eager, Phase, alone
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.errors import RecipeError, nearest
+from paceline.contract.errors import RecipeError, nearest
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Task
 from paceline.tasks.classification import Classification

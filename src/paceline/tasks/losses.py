@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from paceline.errors import RecipeError
-from paceline.references import resolve, users_code
+from paceline.contract.errors import RecipeError
+from paceline.contract.references import resolve, users_code
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) -> one loss a sample ([S], or [S, C] for multi-label): a sum or mean could not be weighted."""

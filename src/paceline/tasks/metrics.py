@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import RecipeError, nearest
-from paceline.references import resolve, users_code
+from paceline.contract.errors import RecipeError, nearest
+from paceline.contract.references import resolve, users_code
 from paceline.seams import Batch, Meter, World
 from paceline.tasks.in_order import in_order
 

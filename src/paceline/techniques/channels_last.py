@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import RecipeError
-from paceline.records import Decision
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import Decision
 from paceline.seams import Batch, Build, Forward
 
 SETTING = "techniques.channels_last"

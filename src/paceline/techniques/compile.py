@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
-from paceline.device import PLANNED
-from paceline.errors import RecipeError
-from paceline.files import write_atomically
-from paceline.records import Decision
+from paceline.contract.errors import RecipeError
+from paceline.contract.files import write_atomically
+from paceline.contract.records import Decision
+from paceline.machine.device import PLANNED
 from paceline.seams import Build
 from paceline.techniques.channels_last import has_convolutions
 from paceline.techniques.fusion import Seam, Serves, Tally, apply_fusion, give_narrow, serves

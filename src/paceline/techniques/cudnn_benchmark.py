@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.seams import Batch, Build, Forward
 from paceline.techniques.channels_last import has_convolutions
 

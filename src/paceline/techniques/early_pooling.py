@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.device import PLANNED
-from paceline.errors import ModelError, RecipeError
-from paceline.records import Decision
+from paceline.contract.errors import ModelError, RecipeError
+from paceline.contract.records import Decision
+from paceline.machine.device import PLANNED
 from paceline.seams import Batch, Build, Ids, LayoutKind
 from paceline.techniques import packing
 from paceline.techniques.fused_qkv import place, triple

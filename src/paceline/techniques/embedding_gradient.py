@@ -12,9 +12,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import Decision
 from paceline.kernels.embedding_gradient import embedding
-from paceline.records import Decision
 from paceline.seams import Build
 
 SETTING = "techniques.embedding_gradient"

@@ -21,10 +21,10 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.errors import RecipeError
-from paceline.meta import pass_images, without_data
-from paceline.records import Decision
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import Decision
 from paceline.seams import Build
+from paceline.seams.without_data import pass_images, without_data
 
 SETTING = "techniques.fully_connected"
 

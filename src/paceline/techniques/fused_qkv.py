@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import Decision
 from paceline.kernels.launch import only_noted
-from paceline.records import Decision
 from paceline.seams import Build, LayoutKind
 
 SETTING = "techniques.fused_qkv"

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from paceline.device import PLANNED, capability, is_card
 from paceline.kernels import bias_gelu, residual_norm
 from paceline.kernels.launch import HAS_TRITON
+from paceline.machine.device import PLANNED, capability, is_card
 
 LINEAR = (torch._C._nn.linear, F.linear)
 GELU = (torch._C._nn.gelu, F.gelu)

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.device import PLANNED
-from paceline.errors import ModelError, RecipeError
+from paceline.contract.errors import ModelError, RecipeError
+from paceline.contract.records import Decision
 from paceline.kernels.one_query_attention import one_query_attention
 from paceline.kernels.varlen_attention import operator_for, varlen_attention, varlen_attention_joined
-from paceline.records import Decision
+from paceline.machine.device import PLANNED
 from paceline.seams import Batch, Build, Forward, Ids, Layout, LayoutKind, Packed
 from paceline.techniques.precision import matmul_precision
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.seams import Build
 
 

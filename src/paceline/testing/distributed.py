@@ -40,13 +40,13 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from paceline.cluster import STORE_FD, Place, listen
 from paceline.distributed.exchange import named
 from paceline.distributed.group import INTERFACES, joined
+from paceline.machine.cluster import STORE_FD, Place, listen
 from paceline.seams import World
 
 PRELOADED = (
-    "paceline.run",
+    "paceline.run.run",
     "torch._dynamo",
     "transformers.models.bert.modeling_bert",
     "torchmetrics.classification",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.cards import peak_rates
+from paceline.machine.cards import peak_rates
 from paceline.observe.formats import moment
 from paceline.tracing.case import WORTH, Case, Late, Switch
 from paceline.tracing.cut import BACKWARD, DATA, EXPOSED, FORWARD, TO_DEVICE

@@ -22,7 +22,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import UserError, excerpt
+from paceline.contract.errors import UserError, excerpt
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -16,10 +16,10 @@ from typing import Any, Final, final
 
 import torch
 
-from paceline.files import disk_errors
+from paceline.contract.files import disk_errors
+from paceline.contract.spans import Sink, listening
 from paceline.observe.nvtx_ranges import nvtx_ranges
 from paceline.observe.profiler_ranges import ProfilerRanges
-from paceline.spans import Sink, listening
 
 SNAPSHOT_ENTRIES: Final = 1_000_000
 """Allocations that a snapshot remembers: some thousands a step."""

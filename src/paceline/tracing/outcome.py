@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.errors import UserError
-from paceline.records import TraceRecord
+from paceline.contract.errors import UserError
+from paceline.contract.records import TraceRecord
 from paceline.tracing.budgets import Budgets, budget
 from paceline.tracing.judge import Verdict, verdict
 from paceline.tracing.telling import told

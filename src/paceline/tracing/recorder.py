@@ -16,17 +16,17 @@ from typing import Any, Final, final
 
 import torch
 
-from paceline import __version__
-from paceline.device import stream_names
-from paceline.errors import RunFolderError, UserError
-from paceline.files import disk_errors, write_atomically
+from paceline._version import __version__
+from paceline.contract.errors import RunFolderError, UserError
+from paceline.contract.files import disk_errors, write_atomically
+from paceline.contract.records import Notice
+from paceline.contract.spans import mark
+from paceline.contract.stopwatch import Stopwatch
+from paceline.machine.device import stream_names
 from paceline.observe.stream_names import name_streams
 from paceline.observe.thread_names import name_threads
 from paceline.recipe.windows import StepWindow
-from paceline.records import Notice
 from paceline.seams import Capturing, Engine, Ids, World
-from paceline.spans import mark
-from paceline.stopwatch import Stopwatch
 from paceline.tracing.listeners import Listener
 from paceline.tracing.recompiles import Recompiles
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import Notice
+from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset
-from paceline.device import card_name
 from paceline.engine.worth import flops_counter, peak_flops
-from paceline.errors import RecipeError
+from paceline.machine.device import card_name
 from paceline.recipe import Recipe
 from paceline.recipe.recipe import flatten
 from paceline.recipe.windows import step_windows
-from paceline.records import Notice
 from paceline.seams import Build, Engine, Ids, World
-from paceline.stopwatch import Stopwatch
 from paceline.techniques.compile import fused
 from paceline.tracing.listeners import KinetoListener, Listener, NsysListener
 from paceline.tracing.recorder import StepMeta, WindowRecorder

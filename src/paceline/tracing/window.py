@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.tracing.chrome import Trace, read_trace
 
 FORMAT = 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import RecipeError, UserError
+from paceline.contract.errors import RecipeError, UserError
 from paceline.recipe import Recipe, merge, read_yaml
 from paceline.recipe.trust import NONE, Trust, is_of_a_run, require_trust
 

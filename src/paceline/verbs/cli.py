@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from paceline.errors import PacelineError, RecipeError, TraceError, UserError
+from paceline.contract.errors import PacelineError, RecipeError, TraceError, UserError
+from paceline.contract.redaction import without_credentials
 from paceline.memory.expandable import ask_for_it
-from paceline.redaction import without_credentials
 from paceline.verbs.bench import app as bench_app
 from paceline.verbs.short import BatchSize, Epochs, MaxLength, Rate, Seed, all_settings, meant
 
@@ -98,7 +98,7 @@ def main() -> None:
 
 def _version(asked: bool) -> None:
     if asked:
-        from paceline import __version__
+        from paceline._version import __version__
 
         typer.echo(f"paceline {__version__}")
         raise typer.Exit
@@ -161,7 +161,7 @@ def train(
     paceline train runs/x --resume
     paceline train recipes/imdb_distilbert.yaml --gpus 4
     """
-    from paceline.cluster import failures_told
+    from paceline.machine.cluster import failures_told
     from paceline.recipe.trust import Trust
     from paceline.verbs.asked import build_recipe, folder_to_resume
 
@@ -179,7 +179,7 @@ def train(
         if gpus is not None or processes is not None or devices is not None:
             raise SystemExit(_launch(asked, changes, joining, trust, gpus=gpus, processes=processes, devices=devices))
         others = _others(joining, timeout)
-        from paceline.stopwatch import process_start
+        from paceline.contract.stopwatch import process_start
 
         if isinstance(asked, Path):
             from paceline.verbs.train import resume as resume_run
@@ -244,7 +244,7 @@ def trace(
     paceline trace recipes/imdb_bert_ddp_nvtx.yaml --kind nsys --gpus 4
     paceline trace runs/x
     """
-    from paceline.cluster import failures_told
+    from paceline.machine.cluster import failures_told
     from paceline.recipe.trust import Trust, switches
     from paceline.verbs import trace as tracing
     from paceline.verbs.asked import build_recipe
@@ -294,7 +294,7 @@ def trace(
             return
         if any(value is not None for value in ranks.values()):
             raise SystemExit(_launch(recipe, changes, joining, trust, gpus=gpus, processes=processes, devices=devices))
-        from paceline.stopwatch import process_start
+        from paceline.contract.stopwatch import process_start
         from paceline.verbs.train import train as train_run
 
         train_run(recipe, out=out, started=process_start(), **_others(joining, timeout))
@@ -422,7 +422,7 @@ def calibrate() -> None:
     """
     from rich.console import Console
 
-    from paceline.facts import this_machine
+    from paceline.machine.facts import this_machine
     from paceline.memory.calibrate import calibrate as measure
 
     with Console(stderr=True, markup=False).status("measuring") as status:
@@ -464,7 +464,7 @@ def evaluate(
     paceline evaluate OWNER/NAME --data test.csv
     paceline evaluate runs/reviews --gpus 4
     """
-    from paceline.cluster import failures_told, find_place
+    from paceline.machine.cluster import failures_told, find_place
     from paceline.verbs.launch import launch_if_asked
 
     launch_if_asked(gpus=gpus, devices=devices, processes=processes)
@@ -639,7 +639,7 @@ def _launch(asked: Recipe | Path, changes: Sequence[str], joining: dict[str, Any
     import os
     import shlex
 
-    from paceline.facts import this_machine
+    from paceline.machine.facts import this_machine
     from paceline.verbs.launch import choose_ranks, launch, rank_command, without_launch
     from paceline.verbs.launch.check import check_recipe
     from paceline.verbs.train import recipe_to_resume
@@ -666,7 +666,7 @@ def _read_only(folder: Path, given: Sequence[str]) -> None:
 
 def _refuse_try(recipe: Recipe, joining: dict[str, Any]) -> None:
     """What cannot be run twice."""
-    from paceline.cluster import find_place
+    from paceline.machine.cluster import find_place
 
     if recipe.trace.kind == "nsys":
         raise RecipeError("--try with trace.kind = nsys", "nsys' report has no verdict", "--kind kineto")
@@ -681,7 +681,7 @@ def _others(joining: dict[str, Any], timeout: int | None) -> dict[str, Any]:
         return {}
     import os
 
-    from paceline.cluster import find_place
+    from paceline.machine.cluster import find_place
 
     place = find_place(os.environ, init=joining["--init"], rank=joining["--rank"], world_size=joining["--world-size"])
     if place.started == "alone":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.errors import UserError, nearest
+from paceline.contract.errors import UserError, nearest
 
 KNOWN = ("imdb",)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from paceline.errors import PacelineError
+from paceline.contract.errors import PacelineError
 from paceline.recipe import Recipe, parse_yaml
 from paceline.verbs.train import train
 
 if TYPE_CHECKING:
-    from paceline.records import RunRecord
+    from paceline.contract.records import RunRecord
 
 MOST_BELOW = 0.05
 """The demo fails when its accuracy is this far below the baseline's."""
@@ -45,7 +45,7 @@ def baseline_accuracy(recipe: Recipe) -> float:
     from sklearn.pipeline import make_pipeline
 
     from paceline.data.sources import read
-    from paceline.preparation import encoded
+    from paceline.prepare.preparation import encoded
 
     texts = read(recipe.data).texts or ()
     dataset, _ = encoded(recipe)

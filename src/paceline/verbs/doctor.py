@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.cards import peak_rates
-from paceline.facts import Facts, ask, this_machine
-from paceline.files import cache_folder
+from paceline.contract.files import cache_folder
+from paceline.machine.cards import peak_rates
+from paceline.machine.facts import Facts, ask, this_machine
 
 GIB = 2**30
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cluster import TIMEOUT_SECONDS, Place
+from paceline.machine.cluster import TIMEOUT_SECONDS, Place
 from paceline.recipe.trust import Trust
 from paceline.verbs.notices import tell
 
 if TYPE_CHECKING:
-    from paceline.records import EvaluationRecord
+    from paceline.contract.records import EvaluationRecord
 
 
 def evaluate(
@@ -52,7 +52,7 @@ def evaluate(
         MemoryFullError: a batch does not fit; it names the setting.
     """
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
-    from paceline.inference import evaluate_saved
+    from paceline.run.inference import evaluate_saved
 
     return evaluate_saved(
         Path(folder), data, rows, split, settings, tell, trust, place or Place(), timeout_seconds=timeout_seconds

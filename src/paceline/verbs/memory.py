@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import PacelineError, RecipeError, UserError, excerpt
-from paceline.facts import Card, Facts, this_machine
-from paceline.files import write_atomically
+from paceline.contract.errors import PacelineError, RecipeError, UserError, excerpt
+from paceline.contract.files import write_atomically
+from paceline.contract.records import MemoryPlan, MemoryStages, StageRecord
+from paceline.machine.facts import Card, Facts, this_machine
 from paceline.memory.measure import measure, taken_by_others
 from paceline.memory.predict import PlanFailed, Predictor
 from paceline.observe.formats import difference, printable, rate
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.techniques import one_process
-from paceline.records import MemoryPlan, MemoryStages, StageRecord
 from paceline.report.stages import LABELS, described, highest, rows, signed, speed, stages_page
 from paceline.verbs.plan import gib
 

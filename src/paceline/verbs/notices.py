@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from paceline.redaction import without_credentials
+from paceline.contract.redaction import without_credentials
 
 
 def tell(message: str) -> None:

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cards import card_for, facts_with
-from paceline.errors import RecipeError, UserError
-from paceline.facts import Card, Facts, this_machine
+from paceline.contract.errors import RecipeError, UserError
+from paceline.contract.records import Decision, MemoryPlan
+from paceline.machine.cards import card_for, facts_with
+from paceline.machine.facts import Card, Facts, this_machine
 from paceline.memory.changes import PlanWith, TracedChange, cheapest_changes, samples_of_a_process, single_changes
 from paceline.memory.formula import Textbook, textbook
 from paceline.memory.predict import Predictor
@@ -24,7 +25,6 @@ from paceline.observe.formats import amount, printable, share
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose, num_processes
 from paceline.recipe.techniques import one_process, shards
-from paceline.records import Decision, MemoryPlan
 
 GIB: Final = 2**30
 MIB: Final = 2**20

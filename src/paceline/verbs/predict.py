@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.recipe.trust import Trust
 from paceline.verbs.notices import counter, tell
 
@@ -89,8 +89,8 @@ def predict(
     if (data is None) == (rows is None):
         raise UserError("predict: give data or rows", "they are two sources of the same", "predict(folder, data, out)")
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
-    from paceline.inference import predict_rows
-    from paceline.predictions import Predictions
+    from paceline.run.inference import predict_rows
+    from paceline.run.predictions import Predictions
 
     source = str(data) if isinstance(data, str | Path) else None
     given = rows if rows is not None else None if source is not None else data

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.errors import RecipeError, UserError
+from paceline.contract.errors import RecipeError, UserError
 
 SETTINGS = {
     "--epochs": "loop.epochs",

@@ -7,8 +7,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
-from paceline.errors import RecipeError
-from paceline.facts import Facts, this_machine
+from paceline.contract.errors import RecipeError
+from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.entries import TechniqueEntry, written

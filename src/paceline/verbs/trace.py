@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from paceline.errors import PacelineError, UserError
+from paceline.contract.errors import PacelineError, UserError
 from paceline.recipe import Recipe
 from paceline.recipe.trust import NONE, Trust, require_trust, switches
 from paceline.recipe.windows import problem_of

@@ -9,19 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cluster import TIMEOUT_SECONDS, Place, find_place
-from paceline.errors import CheckpointError, RecipeError
-from paceline.facts import Facts, this_machine
+from paceline.contract.errors import CheckpointError, RecipeError
+from paceline.contract.stop import NOT_BEGUN, Stop
+from paceline.contract.stopwatch import Stopwatch
+from paceline.machine.cluster import TIMEOUT_SECONDS, Place, find_place
+from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.techniques import opened
 from paceline.recipe.trust import NONE, Trust, is_of_a_run, require_trust
 from paceline.run_folder import RunFolder, way_to_more
-from paceline.stop import NOT_BEGUN, Stop
-from paceline.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from paceline.records import RunRecord
+    from paceline.contract.records import RunRecord
     from paceline.seams import World
 
 
@@ -69,8 +69,8 @@ def train(
     with contextlib.ExitStack() as stack:
         with Stop(NOT_BEGUN):
             facts = _facts_beside_imports(watch)
-            from paceline.job import Request
-            from paceline.run import run
+            from paceline.run.job import Request
+            from paceline.run.run import run
 
             with watch.phase("start"):
                 chosen, decisions = choose(recipe, facts, place.world_size)
@@ -141,11 +141,11 @@ def resume(
     with contextlib.ExitStack() as stack:
         with Stop(NOT_BEGUN):
             facts = _facts_beside_imports(watch)
-            from paceline.checkpoint.resumable import require_resumable
-            from paceline.checkpoint.store import CheckpointStore
             from paceline.distributed.agree import agree
-            from paceline.job import Request
-            from paceline.run import run
+            from paceline.run.checkpoint.resumable import require_resumable
+            from paceline.run.checkpoint.store import CheckpointStore
+            from paceline.run.job import Request
+            from paceline.run.run import run
 
             with watch.phase("start"):
                 recipe, decisions = choose(asked, facts, place.world_size)
@@ -233,6 +233,6 @@ def _facts_beside_imports(watch: Stopwatch) -> Facts:
     """This machine's facts; while the driver's tool takes its second to answer, torch and the run are imported."""
     with ThreadPoolExecutor(1, "paceline-facts") as beside, watch.importing():
         asking = beside.submit(this_machine)
-        import paceline.run  # noqa: F401
+        import paceline.run.run  # noqa: F401
 
         return asking.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paceline.errors import DataError, UserError, excerpt
+from paceline.contract.errors import DataError, UserError, excerpt
 
 STDIN = "-"
 """A source, or a text, that is read from standard input: a text a line, or two with a tab between."""

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.background import BackgroundStore
-from paceline.checkpoint.store import CheckpointStore
-from paceline.errors import DiskFullError
-from paceline.records import CheckpointRecord
-from paceline.stopwatch import Stopwatch
+from paceline.contract.errors import DiskFullError
+from paceline.contract.records import CheckpointRecord
+from paceline.contract.stopwatch import Stopwatch
+from paceline.run.checkpoint.background import BackgroundStore
+from paceline.run.checkpoint.store import CheckpointStore
 
 
 def tensors(value: float) -> dict[str, dict[str, torch.Tensor]]:
@@ -164,9 +164,9 @@ KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 import torch
-from paceline.checkpoint import store as module
-from paceline.checkpoint.background import BackgroundStore
-from paceline.checkpoint.store import CheckpointStore
+from paceline.run.checkpoint import store as module
+from paceline.run.checkpoint.background import BackgroundStore
+from paceline.run.checkpoint.store import CheckpointStore
 
 store = BackgroundStore(CheckpointStore(Path(sys.argv[1]), keep_last=1))
 def save(step):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.checkpoint.compare import Change, differences, refuse_changes
-from paceline.errors import CheckpointError
+from paceline.contract.errors import CheckpointError
 from paceline.recipe import Recipe
+from paceline.run.checkpoint.compare import Change, differences, refuse_changes
 
 
 def resolved(*settings: str) -> dict[str, Any]:
@@ -112,5 +112,5 @@ def test_other_data_is_refused_unless_a_setting_that_shapes_data_is_named() -> N
 
 
 def test_comparing_needs_no_torch() -> None:
-    code = "import sys, paceline.checkpoint.compare, paceline.checkpoint.manifest; sys.exit('torch' in sys.modules)"
+    code = "from paceline.run.checkpoint import compare, manifest; import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint import store as store_module
-from paceline.checkpoint.store import CheckpointStore
-from paceline.errors import CheckpointError, DiskFullError, PacelineError, RunFolderError
+from paceline.contract.errors import CheckpointError, DiskFullError, PacelineError, RunFolderError
+from paceline.run.checkpoint import store as store_module
+from paceline.run.checkpoint.store import CheckpointStore
 
 CALLS = ("fsync", "replace", "rename", "mkdir", "open", "chmod", "listdir", "scandir", "unlink", "rmdir", "fdopen")
 

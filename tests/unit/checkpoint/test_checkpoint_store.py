@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.store import Checkpoint, CheckpointStore
-from paceline.errors import CheckpointError, DiskFullError, RunFolderError
+from paceline.contract.errors import CheckpointError, DiskFullError, RunFolderError
+from paceline.run.checkpoint.store import Checkpoint, CheckpointStore
 
 
 def weights(step: int) -> dict[str, dict[str, torch.Tensor]]:
@@ -176,7 +176,7 @@ def test_a_step_saved_again_replaces_the_first_only_when_committed(tmp_path: Pat
     store = CheckpointStore(tmp_path, keep_last=1)
     save(store, 10)
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.checkpoint.store.write_atomically", _fail)
+        patch.setattr("paceline.run.checkpoint.store.write_atomically", _fail)
         with pytest.raises(CheckpointError, match="not saved"):
             store.save(10, weights(11), {"step": 11})
     assert holds(store.newest(), 10)
@@ -416,7 +416,7 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_older_one(tmp_path: Path, 
 
     store = CheckpointStore(tmp_path, keep_last=1)
     save(store, 10)
-    monkeypatch.setattr("paceline.checkpoint.store.save_file", full)
+    monkeypatch.setattr("paceline.run.checkpoint.store.save_file", full)
     with pytest.raises(DiskFullError, match="bytes needed"):
         save(store, 20)
     assert names(tmp_path) == ["step-00000010"]
@@ -424,7 +424,7 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_older_one(tmp_path: Path, 
 
 
 def test_the_room_asked_for_covers_what_is_written(tmp_path: Path) -> None:
-    from paceline.checkpoint import store as module
+    from paceline.run.checkpoint import store as module
 
     tensors = {"model": {f"layer.{i}.näme": torch.zeros(i) for i in range(500)}, "optimizer": {}}
     content = json.dumps({"x": list(range(1000))}).encode()

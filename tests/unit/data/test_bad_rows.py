@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources import read
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 

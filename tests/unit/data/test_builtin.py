@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data import docstrings
 from paceline.data.builtin import builtin_fingerprint, read_builtin
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart, RandomPart
 
 GIVEAWAYS = ("numpy", "np.", "scipy", "sklearn", "scikit", "torch.", "pytorch", "transformers", "python", ">>>", "http")

@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.columns import find_roles
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from paceline.contract.errors import DataError, DiskFullError
 from paceline.data.download import download_imdb
-from paceline.errors import DataError, DiskFullError
 from paceline.recipe.parts import SplitsPart
 from paceline.testing.ports import free_port
 
@@ -216,6 +216,6 @@ def test_no_network(tmp_path: Path) -> None:
 def test_a_disk_without_room(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.content = b"x" * 1000
     usage = type("Usage", (), {"free": 999})
-    monkeypatch.setattr("paceline.files.shutil.disk_usage", lambda folder: usage)
+    monkeypatch.setattr("paceline.contract.files.shutil.disk_usage", lambda folder: usage)
     with pytest.raises(DiskFullError, match="1,000 bytes needed, 999 bytes free"):
         _get(server, tmp_path)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.dataset import Tokens
 from paceline.data.encode import encode_texts, truncate
-from paceline.errors import DataError
 
 WORDS = """
 the quick brown fox jumps over a lazy dog and then some more words are said un ##known ##ly , . !

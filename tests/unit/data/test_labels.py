@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.dataset import Origins
 from paceline.data.labels import class_names, empty_labels, encode_known_labels, encode_labels
-from paceline.errors import DataError
 
 
 def _origins(num_rows: int) -> Origins:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from paceline.contract.errors import RecipeError
 from paceline.data.augment import Augmentation
 from paceline.data.dataset import Images, Tokens
 from paceline.data.layout import ImageLayout, resident_bytes
 from paceline.data.resident import resident_images, resident_tokens
-from paceline.errors import RecipeError
 from paceline.recipe.parts import AugmentPart
 
 CPU = torch.device("cpu")

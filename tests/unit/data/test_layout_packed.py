@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.contract.errors import DataError
 from paceline.data.dataset import Tokens
 from paceline.data.layout import PackedLayout, bucket_for
-from paceline.errors import DataError
 from paceline.seams import Batch, Ids
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from paceline.contract.errors import RecipeError
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan, check_world, deal
-from paceline.errors import RecipeError
 
 
 def review_lengths(samples: int, seed: int = 0) -> np.ndarray:

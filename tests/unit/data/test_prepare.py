@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data import cache as entries
 from paceline.data.dataset import Dataset, Images, Tokens
 from paceline.data.encode import wanted
 from paceline.data.prepare import Given, outline, prepare_to_evaluate, prepare_to_predict
 from paceline.data.table import Table
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart, RandomPart, SplitsPart, TaskPart
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{number}" for number in range(50))]

@@ -6,8 +6,8 @@ import sys
 import pyarrow
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.sources import read, read_unlabelled, source_fingerprint
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 NAMES = ["neg", "pos"]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.sources import read
 from paceline.data.sources.lines import Lines
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 BIG = "x" * 20_000_000

@@ -4,9 +4,9 @@ import gzip
 
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.sources.fingerprint import source_fingerprint
 from paceline.data.sources.reader import read, read_unlabelled
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 CHINESE = [("这家店的东西很好吃，服务也好", "正面"), ("质量太差，不会再买了", "负面"), ("一般般吧", "正面")]

@@ -7,8 +7,8 @@ import zipfile
 import openpyxl
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.sources import read, read_unlabelled, source_fingerprint
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 ROWS = [

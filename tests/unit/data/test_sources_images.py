@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.sources import read, read_unlabelled
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 Image = pytest.importorskip("PIL.Image")

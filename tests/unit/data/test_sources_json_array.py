@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.sources import read
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 ROWS = [{"text": "这家店很好", "label": "好"}, {"text": "bad", "label": "差"}]

@@ -72,7 +72,7 @@ def test_one_number_in_two_spellings_is_pointed_out(tmp_path):
 
 
 def test_unseen_label_of_a_set_is_found(tmp_path):
-    from paceline.errors import DataError
+    from paceline.contract.errors import DataError
 
     file = tmp_path / "a.jsonl"
     rows = [("train", ["a"]), ("train", ["b"]), ("test", ["a", "c"])]

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.sources import read, read_unlabelled, source_fingerprint
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 ROWS = [

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.dataset import Origins, Tokens
 from paceline.data.splits import FIRST_CHARACTERS, FIRST_WORDS, Deal, deal, duplicate_keys
 from paceline.data.table import Table
-from paceline.errors import DataError
 from paceline.recipe.parts import SplitsPart
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.sources import read
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 SENTENCES = [

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paceline.contract.errors import UserError
 from paceline.distributed.agree import agree
 from paceline.distributed.exchange import LostRank, named
-from paceline.errors import UserError
 from paceline.seams import Alone, World
 from paceline.testing.distributed import run_distributed
 

@@ -20,11 +20,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.cluster import LAUNCHER, REPORT_FD, STORE_FD, Place, listen
+from paceline.contract.errors import Preempted, RecipeError, UserError
 from paceline.distributed import exchange, group, reach, roll_call, stores
 from paceline.distributed.exchange import LostRank
 from paceline.distributed.group import joined
-from paceline.errors import Preempted, RecipeError, UserError
+from paceline.machine.cluster import LAUNCHER, REPORT_FD, STORE_FD, Place, listen
 from paceline.seams import Alone
 from paceline.testing.distributed import RankError, run_processes
 from paceline.testing.ports import free_port
@@ -365,7 +365,7 @@ def test_the_address_is_that_of_the_chosen_interface() -> None:
 
 RANK_SCRIPT = r"""
 import os, sys, torch
-from paceline.cluster import find_place
+from paceline.machine.cluster import find_place
 from paceline.distributed.group import joined
 place = find_place(os.environ)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])

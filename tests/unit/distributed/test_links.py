@@ -9,7 +9,7 @@ import pytest
 
 from paceline.distributed import links
 from paceline.distributed.links import link_rate
-from paceline.facts import Card, Facts
+from paceline.machine.facts import Card, Facts
 
 STATUS = """GPU 0: NVIDIA H200 (UUID: GPU-0)
 \t Link 0: 26.562 GB/s

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.records import EvaluationRecord
 from paceline.data.dataset import Tokens
 from paceline.data.padded_layout import PaddedLayout
 from paceline.engine.evaluate import evaluate, inference
 from paceline.recipe.parts import TaskPart
-from paceline.records import EvaluationRecord
 from paceline.seams import Alone, Batch, Build, World
 from paceline.tasks import task_for
 

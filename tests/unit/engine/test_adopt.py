@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.contract.errors import UserError
 from paceline.engine.adopt import adopt
-from paceline.errors import UserError
 
 
 class Parallel(DistributedDataParallel):

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.contract.errors import RecipeError
 from paceline.engine.evaluate import evaluate, inference, largest_batch
-from paceline.errors import RecipeError
 from paceline.seams import Alone
 from tests.unit.engine.splits import METRICS, OWN, SUMS, Split, bits
 from tests.unit.tasks.ranks import ThreadWorld, on_ranks

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from paceline.engine.flat import ALIGNMENT, FlatLayout
+from paceline.optim.flat import ALIGNMENT, FlatLayout
 from tests.parity.reference import tiny_model
 
 

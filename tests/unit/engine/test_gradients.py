@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.flat import FlatLayout
-from paceline.engine.gradients import FlatGradients, norm_of_buffers
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
+from paceline.optim.flat import FlatLayout
+from paceline.optim.gradients import FlatGradients, norm_of_buffers
 
 
 def made() -> tuple[nn.Sequential, FlatGradients, torch.Tensor]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.flat import ALIGNMENT, FlatLayout
-from paceline.engine.gradients import FlatGradients
 from paceline.engine.statistics import kept_from_filler, running_statistics, settle_
+from paceline.optim.flat import ALIGNMENT, FlatLayout
+from paceline.optim.gradients import FlatGradients
 from paceline.seams import World
 from paceline.strategies.ddp.buckets import BucketSums, Reduction
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.optimizer import build_optimizer, parameter_groups
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
+from paceline.optim.optimizer import build_optimizer, parameter_groups
 from paceline.recipe.parts import GroupPart, OptimizerPart, SchedulePart
 
 

@@ -6,8 +6,8 @@ from torch.nn import Linear
 from torch.optim import SGD
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from paceline.engine.schedule import factors, rate_table
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
+from paceline.optim.schedule import factors, rate_table
 from paceline.recipe.parts import SchedulePart
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engine.schedule import lr_decision, lr_factor, rate_table
+from paceline.optim.schedule import lr_decision, lr_factor, rate_table
 from paceline.recipe.parts import GroupPart, OptimizerPart, SchedulePart
 
 LINEAR: dict[str, Any] = {"lr": 3e-5, "lr_scaling": "linear", "lr_scaling_base": 32}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.optimizer import ParameterGroup
+from paceline.optim.optimizer import ParameterGroup
 from paceline.recipe.parts import OptimizerPart, SchedulePart
 from paceline.seams import World
 from paceline.strategies.fsdp.gradients import ShardedGradients, build_sharded_updates, shards_of

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.state import copy_into, optimizer_numbers, optimizer_tensors, prime, put_numbers, without_wrappers
-from paceline.errors import CheckpointError
+from paceline.contract.errors import CheckpointError
+from paceline.optim.state import copy_into, optimizer_numbers, optimizer_tensors, prime, put_numbers, without_wrappers
 
 
 def test_wrappers_prefixes_are_taken_off_anywhere_in_a_name() -> None:

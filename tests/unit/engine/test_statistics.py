@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Images
 from paceline.data.image_layout import ImageLayout
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.engine.statistics import check_smallest, fewest_together, running_statistics
-from paceline.errors import RecipeError
 from paceline.recipe.parts import LoopPart, TaskPart
 from paceline.seams import Build
 from paceline.tasks import task_for

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.contract.errors import ModelError
+from paceline.contract.stopwatch import Stopwatch, process_start
 from paceline.data.dataset import Dataset, Origins, Tokens
 from paceline.engine.token_ids import check_token_ids
-from paceline.errors import ModelError
-from paceline.facts import this_machine
-from paceline.preparation import build_for, prepare_run
+from paceline.machine.facts import this_machine
 from paceline.prepare.assemble import over
+from paceline.prepare.preparation import build_for, prepare_run
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.stopwatch import Stopwatch, process_start
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 
 RANDOM = {"source": "builtin:random", "random": {"samples": 32, "length": 8, "vocabulary": 200}}

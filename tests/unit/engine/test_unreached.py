@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.engine.optimizer import parameter_groups
 from paceline.engine.unreached import unreached_notice, unreached_weights
+from paceline.optim.optimizer import parameter_groups
 from paceline.prepare.assemble import forward_for
 from paceline.recipe.parts import OptimizerPart, SchedulePart
 from paceline.seams import Batch, Build

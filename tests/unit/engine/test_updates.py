@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.gradients import FlatGradients, Gradients
-from paceline.engine.optimizer import ParameterGroup, build_optimizer, parameter_groups
-from paceline.engine.state import copy_into
-from paceline.engine.updates import DeviceGated, FlatAdam, FlatSgd, HostGated, Updates, build_updates
-from paceline.errors import CheckpointError
+from paceline.contract.errors import CheckpointError
+from paceline.optim.gradients import FlatGradients, Gradients
+from paceline.optim.optimizer import ParameterGroup, build_optimizer, parameter_groups
+from paceline.optim.state import copy_into
+from paceline.optim.updates import DeviceGated, FlatAdam, FlatSgd, HostGated, Updates, build_updates
 from paceline.recipe.parts import GroupPart, OptimizerPart, SchedulePart
 
 CPU = torch.device("cpu")

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from paceline.facts import Card
 from paceline.kernels import one_query_attention as room
 from paceline.kernels import short_attention
 from paceline.kernels.one_query_attention import one_query_attention, operator_for, padded_one_query
+from paceline.machine.facts import Card
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import answer, run
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from paceline.facts import Card
+from paceline.machine.facts import Card
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import main
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.device import PLANNED
-from paceline.facts import Card
+from paceline.machine.device import PLANNED
+from paceline.machine.facts import Card
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import main
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.facts import Card
+from paceline.machine.facts import Card
 from paceline.memory.expandable import DEFAULT
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in

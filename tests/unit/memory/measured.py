@@ -16,7 +16,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.fixed_segments import Block, FixedSegments
-from paceline.cards import card_for
+from paceline.machine.cards import card_for
 from paceline.memory.anatomy import PRODUCTS
 from paceline.memory.constants import constants_for
 from paceline.memory.ledger import Ledger

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.facts import Card, Facts
+from paceline.contract.records import MemoryPlan
+from paceline.machine.facts import Card, Facts
 from paceline.recipe import Recipe
 from paceline.recipe.choose import STATE_BYTES
-from paceline.records import MemoryPlan
 
 MIB, GIB = 2**20, 2**30
 

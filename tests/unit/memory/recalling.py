@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from paceline.facts import Card
+from paceline.machine.facts import Card
 from paceline.memory.expandable import DEFAULT
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import main

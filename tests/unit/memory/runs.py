@@ -21,15 +21,15 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 from torch import nn
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
-from paceline.cards import card_for, facts_with
-from paceline.facts import this_machine
+from paceline.contract.records import Decision, MemoryPlan
+from paceline.machine.cards import card_for, facts_with
+from paceline.machine.facts import this_machine
 from paceline.memory import trace as tracing
 from paceline.memory.anatomy import plan_of
 from paceline.memory.subject import Subject, subject_of
 from paceline.models.structure import set_trained
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.records import Decision, MemoryPlan
 
 CARD = card_for("h200")
 LABELS = 2

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.facts import Card
+from paceline.contract.records import MemoryPlan
+from paceline.machine.facts import Card
 from paceline.memory.anatomy import kind_of, plan_of
 from paceline.memory.constants import constants_for
 from paceline.memory.expandable import DEFAULT, ExpandableAllocator
 from paceline.memory.ledger import Allocation
 from paceline.memory.subject import Subject
 from paceline.memory.trace import Trace
-from paceline.records import MemoryPlan
 
 CARD = Card(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
 WORKSPACES = constants_for(CARD).workspaces[0]

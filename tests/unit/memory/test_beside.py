@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.cards import card_for, facts_with
-from paceline.errors import RecipeError, UserError
-from paceline.facts import this_machine
+from paceline.contract.errors import RecipeError, UserError
+from paceline.contract.records import MemoryPlan, Notice
+from paceline.machine.cards import card_for, facts_with
+from paceline.machine.facts import this_machine
 from paceline.memory import beside as module
 from paceline.memory.beside import LONGEST_WAIT_SECONDS, PlanBeside, measured
 from paceline.memory.predict import PlanFailed
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.records import MemoryPlan, Notice
 from paceline.seams import Alone
 from paceline.testing.tiny import tiny_bert_config
 from tests.unit.observe.conftest import Records
@@ -369,7 +369,7 @@ def _request(**changes: Any) -> Any:
 
 
 def planned(request: Any, **settings: Any) -> PlanBeside | None:
-    from paceline.run import _plan_beside
+    from paceline.run.run import _plan_beside
 
     recipe = Recipe.parse({**TINY, "device": "cuda", **settings})
     return _plan_beside(request, SimpleNamespace(recipe=recipe))  # type: ignore[arg-type]
@@ -413,8 +413,8 @@ def test_what_is_not_planned(stand_in: type[StandIn]) -> None:
 def test_the_plan_of_a_run_begins_with_its_steps_and_ends_with_it(
     stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
 ) -> None:
-    from paceline import run
-    from paceline.errors import NonFiniteError
+    from paceline.contract.errors import NonFiniteError
+    from paceline.run import run
     from paceline.verbs.train import train
 
     beside = PlanBeside(RECIPE, CARD)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import UserError
-from paceline.facts import Card, Facts, this_machine
+from paceline.contract.errors import UserError
+from paceline.machine.facts import Card, Facts, this_machine
 from paceline.memory import calibrate as module
 from paceline.memory.calibrate import calibrate
 from paceline.memory.constants import constants_for, measured_file

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from paceline.cards import card_for, facts_with
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
+from paceline.contract.records import MemoryPlan
+from paceline.machine.cards import card_for, facts_with
 from paceline.memory.changes import TracedChange, cheapest_changes
 from paceline.memory.search import usable_bytes
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose, num_processes
-from paceline.records import MemoryPlan
 from tests.unit.memory.plans import GIB, HERE, bert_large, memory_plan, recipe
 
 Memory = Callable[[Recipe], MemoryPlan]

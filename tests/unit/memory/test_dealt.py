@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.cards import card_for, facts_with
-from paceline.facts import this_machine
+from paceline.contract.records import MemoryPlan
+from paceline.machine.cards import card_for, facts_with
+from paceline.machine.facts import this_machine
 from paceline.memory.constants import constants_for
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.records import MemoryPlan
 
 CARD = card_for("h200")
 MIB = 2**20

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.cards import card_for, facts_with
-from paceline.errors import MemoryFullError, RecipeError, UserError
+from paceline.contract.errors import MemoryFullError, RecipeError, UserError
+from paceline.contract.records import MemoryPlan
+from paceline.machine.cards import card_for, facts_with
 from paceline.memory import exhausted as module
 from paceline.memory.changes import Change, TracedChange
 from paceline.memory.exhausted import Shortage, Situation, exhausted, explained, place_of, traced_offers
@@ -20,7 +21,6 @@ from paceline.memory.search import usable_bytes
 from paceline.memory.split import check_split, halved, largest_share, retried
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.records import MemoryPlan
 from paceline.seams import Alone
 from tests.unit.memory.plans import GIB, HERE, MIB, bert_large, memory_plan, recipe
 

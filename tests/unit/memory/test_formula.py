@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.memory.formula import LEAVES_OUT, WEIGHT_BYTES, textbook
 from paceline.recipe.choose import STATE_BYTES
 from paceline.recipe.parts import OptimizerPart, TechniquesPart

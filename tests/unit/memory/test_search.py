@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.contract.records import MemoryPlan
 from paceline.memory.search import MOST_TRACES, LargestMicroBatch, largest_micro_batch, usable_bytes
-from paceline.records import MemoryPlan
 from tests.unit.memory.plans import GIB, MIB, memory_plan
 
 Total = Callable[[int], int]

@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.cards import card_for, facts_with
-from paceline.engine.gradients import FlatGradients
+from paceline.contract.errors import ModelError, RecipeError, UserError
+from paceline.contract.records import MemoryPlan, MemoryStages, StageRecord
 from paceline.engine.torch_engine import TorchEngine
-from paceline.errors import ModelError, RecipeError, UserError
-from paceline.facts import this_machine
+from paceline.machine.cards import card_for, facts_with
+from paceline.machine.facts import this_machine
 from paceline.memory import measure as measuring
 from paceline.memory import stages as module
 from paceline.memory.gauge import CardGauge, Gauge, NoGauge, Reading
 from paceline.memory.measure import measure, taken_by_others
 from paceline.memory.predict import PlanFailed
 from paceline.memory.stages import Passes, Stages, Steady, measure_stages
+from paceline.optim.gradients import FlatGradients
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.records import MemoryPlan, MemoryStages, StageRecord
 from paceline.report.stages import predicted, stages_page
 from paceline.seams import Batch
 from paceline.testing.tiny import tiny_bert_config

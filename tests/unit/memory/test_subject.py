@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Images, Tokens
-from paceline.errors import RecipeError
 from paceline.memory.subject import Subject, subject_of
 from paceline.recipe import Recipe
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config

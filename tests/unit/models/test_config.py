@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.config import checkpoint_labels, max_positions, modality, read_config
 from paceline.recipe.parts import ModelPart
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, tiny_vit_config

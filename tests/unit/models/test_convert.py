@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.config import read_config
 from paceline.models.convert import convert
 from paceline.models.load import load_model

@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 from torch import nn
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.features import collect, fit_final_linear, write_into
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch
 from paceline.testing.hub import LoopbackHub
 from paceline.testing.tiny import write_tiny_model
@@ -18,7 +18,7 @@ from paceline.testing.tiny import write_tiny_model
 ASK = """
 import sys, time
 from huggingface_hub import constants
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, fetch
 
 constants.DOWNLOAD_CHUNK_SIZE = 1000  # what has arrived is kept in pieces of this size
@@ -61,6 +61,13 @@ def ask(environment: dict[str, str], *sources: str, script: str = ASK) -> list[s
 
 TRUSTING = LOAD.replace("TRUST", "True")
 LOAD = LOAD.replace("TRUST", "False")
+
+FIX_OF_ITS_ERROR = f"""
+from paceline.contract.errors import ModelError
+try:
+    exec({LOAD!r})
+except ModelError as e: print(e.fix)
+"""
 
 CODE = """
 from transformers import BertConfig, BertForSequenceClassification
@@ -182,7 +189,7 @@ def test_weights_that_are_only_pickled_on_the_hub(model: Path, tmp_path: Path) -
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "pytorch_model.bin"):
         (folder / name).write_bytes((model / name).read_bytes())
-    script = f"from paceline.errors import ModelError\ntry:\n    exec({LOAD!r})\nexcept ModelError as e: print(e.fix)"
+    script = FIX_OF_ITS_ERROR
     with LoopbackHub({"acme/old": folder}) as hub:
         (fix,) = ask(hub.environment(tmp_path), "acme/old", script=script)
         assert not any(request.path.endswith(".bin") for request in hub.requests), "the pickle was downloaded"
@@ -204,9 +211,7 @@ def test_code_that_comes_with_a_model_is_run_only_when_the_recipe_says_so(model:
     (folder / "config.json").write_text(json.dumps(settings | {"model_type": "own"}))
     (folder / "own.py").write_text(CODE)
     with LoopbackHub({"acme/own": folder}) as hub:
-        script = (
-            f"from paceline.errors import ModelError\ntry:\n    exec({LOAD!r})\nexcept ModelError as e: print(e.fix)"
-        )
+        script = FIX_OF_ITS_ERROR
         (fix,) = ask(hub.environment(tmp_path / "off"), "acme/own", script=script)
         assert "model.trust_remote_code=true" in fix
         assert not any(request.path.endswith(".py") for request in hub.requests)

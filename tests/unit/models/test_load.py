@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from paceline.errors import ModelError, RecipeError
+from paceline.contract.errors import ModelError, RecipeError
 from paceline.models.config import read_config
 from paceline.models.load import load_model
 from paceline.recipe.parts import ModelPart

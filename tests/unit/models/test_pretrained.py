@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, ResNetConfig, ResNetForImageClassification
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.pretrained import LONGEST, load_pretrained, names_a_model
 from paceline.models.tokenizers import UNLIMITED, bert_tokenizer
 from paceline.testing.tiny import tiny_bert_config

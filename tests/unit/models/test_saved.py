@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, AutoTokenizer
 
-from paceline.engine.flat import FlatLayout
-from paceline.errors import DiskFullError, ModelError
+from paceline.contract.errors import DiskFullError, ModelError
 from paceline.models import saved as saved_module
 from paceline.models.config import read_config
 from paceline.models.images import ImageSettings, image_settings, preferred_size
 from paceline.models.load import load_model
 from paceline.models.saved import SavedModel, load_saved, on_host, read_saved, save_model, unwrapped
 from paceline.models.tokenizers import tokenizer_source
+from paceline.optim.flat import FlatLayout
 from paceline.recipe.parts import ModelPart
 from paceline.testing.tiny import TEXTS, tiny_bert_config, tiny_vit_config
 

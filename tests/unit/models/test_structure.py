@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.config import modality, read_config
 from paceline.models.load import load_model
 from paceline.models.structure import blocks, final_linear, head_names, set_trained

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from paceline.errors import ModelError
+from paceline.contract.errors import ModelError
 from paceline.models.config import read_config
 from paceline.models.tokenizers import SPECIAL_TOKENS, tokenizer_source, train_wordpiece
 from paceline.recipe.parts import ModelPart

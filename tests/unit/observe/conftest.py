@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.records import (
+from paceline.contract.records import (
     CheckpointRecord,
     Decision,
     EvaluationRecord,

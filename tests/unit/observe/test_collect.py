@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from paceline.errors import RunFolderError
+from paceline.contract.errors import RunFolderError
 from paceline.observe.collect import collect
 from paceline.observe.metrics_file import MetricsFile, record_to_json
 

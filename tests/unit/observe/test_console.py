@@ -4,8 +4,8 @@ import re
 import pytest
 from rich.console import Console
 
+from paceline.contract.records import Notice
 from paceline.observe.console import Bar, Plain, Silence, console_observer
-from paceline.records import Notice
 
 
 class Terminal(io.StringIO):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.contract.records import Cut, DataRecord, TextLengths
 from paceline.observe.data_facts import data_facts, sparkline
-from paceline.records import Cut, DataRecord, TextLengths
 
 LENGTHS = TextLengths(
     max_length=64,

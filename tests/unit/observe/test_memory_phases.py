@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from paceline.contract.spans import listening, mark, span
 from paceline.observe.memory_phases import MemoryPhases, Phase
-from paceline.spans import listening, mark, span
 
 
 class Card:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import DiskFullError, RunFolderError
+from paceline.contract.errors import DiskFullError, RunFolderError
+from paceline.contract.records import Notice
 from paceline.observe.metrics_file import MetricsFile, read_metrics, record_to_json
-from paceline.records import Notice
 
 
 def write(path, records):

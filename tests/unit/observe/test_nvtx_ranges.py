@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
+from paceline.contract.spans import listening, mark, span
 from paceline.observe.nvtx_ranges import NvtxRanges, nvtx_ranges
-from paceline.spans import listening, mark, span
 from tests.unit.observe.nvtx_tool import built_tool, heard, nested
 
 SPANS = """
 from paceline.observe.nvtx_ranges import NvtxRanges
-from paceline.spans import listening, mark, span
+from paceline.contract.spans import listening, mark, span
 
 with listening(NvtxRanges()):
     for step in (1, 2):
@@ -72,7 +72,7 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
 
 TITLED = """
 from paceline.observe.nvtx_ranges import NvtxRanges
-from paceline.spans import listening, mark, pop, push, span
+from paceline.contract.spans import listening, mark, pop, push, span
 
 def title(name, step):
     return name if step is None else f"{name} number {step}"

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from paceline.contract.records import StepRecord
 from paceline.observe.pace import WINDOW_STEPS, Pace
-from paceline.records import StepRecord
 
 
 def step(number, *, seconds=0.1, loss=1.0, samples=8, tokens=80, slots=100, counted=8, skipped=False):

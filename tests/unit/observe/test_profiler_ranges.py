@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from paceline.contract.spans import listening, mark, span
 from paceline.observe.profiler_ranges import ProfilerRanges
-from paceline.spans import listening, mark, span
 
 # torch 2.11 says so whenever a profiler starts; our own windows must not
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import device
+from paceline.machine import device
 from paceline.observe import stream_names
 from tests.unit.observe.nvtx_tool import built_tool, heard
 

@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.observe import tensorboard
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe, flatten
 from paceline.recipe.elsewhere import TABLE, Name
 from paceline.recipe.meant import is_setting

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from paceline.checkpoint.compare import differences
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe
+from paceline.run.checkpoint.compare import differences
 
 BASE = Recipe.parse({"model": {"source": "some-model"}, "data": {"source": "rows.csv"}})
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.errors import RecipeError
-from paceline.facts import Card, Facts
+from paceline.contract.errors import RecipeError
+from paceline.machine.facts import Card, Facts
 from paceline.recipe import Recipe
 from paceline.recipe.choose import STATES_SHARE, choose, choose_strategy, with_smallest_card
 from paceline.recipe.recipe import is_execution

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe
 from paceline.recipe.entries import Rule
 from paceline.recipe.parts import ParallelPart, TechniquesPart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe
 from paceline.recipe.recipe import merge, parse_yaml
 from paceline.recipe.windows import step_windows

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from paceline.errors import RunFolderError
+from paceline.contract.errors import RunFolderError
+from paceline.contract.records import Cut, DataRecord, Notice, RunRecord, TextLengths
 from paceline.observe.metrics_file import MetricsFile, record_to_json
-from paceline.records import Cut, DataRecord, Notice, RunRecord, TextLengths
 from paceline.report.build import build_report
 
 EVIL = (

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import f1_score, matthews_corrcoef, mean_absolute_error, roc_auc_score
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch
 from paceline.tasks import Classification, Regression, best_metric, task_for

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
+from paceline.contract.spans import Sink, span
 from paceline.observe import nvtx_ranges
-from paceline.spans import Sink, span
 from paceline.tracing import listeners
 from paceline.tracing.listeners import KinetoListener, NsysListener, add_memory_counters
 

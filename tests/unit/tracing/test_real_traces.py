@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from paceline.contract.spans import listening, mark, span
 from paceline.observe.profiler_ranges import ProfilerRanges
 from paceline.seams import Alone, World
-from paceline.spans import listening, mark, span
 from paceline.testing.distributed import run_distributed
 from paceline.tracing import Budgets, Verdict, budget, read_window, told, verdict
 from tests.unit.tracing.simulated import SETTINGS, Workload, facts_of

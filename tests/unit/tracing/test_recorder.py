@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.contract.errors import DiskFullError, RunFolderError
+from paceline.contract.records import Notice
+from paceline.contract.stopwatch import Stopwatch
 from paceline.data.order import OrderState, ShuffledOrder
-from paceline.errors import DiskFullError, RunFolderError
 from paceline.recipe.windows import step_windows
-from paceline.records import Notice
 from paceline.seams import Alone
-from paceline.stopwatch import Stopwatch
 from paceline.tracing.listeners import Listener
 from paceline.tracing.recorder import StepMeta, WindowRecorder
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.tracing import budget, read_window, windows_in
 from paceline.tracing.chrome import read_trace
 from tests.unit.tracing.simulated import Workload, facts_of, simulated, write, write_rank

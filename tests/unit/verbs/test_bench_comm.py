@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from paceline.cluster import RENDEZVOUS
-from paceline.errors import UserError
-from paceline.facts import Card, Facts
+from paceline.contract.errors import UserError
+from paceline.machine.cluster import RENDEZVOUS
+from paceline.machine.facts import Card, Facts
 from paceline.seams import World
 from paceline.testing import ports
 from paceline.testing.distributed import run_distributed, run_processes

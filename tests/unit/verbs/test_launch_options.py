@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from paceline import facts
-from paceline.cluster import LAUNCHER, Place
-from paceline.errors import DataError
-from paceline.facts import Card, Facts
+from paceline.contract.errors import DataError
+from paceline.machine import facts
+from paceline.machine.cluster import LAUNCHER, Place
+from paceline.machine.facts import Card, Facts
 from paceline.recipe import Recipe
 from paceline.run_folder import RunFolder
 from paceline.verbs import cli, launch

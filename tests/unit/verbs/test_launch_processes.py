@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.verbs.launch import Ranks, launch
 
 pytestmark = [
@@ -52,8 +52,8 @@ def ready():  # all ranks are here
 """What every rank of these tests begins with; it runs in the folder of the test."""
 
 TOLD = """
-from paceline.cluster import failures_told
-from paceline.errors import DataError, Preempted, UserError
+from paceline.machine.cluster import failures_told
+from paceline.contract.errors import DataError, Preempted, UserError
 ready()
 """
 
@@ -121,7 +121,7 @@ def test_ranks_find_their_place_and_rank_0_the_store(tmp_path: Path) -> None:
         3,
         """
 import json, socket
-from paceline.cluster import find_place
+from paceline.machine.cluster import find_place
 from dataclasses import asdict
 found = {"place": asdict(find_place(os.environ)), "port": int(os.environ["MASTER_PORT"])}
 if "PACELINE_STORE_FD" in os.environ:
@@ -265,7 +265,9 @@ def test_a_rank_that_told_of_its_failure_and_hangs_is_ended_too(tmp_path: Path) 
     code, _, err = ended(
         tmp_path,
         2,
-        TOLD + "from paceline.cluster import tell_launcher\nif rank: tell_launcher(UserError('told'))\ntime.sleep(60)",
+        TOLD
+        + "from paceline.machine.cluster import tell_launcher\n"
+        + "if rank: tell_launcher(UserError('told'))\ntime.sleep(60)",
         grace_seconds=0.3,
     )
     assert (code, err) == (2, "paceline: rank 1: told\n")
@@ -294,15 +296,15 @@ sys.exit(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda number: number.name)
 def test_signals_reach_every_rank_once(tmp_path: Path, number: signal.Signals) -> None:
     code = f"""
-import paceline.cluster
-from paceline.errors import Preempted
+import paceline.machine.cluster
+from paceline.contract.errors import Preempted
 times = []
 signal.signal({number:d}, lambda *_: times.append(1))
 {READY}
 while not times:
     time.sleep(0.01)
 time.sleep(0.2)
-with paceline.cluster.failures_told():
+with paceline.machine.cluster.failures_told():
     raise Preempted(f"saved after {{len(times)}}")
 """
     with started(tmp_path, 3, code) as process:

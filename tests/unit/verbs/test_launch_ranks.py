@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from paceline.cluster import LAUNCHER, Place, find_place
-from paceline.errors import UserError
-from paceline.facts import Card, Facts
+from paceline.contract.errors import UserError
+from paceline.machine.cluster import LAUNCHER, Place, find_place
+from paceline.machine.facts import Card, Facts
 from paceline.verbs.launch import Ranks, choose_ranks
 from paceline.verbs.launch.command import rank_command, without_launch
 

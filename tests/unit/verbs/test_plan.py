@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline.cards import card_for
-from paceline.errors import ModelError, RecipeError, UserError
-from paceline.facts import Card
+from paceline.contract.errors import ModelError, RecipeError, UserError
+from paceline.contract.records import Decision, MemoryPlan
+from paceline.machine.cards import card_for
+from paceline.machine.facts import Card
 from paceline.memory.predict import PlanFailed
 from paceline.recipe import Recipe
-from paceline.records import Decision, MemoryPlan
 from paceline.verbs import plan as planning
 from paceline.verbs.plan import Plan, draw, planned, shown
 from tests.e2e.commands import Paceline, in_process

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe
 from paceline.verbs import cli, launch
 from paceline.verbs.short import SETTINGS, all_settings, without

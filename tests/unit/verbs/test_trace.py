@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
 from paceline.recipe import Recipe
 from paceline.verbs import cli
 from paceline.verbs import trace as verb

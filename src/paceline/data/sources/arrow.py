@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.errors import DataError
 from paceline.data.sources.lines import unreadable
 from paceline.data.sources.memory import read_memory
 from paceline.data.sources.rows import Source
-from paceline.errors import DataError
 
 _PIECE_ROWS = 1024
 _SPLITS, _STATE = "dataset_dict.json", "state.json"

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.contract.errors import DataError, excerpt
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources.lines import MAX_LINE_BYTES, Lines
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row, Source
-from paceline.errors import DataError, excerpt
 
 _DELIMITERS = ",;\t|"
 

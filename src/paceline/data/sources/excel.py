@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from paceline.contract.errors import DataError
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources.lines import unreadable
 from paceline.data.sources.rows import Row, Source
-from paceline.errors import DataError
 
 _PIECE_ROWS = 1000
 _PROTECTED = b"\xd0\xcf\x11\xe0"

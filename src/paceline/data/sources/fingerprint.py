@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 
+from paceline.contract.files import digest
 from paceline.data.sources.arrow import files_of_saved, is_saved
 from paceline.data.sources.folders import files_of
 from paceline.data.sources.hub import PREFIX
 from paceline.data.sources.lines import unreadable
 from paceline.data.sources.locate import file_format, locate
-from paceline.files import digest
 from paceline.recipe.parts import DataPart
 
 _READING = 3

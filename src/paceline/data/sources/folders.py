@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.contract.errors import DataError
 from paceline.data.bad_rows import BadRows
 from paceline.data.columns import SPLITS, Roles
 from paceline.data.sources import images
 from paceline.data.sources.lines import bad_encoding, unreadable
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row, Source
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 TEXT_SUFFIXES = frozenset({".txt", ".text"})

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from paceline.contract.errors import DataError, nearest
 from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import SPLITS, Roles
 from paceline.data.dataset import Origins
@@ -17,7 +18,6 @@ from paceline.data.sources import images
 from paceline.data.sources.labels import Cell, indicator_cell, label_cell
 from paceline.data.sources.lines import holds_nul
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, MAX_LABEL_CHARACTERS, Row
-from paceline.errors import DataError, nearest
 
 _ABSENT = object()
 

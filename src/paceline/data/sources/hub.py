@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.contract.errors import DataError
 from paceline.data.sources.memory import read_memory
 from paceline.data.sources.rows import Source
-from paceline.errors import DataError
 
 PREFIX = "hub:"
 

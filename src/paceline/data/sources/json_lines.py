@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.errors import DataError
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources.lines import Lines
 from paceline.data.sources.rows import Row, Source
-from paceline.errors import DataError
 
 
 def read_json_lines(path: Path, name: str, bad: BadRows, encoding: str = "auto") -> Source:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import DataError, excerpt
+from paceline.contract.errors import DataError, excerpt
 
 Cell = str | bool | int | float | tuple[str, ...]
 """A label as one row gives it, before it is known what the column holds."""

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, Self, cast
 
+from paceline.contract.errors import DataError
 from paceline.data.sources.encoding import detect
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS
-from paceline.errors import DataError
 
 MAX_LINE_BYTES = 4 * MAX_CELL_CHARACTERS
 """Bounds what one line may take of the memory; a cell that is too long is reported by its column below this."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+from paceline.contract.errors import DataError
+from paceline.contract.files import is_irregular
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources.arrow import is_saved, read_arrow, read_saved
 from paceline.data.sources.delimited import read_delimited
@@ -15,8 +17,6 @@ from paceline.data.sources.json_lines import read_json_lines
 from paceline.data.sources.lines import Lines, unreadable
 from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import Source
-from paceline.errors import DataError
-from paceline.files import is_irregular
 from paceline.recipe.parts import DataPart
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

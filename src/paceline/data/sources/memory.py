@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from paceline.contract.errors import DataError
 from paceline.data.columns import SPLITS
 from paceline.data.sources.rows import Row, Source
-from paceline.errors import DataError
 
 
 def read_memory(rows: object, name: str | None = None) -> list[Source]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.errors import DataError
 from paceline.data.sources.rows import Row, Source
-from paceline.errors import DataError
 
 _BATCH_ROWS = 1024
 

@@ -9,6 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import cast
 
+from paceline.contract.errors import DataError
 from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import Roles, find_roles
 from paceline.data.sources import images
@@ -21,7 +22,6 @@ from paceline.data.sources.memory import read_memory
 from paceline.data.sources.rows import SAMPLE_ROWS, Row, Source
 from paceline.data.sources.token_tags import no_token_classification, tag_columns
 from paceline.data.table import Table
-from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 BUILTIN = "builtin:"

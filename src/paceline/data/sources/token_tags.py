@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.contract.errors import DataError
 from paceline.data.columns import normal
-from paceline.errors import DataError
 
 _NAMES = frozenset({"ner_tags", "pos_tags", "chunk_tags", "tags", "ner", "pos", "upos", "xpos", "bio", "iob"})
 _TAG = re.compile(r"O|[BIESLU]-\S+")

@@ -20,11 +20,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from paceline.device import is_card, named_stream
-from paceline.engine.flat import Flat
-from paceline.engine.gradients import Put, RankSums
+from paceline.contract.spans import span
+from paceline.machine.device import is_card, named_stream
+from paceline.optim.flat import Flat
+from paceline.optim.gradients import Put, RankSums
 from paceline.seams import Alone, World
-from paceline.spans import span
 
 BUCKET_BYTES = 25 * 2**20
 """Large enough for three quarters of a link's rate on an H200, small enough that most sums end before the backward pass

@@ -10,7 +10,7 @@ from typing import final
 
 from torch import nn
 
-from paceline.engine.updates import build_updates
+from paceline.optim.updates import build_updates
 from paceline.seams import Build, Engine
 from paceline.strategies.alone import untrained
 from paceline.strategies.ddp.buckets import BUCKET_BYTES, BucketSums, Reduction

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.engine.flat import FlatLayout
-from paceline.engine.gradients import Gradients
-from paceline.engine.optimizer import ParameterGroup, build_optimizer
-from paceline.engine.updates import DeviceGated, HostGated, Names, Updates
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
+from paceline.optim.flat import FlatLayout
+from paceline.optim.gradients import Gradients
+from paceline.optim.optimizer import ParameterGroup, build_optimizer
+from paceline.optim.updates import DeviceGated, HostGated, Names, Updates
 from paceline.recipe.parts import OptimizerPart
 from paceline.seams import World
 from paceline.strategies.fsdp.shard import forget_gradients, join_streams

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.device import PLANNED, is_card
-from paceline.errors import RecipeError
+from paceline.contract.errors import RecipeError
+from paceline.machine.device import PLANNED, is_card
 from paceline.seams import World
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import final
 
 from torch import Tensor
 
-from paceline.engine.state import Splitting
+from paceline.contract.errors import RecipeError
 from paceline.engine.torch_engine import SEVERAL
-from paceline.errors import RecipeError
+from paceline.optim.state import Splitting
 from paceline.seams import Build, Engine, Ids, Layout, StepInput, World
 from paceline.strategies.fsdp.gradients import build_sharded_updates
 from paceline.strategies.fsdp.shard import abandon, apply_fsdp, collected, load_whole, mesh_of

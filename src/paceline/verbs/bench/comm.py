@@ -27,12 +27,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.cluster import find_place
+from paceline.contract.errors import UserError
+from paceline.contract.files import disk_errors, write_atomically
 from paceline.distributed.group import joined
 from paceline.distributed.links import shared_link_rate
-from paceline.errors import UserError
-from paceline.facts import this_machine
-from paceline.files import disk_errors, write_atomically
+from paceline.machine.cluster import find_place
+from paceline.machine.facts import this_machine
 from paceline.observe.formats import size as sized
 from paceline.seams import World
 

@@ -8,9 +8,9 @@ import shlex
 import sys
 from typing import Any
 
-from paceline.cluster import find_place
-from paceline.errors import UserError, excerpt
-from paceline.facts import this_machine
+from paceline.contract.errors import UserError, excerpt
+from paceline.machine.cluster import find_place
+from paceline.machine.facts import this_machine
 from paceline.verbs.launch import choose_ranks, launch, rank_command, without_launch
 
 

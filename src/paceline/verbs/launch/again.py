@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 
-from paceline.facts import this_machine
+from paceline.machine.facts import this_machine
 from paceline.verbs.launch.command import rank_command, without_launch
 from paceline.verbs.launch.launcher import launch
 from paceline.verbs.launch.ranks import choose_ranks

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.errors import Preempted
+from paceline.contract.errors import Preempted
 
 PREEMPTED: Final = Preempted.exit_code
 

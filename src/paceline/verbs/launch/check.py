@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from paceline.errors import RecipeError
-from paceline.facts import Facts
+from paceline.contract.errors import RecipeError
+from paceline.machine.facts import Facts
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.verbs.launch.ranks import Ranks

@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import cast, final
 
-from paceline.cluster import INTERRUPTED, listen
-from paceline.errors import UserError
+from paceline.contract.errors import UserError
+from paceline.machine.cluster import INTERRUPTED, listen
 from paceline.verbs.launch.causes import PREEMPTED, Failure, described, first_cause
 from paceline.verbs.launch.process import RankProcess
 from paceline.verbs.launch.ranks import Ranks
 from paceline.verbs.launch.screen import Screen
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-"""Passed on to the ranks, as ``paceline.stop`` knows them."""
+"""Passed on to the ranks, as ``paceline.contract.stop`` knows them."""
 
 SETTLE_SECONDS = 1.0
 """How long the others are heard after a rank has failed. One that lost a connection may speak before the one that took

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from paceline.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, STORE_FD, find_place
-from paceline.errors import UserError, excerpt
-from paceline.facts import Facts, visible
+from paceline.contract.errors import UserError, excerpt
+from paceline.machine.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, STORE_FD, find_place
+from paceline.machine.facts import Facts, visible
 from paceline.verbs.short import without
 
 

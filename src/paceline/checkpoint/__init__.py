@@ -1,4 +1,0 @@
-"""Checkpoints: a store of named tensors and JSON on disk, and the comparison that guards a resume.
-
-Import ``paceline.checkpoint.store`` and ``paceline.checkpoint.compare`` themselves; only the store needs torch.
-"""

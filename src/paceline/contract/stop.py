@@ -1,0 +1,141 @@
+"""Being asked to stop: at once where nothing would be lost, at the next step bound where a step would be."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from paceline.contract.errors import Preempted
+
+NOT_BEGUN = "no step was made, so nothing is lost: start it again"
+"""What a person does after a stop before the first step."""
+
+AGAIN_SECONDS = 0.1
+"""How often a stop that came in the middle of an import asks again: until the import is over."""
+
+
+class Stop:
+    """While entered, SIGTERM, SIGUSR1, SIGHUP (a lost terminal) and Ctrl-C end the run in good order.
+
+    Inside ``noted`` a signal is only noted, and the loop looks at ``requested_by`` between steps. Elsewhere there is
+    nothing to save, so that what is under way is interrupted at once; but an import is seen through, for modules that
+    are cut off half-way stay in the process, and fail later and elsewhere. A second Ctrl-C interrupts anywhere.
+
+    One may be entered inside another; a stop that the outer one has been asked for is the inner one's, too.
+
+    A signal that the process was started to ignore stays ignored. Outside the main thread, where Python takes no
+    signals, nothing is asked for.
+
+    Args:
+        then: what a person does after a stop outside the steps, for the message; may be set anew as the run goes on.
+
+    Raises:
+        Preempted: from ``with``, after an interruption at once.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+    def __init__(self, then: str = "") -> None:
+        self.requested_by: str | None = None
+        self.then = then
+        self._only_noted = False
+        self._before: dict[signal.Signals, Any] = {}
+        self._waiting: threading.Timer | None = None
+        """Asks again, where an import was under way."""
+        self._is_again = False
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.getsignal(number) for number in self.SIGNALS}
+            # None: a handler that is not Python's, which could not be put back
+            self._before = {n: handler for n, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+            for number in self._before:
+                signal.signal(number, self._ask)
+            outer = {getattr(handler, "__self__", None) for handler in self._before.values()}
+            asked = [stop.requested_by for stop in outer if isinstance(stop, Stop) and stop.requested_by]
+            if asked:
+                self.requested_by = asked[0]
+                self._give_back()
+                self.check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        waited = self._waiting is not None
+        self._give_back()
+        if isinstance(error, _Interruption) or (error is None and waited):
+            raise Preempted(f"stopped by {self.requested_by}; {self.then}") from None
+
+    def check(self) -> None:
+        """Between pieces of work that can be done another time.
+
+        Raises:
+            Preempted: a stop was asked for.
+        """
+        if self.requested_by:
+            raise Preempted(f"stopped by {self.requested_by}; {self.then}")
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, a signal only sets ``requested_by``."""
+        outer, self._only_noted = self._only_noted, True
+        try:
+            yield
+        finally:
+            self._only_noted = outer
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        again, self._is_again = self._is_again, False
+        if again:
+            self._waiting = None
+        is_first = self.requested_by is None
+        if is_first:
+            self.requested_by = signal.Signals(number).name
+        if (is_first or again) and self._only_noted:
+            return
+        if not (is_first or again or number == signal.SIGINT):
+            return
+        if _is_importing(frame):
+            self._waiting = threading.Timer(AGAIN_SECONDS, self._ask_again, [number])
+            self._waiting.daemon = True
+            self._waiting.start()
+        elif is_first or again:
+            raise _Interruption
+        else:
+            raise KeyboardInterrupt
+
+    def _ask_again(self, number: int) -> None:
+        if self._before:  # else nobody listens any more
+            self._is_again = True
+            # to the thread that waits, so that what it waits in is interrupted
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    def _give_back(self) -> None:
+        before, self._before = self._before, {}
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether the main thread is in the middle of an import, at whatever depth."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Interruption(BaseException):
+    """What a signal raises where it is found.
+
+    No Exception: code on the way up takes those for failures of its own. No KeyboardInterrupt: Python itself exits
+    with 130 after one that came up through ``exec``, as while a dataclass is made, even when it was caught.
+    """

@@ -1,0 +1,513 @@
+"""Capture: a step's functions recorded as CUDA graphs and replayed, or run as they are where that cannot be.
+
+A graph holds the kernels of a function and the addresses they work on. Replaying it costs the host one call in place
+of a thousand launches. What is recorded may wait for nothing on the host, and every tensor it touches must stay where
+it is. Source: CUDA C++ Programming Guide, CUDA Graphs; torch.cuda.CUDAGraph's documentation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import math
+import sys
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from paceline.contract.spans import mark
+from paceline.machine.device import PLANNED, named_stream
+
+log = logging.getLogger(__name__)
+
+MOST_FAILURES = 2
+"""Recordings that may fail before everything is launched: one bad shape is not the others' fault."""
+
+WOULD_COMPILE = "Detected recompile"
+"""How torch's message begins when something would be compiled inside of a recording."""
+
+Phase = Callable[[], contextlib.AbstractContextManager[None]]
+"""Counts the seconds inside."""
+
+Agree = Callable[[bool], bool]
+"""Whether the flag is set on any rank; called by all of them at the same places."""
+
+_Key = tuple[str, tuple[Hashable, ...], str, tuple[Hashable, ...]]
+"""A function's name, its options, and the structure and the shapes of its inputs."""
+
+
+def alone(flag: bool) -> bool:
+    """For functions in which ranks do not meet: each records when it likes."""
+    return flag
+
+
+class Runner(ABC):
+    """Runs functions of pytrees of tensors."""
+
+    @abstractmethod
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, record: bool = True) -> Any:
+        """``function(*inputs, *options)``; ``inputs`` are pytrees of tensors, ``options`` part of what is recorded.
+
+        Args:
+            record: False: it is launched, whatever has been recorded.
+        """
+
+    @abstractmethod
+    def scalar(self, value: float) -> Tensor | float:
+        """A number that differs from call to call, in the form that ``run`` takes it in."""
+
+    @abstractmethod
+    def launch(self, function: Callable[[], Any]) -> Any:
+        """Run a function kernel by kernel, on the stream and in the memory of those that are recorded."""
+
+    @abstractmethod
+    def probe(self, function: Callable[[], Any]) -> None:
+        """Run a function whose results nobody needs, to find out whether it can be recorded."""
+
+    @abstractmethod
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
+        """Be ready to ``run`` with these shapes, without running. The largest first: smaller ones reuse its memory."""
+
+    @abstractmethod
+    def launching(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, everything is launched, for who watches the host; what is recorded stays for later."""
+
+    @property
+    @abstractmethod
+    def replays(self) -> bool:
+        """Whether anything is recorded, so that steps are replayed."""
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """What became of it, for people: what is recorded, or why nothing is."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release graphs and their memory."""
+
+
+@final
+class Eager(Runner):
+    """Every kernel launched by the host, every time.
+
+    Args:
+        reason: why, for the summary.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, record: bool = True) -> Any:
+        return function(*inputs, *options)
+
+    def scalar(self, value: float) -> Tensor | float:
+        return value
+
+    def launch(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def probe(self, function: Callable[[], Any]) -> None:
+        pass
+
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
+        pass
+
+    def launching(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    @property
+    def replays(self) -> bool:
+        return False
+
+    @property
+    def path(self) -> str:
+        return f"eager: {self._reason}"
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class _Input:
+    """Where a graph reads one of its inputs.
+
+    Args:
+        changes: the graph writes there too, so that what was read last is not there any more.
+    """
+
+    ours: Tensor
+    changes: bool
+    last: weakref.ref[Tensor] | None = None
+    version: int = 0
+
+    def take(self, given: Tensor) -> None:
+        """Copy what is given there, unless it is there already: weights and counts are the same for most steps."""
+        if self.last is not None and self.last() is given and self.version == given._version:
+            return
+        self.ours.copy_(given, non_blocking=True)
+        # of tensors made in inference mode nobody knows whether they have been changed
+        if not self.changes and not given.is_inference():
+            self.last, self.version = weakref.ref(given), given._version
+
+
+@dataclass(frozen=True)
+class _Recording:
+    graph: Any
+    inputs: list[_Input | None]
+    """None for what is no tensor, which is part of the key."""
+    outputs: Any
+    """Where it writes; the next replay overwrites it."""
+
+    def replay(self, leaves: Sequence[Any]) -> Any:
+        for place, given in zip(self.inputs, leaves, strict=True):
+            if place is not None:
+                place.take(given)
+        self.graph.replay()
+        return _copied(self.outputs)
+
+
+def _copied(outputs: Any) -> Any:
+    if type(outputs) is tuple and all(isinstance(each, Tensor) for each in outputs):  # quicker, each step
+        return tuple(each.clone() for each in outputs)
+    return _pytree.tree_map_only(Tensor, torch.clone, outputs)
+
+
+@final
+class Captured(Runner):
+    """One CUDA graph for each function, its options and the shapes of its inputs; all in one memory pool.
+
+    The first call with new shapes is launched, so that every kernel is loaded and every state allocated; the second
+    records and replays. Shapes that come once are never recorded. When recording fails, everything is launched from
+    then on.
+
+    Launches take their memory from the graphs' pool as well, on the stream of the recordings: else the largest step
+    would have its memory twice. What a launch leaves there (a cache of the model's, a state) may lie where graphs
+    recorded earlier put their intermediate results, so that they are recorded anew.
+
+    Neither waits for the card, which has the steps before to do meanwhile (measured with torch 2.11), unless memory may
+    be missing: for inputs larger than any so far, or on a card with less free than this process has taken at most, what
+    is only cached elsewhere is handed back first.
+
+    Args:
+        device: the card.
+        phase: counts the seconds of recording.
+        most: shapes beyond this many are not recorded: each graph keeps memory of its own.
+        agree: where ranks meet inside what is recorded. They then call ``run`` with the same shapes, and a graph is
+            kept, or dropped, by all of them or none: NCCL wants all ranks to replay what they have recorded together.
+        idle: record on a card that has nothing left to do, as where sums over cards are part of what is recorded:
+            NCCL has been shown to record so.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        phase: Phase = contextlib.nullcontext,
+        most: int = 200,
+        agree: Agree = alone,
+        *,
+        idle: bool = False,
+    ) -> None:
+        self._device, self._phase, self._most, self._agree = device, phase, most, agree
+        self._idle = idle
+        self._cuda: Any = torch.get_device_module(device)
+        self._pool, self._stream = self._cuda.MemPool(), named_stream(device, "recording")
+        self._seen: set[Hashable] = set()
+        self._largest: Counter[Hashable] = Counter()
+        """Elements of the largest inputs that a function, with its options, has had memory for."""
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._failed: dict[Hashable, str] = {}
+        """Why, of each that could not be recorded."""
+        self._compiled_late: set[Hashable] = set()
+        """Of these something would have been compiled while they were recorded; they were launched once more."""
+        self._problem: str | None = None
+        self._launching = False
+        self._anchor: Any = None
+        """A graph that is never replayed; see ``_hold_pool``."""
+        self._value, self._scalar = math.nan, torch.empty(0)
+        """What ``scalar`` made last: most steps divide by the same."""
+
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, record: bool = True) -> Any:
+        leaves, structure = _pytree.tree_flatten(list(inputs))
+        key = _key(function, options, structure, leaves)
+        if not record:
+            return self._launch(lambda: function(*inputs, *options))
+        recording = None if self._launching else self._recordings.get(key)
+        if recording is None and key in self._seen and self._may_record(key):
+            recording = self._record(key, function, leaves, structure, options)
+        if recording is not None:
+            return recording.replay(leaves)
+        launch = self._launch if key in self._seen or self._fits(key, leaves) else self.launch
+        found = launch(lambda: function(*inputs, *options))
+        self._seen.add(key)
+        self._had_memory(key, leaves)
+        return found
+
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
+        leaves, structure = _pytree.tree_flatten(list(inputs))
+        key = _key(function, options, structure, leaves)
+        if self._may_record(key):
+            self._record(key, function, leaves, structure, options)
+
+    def scalar(self, value: float) -> Tensor | float:
+        if value != self._value:
+            self._value, self._scalar = value, torch.full((), value, device=self._device)
+        return self._scalar
+
+    def probe(self, function: Callable[[], Any]) -> None:
+        if self._device.type == PLANNED:
+            return  # nothing is waited for, and the sizes are known
+
+        def watched() -> None:
+            with _waits_are_errors(self._cuda):
+                function()
+
+        waits = False
+        try:
+            self.launch(watched)
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            waits = True
+        if self._agree(waits):
+            self._problem = "the model waits for the device in its forward or backward pass"
+
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        before, self._launching = self._launching, True
+        # looked at once for all launches: it takes the host milliseconds, and who watches would see them in each step
+        blocks = self._live() if self._recordings else set()
+        try:
+            yield
+        finally:
+            self._launching = before
+        # not after an exception: the other ranks are not asked then
+        self._forget_if_grown(blocks)
+
+    @property
+    def replays(self) -> bool:
+        return bool(self._recordings)
+
+    @property
+    def path(self) -> str:
+        if self._problem:
+            return f"eager: {self._problem}"
+        count = len(self._recordings)
+        full = ", the most there may be: other shapes are launched" if count == self._most else ""
+        return f"captured: {count} graph{'s' if count != 1 else ''}{full}" if count else "eager: no shape came twice"
+
+    def close(self) -> None:
+        self._recordings.clear()
+        self._seen.clear()
+        self._largest.clear()
+        # torch hands back what a pool has cached only with the pool, which nothing but itself may use by then
+        if self._pool.use_count() == (1 if self._anchor is None else 2):
+            self._anchor, self._pool = None, self._cuda.MemPool()
+
+    def _fits(self, key: _Key, leaves: Sequence[Any]) -> bool:
+        """Whether there is memory for inputs of this size in any case; if not, it is to be made now."""
+        if key[:2] not in self._largest or _elements(leaves) > self._largest[key[:2]] or self._device.type == PLANNED:
+            return False
+        free, _ = self._cuda.mem_get_info(self._device)
+        return bool(free > self._cuda.max_memory_reserved(self._device))
+
+    def _had_memory(self, key: _Key, leaves: Sequence[Any]) -> None:
+        self._largest[key[:2]] = max(_elements(leaves), self._largest[key[:2]])
+
+    def launch(self, function: Callable[[], Any]) -> Any:
+        # what is only cached elsewhere torch would not hand back for want of memory in this pool
+        self._cuda.synchronize(self._device)
+        self._cuda.empty_cache()
+        return self._launch(function)
+
+    def _launch(self, function: Callable[[], Any]) -> Any:
+        """What it returns is copied out of the pool."""
+        looks = bool(self._recordings) and not self._launching
+        before = self._live() if looks else set()
+        caller = self._cuda.current_stream(self._device)
+        self._stream.wait_stream(caller)
+        # a backward pass in a thread of its own would not know of the pool
+        with (
+            self._cuda.use_mem_pool(self._pool),
+            self._cuda.stream(self._stream),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            outputs = function()
+        caller.wait_stream(self._stream)
+        outputs = _copied(outputs)
+        if looks:
+            self._forget_if_grown(before)
+        return outputs
+
+    def _forget_if_grown(self, before: set[int]) -> None:
+        """Drop the recordings where launches have left something in the pool, on any rank."""
+        if not self._recordings:
+            return
+        grown = not self._live() <= before
+        if grown:
+            gc.collect()  # what a circle of references holds is no state
+            grown = not self._live() <= before
+        if self._agree(grown):
+            self._recordings.clear()
+
+    def _live(self) -> set[int]:
+        """Addresses of the pool's blocks that are in use."""
+        blocks = (block for segment in self._pool.snapshot() for block in _blocks(segment))
+        return {address for address, state in blocks if state == "active_allocated"}
+
+    def _may_record(self, key: _Key) -> bool:
+        if self._launching or self._problem or key in self._failed:
+            return False
+        return len(self._recordings) < self._most
+
+    def _record(
+        self,
+        key: _Key,
+        function: Callable[..., Any],
+        leaves: Sequence[Any],
+        structure: Any,
+        options: Sequence[Hashable],
+    ) -> _Recording | None:
+        self._hold_pool()
+        ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        before = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in ours]
+        graph, outputs, problem = self._cuda.CUDAGraph(), None, ""
+        begin = self._begun if self._fits(key, leaves) and not self._idle else self._cuda.graph
+        with self._phase():
+            try:
+                with (
+                    _empty_without_a_warning(),
+                    begin(graph, self._pool.id, self._stream, capture_error_mode="thread_local"),
+                    # cuDNN's kernels are found, and kept, by each thread for itself: in the one that launched
+                    torch.autograd.set_multithreading_enabled(False),
+                    _nothing_compiled(),
+                ):
+                    outputs = function(*_pytree.tree_unflatten(ours, structure), *options)
+            except RuntimeError as error:
+                log.debug("recording failed", exc_info=True)
+                problem = f"recording failed: {str(error).splitlines()[0]}"
+            if self._agree(bool(problem)):
+                late = self._agree(WOULD_COMPILE in problem)
+                self._break_off(key, problem or "recording failed on another rank", late=late)
+                return None
+        places = [
+            _Input(leaf, changes=leaf._version != version) if isinstance(leaf, Tensor) else None
+            for leaf, version in zip(ours, before, strict=True)
+        ]
+        recording = _Recording(graph, places, outputs)
+        self._recordings[key] = recording
+        self._had_memory(key, leaves)
+        mark("shape recorded")
+        return recording
+
+    @contextlib.contextmanager
+    def _begun(self, graph: Any, pool: Any, stream: Any, *, capture_error_mode: str) -> Iterator[None]:
+        """As ``torch.cuda.graph``, which waits for the card and hands back what is cached before it begins.
+
+        What is done when a recording begins and ends, as to the seed that graphs read, has its place among the steps:
+        without it, replays that the card has still to do would draw the numbers of a later seed.
+        """
+        caller = self._cuda.current_stream(self._device)
+        stream.wait_stream(caller)
+        with self._cuda.stream(stream):
+            graph.capture_begin(pool, capture_error_mode=capture_error_mode)
+            try:
+                yield
+            finally:
+                graph.capture_end()
+        caller.wait_stream(stream)
+
+    def _hold_pool(self) -> None:
+        """Keep the pool open when all recordings are dropped.
+
+        torch (2.11 to 2.13) lets the host's part of a pool go with its last graph, and then fails to record into it
+        (``use_count > 0`` in CachingHostAllocator.h).
+        """
+        if self._anchor is not None:
+            return
+        graph, tick = self._cuda.CUDAGraph(), torch.zeros(1, device=self._device)
+        self._cuda.synchronize(self._device)
+        with self._cuda.graph(graph, self._pool.id, self._stream, capture_error_mode="thread_local"):
+            tick.zero_()  # an empty graph is warned of
+        self._anchor = graph, tick
+
+    def _break_off(self, key: _Key, problem: str, *, late: bool) -> None:
+        """This key is launched from now on, the others are recorded anew; after some failures nothing is any more.
+
+        Args:
+            late: something would have been compiled: that is done by launching the key once more, the first time.
+        """
+        self._cuda.synchronize(self._device)
+        # where the end of a recording fails, torch 2.11 leaves the pool taken: nothing else could have memory of it
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._cuda.current_device(), self._pool.id)
+        if late and key not in self._compiled_late:
+            self._compiled_late.add(key)
+            self._seen.discard(key)
+        else:
+            self._failed[key] = problem
+        if len(self._failed) >= MOST_FAILURES:
+            self._problem = next(iter(self._failed.values()))  # those behind it may be consequences
+        self._recordings.clear()
+        # a recording that breaks off leaves torch's generator in the belief that it is still being recorded; a state
+        # with the same numbers, which no graph knows, takes its place
+        generator: Any = self._cuda.default_generators[self._cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+@contextlib.contextmanager
+def _empty_without_a_warning() -> Iterator[None]:
+    """A recording that breaks off before its first kernel has an error of its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        yield
+
+
+def _nothing_compiled() -> contextlib.AbstractContextManager[Any]:
+    """What torch would compile inside raises a RuntimeError: compilers read what is on the card."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()  # nothing is compiled in this process, and it takes a second to import
+    raising: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
+    return raising
+
+
+def _blocks(segment: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """Address and state of each."""
+    address = segment["address"]
+    for block in segment["blocks"]:
+        yield address, block["state"]
+        address += block["size"]
+
+
+def _key(function: Callable[..., Any], options: Sequence[Hashable], structure: Any, leaves: Sequence[Any]) -> _Key:
+    return function.__name__, tuple(options), str(structure), tuple(map(_signature, leaves))
+
+
+def _elements(leaves: Sequence[Any]) -> int:
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _signature(leaf: Any) -> Hashable:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+
+@contextlib.contextmanager
+def _waits_are_errors(cuda: Any) -> Iterator[None]:
+    """Anything inside that waits for the device raises a RuntimeError."""
+    before = cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        cuda.set_sync_debug_mode(before)

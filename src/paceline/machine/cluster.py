@@ -1,0 +1,377 @@
+"""Who this process is among the processes of a run, and what it says to the launcher that started it.
+
+A further way to be started (Slurm, MPI) is one more source of a ``Place`` in ``find_place``, and one more ``Starter``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from paceline.contract.errors import PacelineError, Preempted, UserError, excerpt
+
+LOOPBACK = "127.0.0.1"
+
+LARGEST_PORT = 65535
+
+TIMEOUT_SECONDS = 600.0
+"""How long ranks wait for one another: a first download and a compilation take minutes."""
+
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+"""The environment variables with which torch.distributed finds the other ranks."""
+
+LAUNCHER = "PACELINE_LAUNCHER"
+"""Variable that our launcher sets for the ranks it starts: its process id."""
+
+STORE_FD = "PACELINE_STORE_FD"
+"""Variable of rank 0: the descriptor of a socket that already listens on MASTER_PORT of the loopback address."""
+
+REPORT_FD = "PACELINE_REPORT_FD"
+"""Variable of each rank: the descriptor on which the launcher is told of its failure."""
+
+REPORT_CHARACTERS = 10_000
+"""No message to the launcher is longer. Six bytes a character at most, it fits into a pipe: telling never waits."""
+
+REPEAT_SECONDS = 2.0
+"""How long a rank of torchrun's waits before it says what the first rank of its machine may be saying: torchrun ends it
+as soon as that one has ended, so that what all ranks find is said once."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
+
+Starter = Literal["alone", "paceline", "torchrun", "environment"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Who this process is among the processes of a run."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Rank among the processes of this machine; it chooses the card."""
+    local_world_size: int = 1
+    """Processes of this machine, as far as they are known: all of them where ranks meet on loopback or in a file."""
+    is_local_guessed: bool = False
+    """Whether nobody said the two local numbers: they are guessed from the address, until the ranks have met and
+    counted who is on which machine."""
+    started: Starter = "alone"
+    """By what: nothing, our launcher, torchrun, or somebody who numbered the ranks by variables or options."""
+    init_method: str | None = None
+    """Where ranks meet: tcp://HOST:PORT, file:///PATH or env:// (MASTER_ADDR, MASTER_PORT); None: alone."""
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether a launcher started this process, or somebody as one of several.
+
+        Variables that number a world of one process are what clusters leave to a single replica: it may start ranks.
+        """
+        return self.world_size > 1 or self.started in ("paceline", "torchrun")
+
+
+def find_place(
+    environment: Mapping[str, str], *, init: str | None = None, rank: int | None = None, world_size: int | None = None
+) -> Place:
+    """This process's place, from ``--init``, ``--rank`` and ``--world-size``, or from the environment.
+
+    In the environment it takes MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE together to be a rank. One of them on its
+    own, an address without a number, or a world of one process are what clusters leave lying about: alone.
+
+    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them it is guessed until the ranks have met: those that meet
+    on the loopback address or in a file are all on this machine, and others are one a machine.
+
+    Raises:
+        UserError: a value or an option is missing, or they contradict one another.
+    """
+    given = {name: text for name in RENDEZVOUS if (text := environment.get(name, "").strip())}
+    started = _starter(environment)
+    if init is not None or rank is not None or world_size is not None:
+        if started != "environment" or len(given) == len(RENDEZVOUS):
+            raise _given_twice(started, given)
+        return _from_options(environment, init, rank, world_size)
+    if len(given) == len(RENDEZVOUS):
+        return _from_variables(environment, given, started)
+    is_one_process = given.get("WORLD_SIZE") == "1" and given.get("RANK", "0") == "0"
+    if len(given) <= 1 or is_one_process or not given.keys() & {"RANK", "WORLD_SIZE"}:
+        return Place()
+    raise _incomplete(given)
+
+
+def check_cards(place: Place, num_cards: int) -> None:
+    """Make sure that this machine has a card for this rank.
+
+    Raises:
+        UserError: it has fewer cards than ranks.
+    """
+    if place.local_rank < num_cards:
+        return
+    fixes = {
+        "torchrun": f"torchrun --nproc-per-node {num_cards}",
+        "environment": "LOCAL_RANK=0" + f" to LOCAL_RANK={num_cards - 1}" * (num_cards > 1),
+    }
+    raise UserError(
+        f"LOCAL_RANK = {place.local_rank}: no card for rank {place.rank}",
+        f"each rank takes a card, and this machine has {num_cards}, counted from 0",
+        fixes.get(place.started, f"--gpus {num_cards}") if num_cards else "--set device=cpu",
+    )
+
+
+def listen(port: int = 0, host: str = LOOPBACK) -> socket.socket:
+    """A socket that listens on this address alone, so that a store made of it can be reached from nowhere else.
+
+    torch's TCPStore would listen on every address of the machine, whichever it is given.
+
+    Args:
+        port: 0: any that is free.
+
+    Raises:
+        UserError: the port is in use, or the address is not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from None
+    try:
+        # a port that an ended run has just left is free
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listening.close()
+        raise _cannot_listen(host, port, error) from None
+    return listening
+
+
+@contextlib.contextmanager
+def failures_told(rank: int | None = None) -> Iterator[None]:
+    """Inside, an error is handed to our launcher, which prints the cause once; the process ends with its exit code.
+
+    Without our launcher it passes through, where this process is the first rank or none. Another rank prints what a
+    person can change with its number in front.
+
+    Args:
+        rank: of this process, where the environment does not say it.
+
+    Raises:
+        SystemExit: the error was told.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if not tell_launcher(error) and not _told_by_rank(error, rank):
+            raise
+        raise SystemExit(_exit_code(error)) from None
+
+
+def tell_launcher(error: BaseException) -> bool:
+    """Tell our launcher that this rank fails, as early as possible; of a rank it believes the first telling.
+
+    Whoever takes connections down on an error calls this before: what the others then run into is a consequence.
+
+    Returns:
+        Whether there is a launcher that was told.
+    """
+    # what is no Exception is no failure: Python's or our own way up and out, after a signal for one
+    # descendants of a rank inherit the variables, but neither the parent nor the descriptor
+    if not isinstance(error, Exception | KeyboardInterrupt) or os.environ.get(LAUNCHER) != str(os.getppid()):
+        return False
+    is_bug = not isinstance(error, PacelineError | KeyboardInterrupt)
+    text = "".join(traceback.format_exception(error)).rstrip() if is_bug else str(error) or "interrupted"
+    # the end of a traceback says most
+    text = text[-REPORT_CHARACTERS:] if is_bug else text[:REPORT_CHARACTERS]
+    # an error that names the ranks it lost is a consequence of what happened to them
+    lost = list(getattr(error, "ranks", ()))
+    report = {"at": time.monotonic(), "code": _exit_code(error), "is_bug": is_bug, "message": text, "lost": lost}
+    try:
+        os.write(int(os.environ[REPORT_FD]), json.dumps(report).encode() + b"\n")
+    except (KeyError, ValueError, OSError):
+        return False
+    return True
+
+
+def _told_by_rank(error: BaseException, rank: int | None) -> bool:
+    if not isinstance(error, PacelineError):
+        return False
+    try:
+        place = find_place(os.environ)
+    except UserError:
+        return False
+    number = place.rank if rank is None else rank
+    if number == 0:
+        return False
+    if place.started == "torchrun" and place.local_rank > 0:
+        if isinstance(error, Preempted):
+            # a stop of one is a stop of all, of which the first one tells; it may also be how torchrun ends this one
+            return True
+        time.sleep(REPEAT_SECONDS)
+    sys.stderr.write(f"paceline: rank {number}: {error}\n")
+    return True
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return error.exit_code if isinstance(error, PacelineError) else 1
+
+
+def _starter(environment: Mapping[str, str]) -> Starter:
+    """Who numbered the ranks, if they are numbered; torch.distributed.launch is torchrun under another name."""
+    if LAUNCHER in environment:
+        return "paceline"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "environment"
+
+
+def _from_variables(environment: Mapping[str, str], given: Mapping[str, str], started: Starter) -> Place:
+    _number("MASTER_PORT=", given["MASTER_PORT"], 1, LARGEST_PORT)
+    world_size = _number("WORLD_SIZE=", given["WORLD_SIZE"], 1)
+    rank = _number("RANK=", given["RANK"], 0)
+    if rank >= world_size:
+        raise _beyond("RANK=", rank, "WORLD_SIZE=", world_size)
+    is_one_machine = _is_loopback(given["MASTER_ADDR"])
+    return _on_machine(environment, rank, world_size, is_one_machine, started=started, init_method="env://")
+
+
+def _from_options(environment: Mapping[str, str], init: str | None, rank: int | None, world_size: int | None) -> Place:
+    if init is None or rank is None or world_size is None:
+        options = {"--init": init, "--rank": rank, "--world-size": world_size}
+        example = {"--init": f"tcp://{LOOPBACK}:29500", "--rank": 0, "--world-size": 2}
+        raise UserError(
+            f"{' and '.join(name for name, value in options.items() if value is None)}: missing",
+            "a rank says where ranks meet, which one it is, and how many there are",
+            " ".join(f"{name} {example[name] if value is None else value}" for name, value in options.items()),
+        )
+    _number("--world-size ", str(world_size), 1)
+    _number("--rank ", str(rank), 0)
+    if rank >= world_size:
+        raise _beyond("--rank ", rank, "--world-size ", world_size)
+    host = _meeting_host(init)
+    is_one_machine = host is None or _is_loopback(host)
+    return _on_machine(environment, rank, world_size, is_one_machine, started="environment", init_method=init)
+
+
+def _on_machine(
+    environment: Mapping[str, str],
+    rank: int,
+    world_size: int,
+    is_one_machine: bool,
+    *,
+    started: Starter,
+    init_method: str,
+) -> Place:
+    """The place of a rank, with LOCAL_RANK and LOCAL_WORLD_SIZE, or what follows from where the ranks meet."""
+    own, size = (environment.get(name, "").strip() for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    local_rank = _number("LOCAL_RANK=", own, 0) if own else rank if is_one_machine else 0
+    least = world_size if is_one_machine else local_rank + 1
+    local_world_size = _number("LOCAL_WORLD_SIZE=", size, 1) if size else least
+    if local_world_size > world_size:
+        raise UserError(
+            f"LOCAL_WORLD_SIZE={size}" if size else f"LOCAL_RANK={own}",
+            f"all machines together have {world_size} ranks",
+            "unset LOCAL_RANK LOCAL_WORLD_SIZE, or count the ranks of this machine alone",
+        )
+    if local_rank >= local_world_size:
+        why = f"{local_world_size} of the ranks are on this machine, counted from 0"
+        raise UserError(f"LOCAL_RANK={local_rank}", why, f"LOCAL_RANK={min(rank, local_world_size - 1)}")
+    return Place(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        is_local_guessed=not own,
+        started=started,
+        init_method=init_method,
+    )
+
+
+def _meeting_host(init: str) -> str | None:
+    """The host of tcp://HOST:PORT; None for a file.
+
+    Raises:
+        UserError: it is neither, or not whole.
+    """
+    what, example = f"--init {excerpt(init)}", f"--init tcp://{LOOPBACK}:29500, or --init file:///tmp/ranks"
+    if init == "env://":
+        raise UserError(what, f"{', '.join(RENDEZVOUS)} are read without it", "leave the options out")
+    try:
+        parts = urlsplit(init)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UserError(what, str(error), example) from None
+    rest = parts.path or parts.query or parts.fragment or parts.username
+    if parts.scheme == "tcp" and host and port and not rest:
+        return host
+    if parts.scheme == "file" and not parts.netloc and parts.path.strip("/"):
+        return None
+    whys = {
+        "tcp": "it takes a host and a port, and nothing else",
+        "file": "after file:// comes a whole path, which begins with a third /",
+    }
+    raise UserError(what, whys.get(parts.scheme, "ranks meet at tcp:// or file://"), example)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _number(set_by: str, text: str, least: int, most: int = 10**9 - 1) -> int:
+    """The whole number in ``text``; ``set_by`` is what stands before it where it is set: ``RANK=`` or ``--rank ``."""
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most:
+        return int(text)
+    if most == LARGEST_PORT:
+        raise UserError(f"{set_by}{excerpt(text)}", f"a port is a number from {least} to {most}", f"{set_by}29500")
+    raise UserError(f"{set_by}{excerpt(text)}", f"it is a whole number of at least {least}", f"{set_by}{least}")
+
+
+def _beyond(rank_set: str, rank: int, size_set: str, world_size: int) -> UserError:
+    ranks = f"{rank_set}0" + f" to {rank_set}{world_size - 1}" * (world_size > 1)
+    return UserError(
+        f"{rank_set}{rank} with {size_set}{world_size}", "ranks count from 0", f"{ranks}, or {size_set}{rank + 1}"
+    )
+
+
+def _incomplete(given: Mapping[str, str]) -> UserError:
+    example = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
+    missing = [name for name in RENDEZVOUS if name not in given]
+    return UserError(
+        f"{' '.join(f'{name}={text}' for name, text in given.items())}: no {' and no '.join(missing)}",
+        f"a rank needs all of {', '.join(RENDEZVOUS)}",
+        f"export {' '.join(f'{name}={example[name]}' for name in missing)}; "
+        f"or, to train in one process, unset {' '.join(given)}",
+    )
+
+
+def _given_twice(started: Starter, given: Mapping[str, str]) -> UserError:
+    by = {
+        "paceline": "paceline's launcher, which started this process",
+        "torchrun": "torchrun, which started this process",
+    }
+    return UserError(
+        "--init, --rank, --world-size: the place of this process is given twice",
+        f"the other time by {by.get(started, ', '.join(f'{name}={text}' for name, text in given.items()))}",
+        "leave the options out" if started in by else f"leave the options out, or unset {' '.join(given)}",
+    )
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
+    if error.errno != errno.EADDRINUSE:
+        why = error.strerror or str(error)
+        return UserError(f"{host}:{port}: cannot listen there: {why}", fix=f"an address of this machine: {LOOPBACK}")
+    with listen(0, host) as other:
+        free = other.getsockname()[1]
+    why = "another process listens there, perhaps a rank of an earlier run"
+    return UserError(f"port {port} of {host}: in use", why, f"port {free} is free")

@@ -1,0 +1,1 @@
+"""Gradients, optimizers and schedules."""

@@ -1,0 +1,178 @@
+"""Who holds and sums gradients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter, is_
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from paceline.contract.errors import UserError
+from paceline.optim.flat import Flat, FlatLayout
+
+Put = Callable[[Sequence[Tensor], Sequence[Tensor | None]], None]
+"""Writes or adds gradients to the views that stand for them; None: there is none."""
+
+
+class RankSums(ABC):
+    """How the flat gradients of a step are summed over ranks, beside its last backward pass."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor, put: Put) -> None:
+        """Differentiate a step's last micro-batch, and begin to sum. Nothing is begun while a graph is captured."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Begin what has not begun, and have the device wait for all of it; never captured."""
+
+    @property
+    @abstractmethod
+    def under_way(self) -> bool:
+        """Whether ``backward`` or ``finish`` has been entered and the step's sums are not finished."""
+
+
+MakeSums = Callable[[Sequence[nn.Parameter], Flat], RankSums]
+"""Parameters and their flat gradients -> what sums them over ranks."""
+
+
+class Gradients(ABC):
+    """The gradients of one model; always sums, over micro-batches and ranks alike."""
+
+    ranks_meet = False
+    """Whether ranks meet within ``add`` and ``norm``, recorded passes included: they then record, and replay, the same
+    passes together."""
+
+    @abstractmethod
+    def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
+        """Differentiate a micro-batch's loss and add its gradients to those of the step.
+
+        Args:
+            loss: scalar, loss scale included.
+            first: of the step: what was there before is overwritten.
+            last: of the step, so that ranks may sum now.
+        """
+
+    @property
+    def sums_under_way(self) -> bool:
+        """Whether the sums of the step over ranks have begun and are not finished."""
+        return False
+
+    def finish(self) -> None:  # noqa: B027 - alone, there is nothing to finish
+        """Finish the sum over ranks that the last ``add`` began. Called once a step, before anything reads the
+        gradients, and never recorded; waits on the device, not on the host."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Make sure, on the host alone, that the gradients are still where the engine put them.
+
+        Raises:
+            UserError: someone took a gradient away.
+        """
+
+    @abstractmethod
+    def norm(self) -> Tensor:
+        """Global 2-norm, one fp32 device scalar."""
+
+    @abstractmethod
+    def scale(self, factor: Tensor) -> None:
+        """Multiply every gradient by a device scalar."""
+
+    @abstractmethod
+    def zero(self) -> None:
+        """Forget the step's gradients."""
+
+
+@final
+class FlatGradients(Gradients):
+    """One flat buffer a number format; every parameter's ``.grad`` is a view into it and is never rebound.
+
+    A step's first micro-batch overwrites them, so nothing is zeroed between steps. Autograd hands its gradients over
+    all at once and they are copied in one go, for adding each where it arises costs one launch a parameter. Only with
+    several ranks, in a step's last micro-batch, they are taken bucket by bucket, so that ranks sum beside the rest of
+    the backward pass. A parameter without a gradient on one rank counts as zeros there.
+
+    Args:
+        parameters: those that are trained, in a fixed order.
+        layout: of these parameters, to share one with others; None: one of its own.
+        sums: makes what sums over ranks; None: there is one rank.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        layout: FlatLayout | None = None,
+        sums: MakeSums | None = None,
+    ) -> None:
+        self._parameters = tuple(parameters)
+        self.flat: Flat = (layout or FlatLayout([self._parameters])).allocate()
+        for parameter, view in zip(self._parameters, self.flat.views, strict=True):
+            parameter.grad = view
+        self._sums = None if sums is None else sums(self._parameters, self.flat)
+
+    def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
+        if last and self._sums is not None:
+            self._sums.backward(loss, partial(_put, first=first))
+        else:
+            _put(self.flat.views, torch.autograd.grad(loss, self._parameters, allow_unused=True), first=first)
+
+    @property
+    def sums_under_way(self) -> bool:
+        return self._sums is not None and self._sums.under_way
+
+    def finish(self) -> None:
+        if self._sums is not None:
+            self._sums.finish()
+
+    def check(self) -> None:
+        # every step pays for this: no loop in Python
+        if not all(map(is_, map(attrgetter("grad"), self._parameters), self.flat.views)):
+            raise UserError(
+                "a parameter's .grad is no longer the engine's",
+                "zero_grad() or an assignment took it away, so clipping and loss scaling would not see it",
+                "remove the call: update() forgets the gradients by itself",
+            )
+
+    def norm(self) -> Tensor:
+        if any(buffer.device.type != "cpu" for buffer in self.flat.buffers):
+            return norm_of_buffers(self.flat.buffers)
+        # a norm of norms, as torch.nn.utils.clip_grad_norm_ takes it, so that clipping gives its bits
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(self.flat.views)])
+        total: Tensor = torch.linalg.vector_norm(norms)
+        return total
+
+    def scale(self, factor: Tensor) -> None:
+        for buffer in self.flat.buffers:
+            buffer.mul_(factor)
+
+    def zero(self) -> None:
+        for buffer in self.flat.buffers:
+            buffer.zero_()
+
+
+def _put(views: Sequence[Tensor], gradients: Sequence[Tensor | None], *, first: bool) -> None:
+    """Write gradients to their views if they are the step's ``first``, else add them."""
+    alike: list[tuple[Tensor, Tensor]] = []
+    for view, gradient in zip(views, gradients, strict=True):
+        if gradient is None:
+            if first:
+                view.zero_()
+        elif gradient.layout is torch.strided and gradient.stride() == view.stride():
+            alike.append((view, gradient))
+        elif first:
+            view.copy_(gradient.to_dense())
+        else:
+            view.add_(gradient)
+    if alike:  # other strides in one of the lists would send all of it down a slow path
+        to, found = zip(*alike, strict=True)
+        (torch._foreach_copy_ if first else torch._foreach_add_)(to, found)
+
+
+def norm_of_buffers(buffers: Sequence[Tensor]) -> Tensor:
+    """2-norm of all elements of 1-d tensors, one fp32 scalar: one pass over each, summed in fp32 or wider."""
+    norms = [torch.linalg.vector_norm(b, dtype=torch.promote_types(b.dtype, torch.float32)).float() for b in buffers]
+    total: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return total

@@ -1,0 +1,132 @@
+"""Parameter groups and the optimizer, from the recipe's words."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.contract.errors import RecipeError
+from paceline.machine.device import PLANNED
+from paceline.optim.eight_bit import PlannedAdamW8bit
+from paceline.recipe.parts import OptimizerPart, SchedulePart
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that share a learning rate, a weight decay and a schedule."""
+
+    name: str
+    parameters: tuple[nn.Parameter, ...]
+    lr: float
+    weight_decay: float
+    schedule: SchedulePart
+
+
+def parameter_groups(
+    named: Sequence[tuple[str, nn.Parameter]],
+    part: OptimizerPart,
+    schedule: SchedulePart,
+    undecayed: frozenset[str] = frozenset(),
+) -> list[ParameterGroup]:
+    """Trained parameters by the first recipe group whose pattern matches, then by whether they decay.
+
+    Biases and normalisation weights (fewer than two dimensions) do not decay unless ``decay_all``.
+
+    Args:
+        undecayed: names of weights that never decay.
+
+    Raises:
+        RecipeError: a group that matches no trained parameter, or none left to train.
+    """
+    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    if not trained:
+        raise RecipeError("model.train", "no parameter is trained", "--set model.train=all")
+    taken: set[str] = set()
+    groups = []
+    for index, group in enumerate([*part.groups, None]):
+        members = [(n, p) for n, p in trained if n not in taken and (group is None or fnmatchcase(n, group.match))]
+        if group is not None and not members:
+            raise RecipeError(
+                f"optimizer.groups.{index}.match = {group.match!r}",
+                "no trained parameter that is left has such a name",
+                f"names look like {trained[0][0]!r}, {trained[-1][0]!r}",
+            )
+        taken |= {name for name, _ in members}
+        lr = group.lr if group and group.lr is not None else part.lr
+        decay = group.weight_decay if group and group.weight_decay is not None else part.decay
+        own = group.schedule if group and group.schedule is not None else schedule
+        label = group.match if group else "rest" if part.groups else "all"
+        for name, chosen, weight_decay in _by_decay(label, members, decay, part.decay_all, undecayed):
+            groups.append(ParameterGroup(name, tuple(chosen), lr, weight_decay, own))
+    return groups
+
+
+def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fused: bool) -> torch.optim.Optimizer:
+    """The recipe's optimizer over the groups.
+
+    Args:
+        fused: torch's fused kernels, which take the learning rate, the clip factor and the gate from the device, and
+            can be recorded in a CUDA graph.
+
+    Raises:
+        RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
+    """
+    settings: list[dict[str, Any]] = [
+        {"params": list(g.parameters), "lr": g.lr, "weight_decay": g.weight_decay} for g in groups
+    ]
+    if part.type == "adamw8bit":
+        return _eight_bit(settings, part)
+    if part.type == "sgd":
+        sgd = torch.optim.SGD(
+            settings, momentum=part.momentum, nesterov=part.nesterov, fused=fused, foreach=False if not fused else None
+        )
+        if fused and part.momentum:
+            # the fused kernel leaves the buffer that it allocates unwritten when the very first step is skipped
+            for parameter in (p for group in sgd.param_groups for p in group["params"]):
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
+    kind = torch.optim.AdamW if part.type == "adamw" else torch.optim.Adam
+    foreach = None if fused else False
+    return kind(settings, betas=part.betas, eps=part.eps, fused=fused, capturable=fused, foreach=foreach)
+
+
+def _by_decay(
+    label: str,
+    members: Sequence[tuple[str, nn.Parameter]],
+    decay: float,
+    decay_all: bool,
+    undecayed: frozenset[str],
+) -> list[tuple[str, list[nn.Parameter], float]]:
+    def decays(name: str, parameter: nn.Parameter) -> bool:
+        return name not in undecayed and (decay_all or parameter.ndim >= 2)
+
+    if decay == 0 or all(decays(*member) for member in members):
+        return [(label, [parameter for _, parameter in members], decay)] if members else []
+    parts = [
+        (label, [p for n, p in members if decays(n, p)], decay),
+        (f"{label} (no decay)", [p for n, p in members if not decays(n, p)], 0.0),
+    ]
+    return [found for found in parts if found[1]]
+
+
+def _eight_bit(settings: list[dict[str, Any]], part: OptimizerPart) -> torch.optim.Optimizer:
+    """AdamW with 8-bit states (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, ICLR 2022)."""
+    if settings[0]["params"][0].device.type == PLANNED:
+        return PlannedAdamW8bit(settings)
+    for module, name in (("bitsandbytes.optim", "AdamW8bit"), ("torchao.optim", "AdamW8bit")):
+        try:
+            kind = getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+        return kind(settings, lr=part.lr, betas=part.betas, eps=part.eps)  # type: ignore[no-any-return]
+    raise RecipeError(
+        "optimizer.type = adamw8bit",
+        "neither bitsandbytes nor torchao is installed",
+        "pip install 'paceline[bitsandbytes]'",
+    )

@@ -1,0 +1,362 @@
+"""Before the first step: data and model from a recipe, put into a build.
+
+Everything here that runs in Python runs on one thread, and what does not (a tokenizer's own threads, the driver that
+wakes a card) runs beside it: texts are encoded while the code of the model is imported and its weights are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import torch
+from torch import nn
+
+from paceline.contract.errors import RecipeError
+from paceline.contract.files import cache_folder
+from paceline.contract.records import Decision
+from paceline.contract.stopwatch import Stopwatch
+from paceline.data.dataset import Dataset, Tokens
+from paceline.data.encode import KeepGoing, wanted
+from paceline.data.prepare import Outline, outline
+from paceline.distributed.links import shared_link_rate
+from paceline.kernels.launch import wake_compiler
+from paceline.machine.facts import Facts
+from paceline.models.config import checkpoint_labels, import_readers, max_positions, modality, read_config
+from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
+from paceline.models.load import import_class, load_model
+from paceline.models.processor import Processor
+from paceline.models.saved import SavedModel
+from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
+from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_source
+from paceline.optim.schedule import lr_decision
+from paceline.prepare.assemble import assemble_build
+from paceline.recipe import Recipe
+from paceline.recipe.choose import bucket_decision, choose_strategy
+from paceline.seams import Alone, Build, Mesh, World
+from paceline.tasks import task_for
+from paceline.techniques.compile import wake_tracer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data and model, ready to be assembled."""
+
+    recipe: Recipe
+    decisions: tuple[Decision, ...]
+    dataset: Dataset
+    tokenizer: Any
+    build: Build
+    saved: SavedModel
+    bucket_mib: int | None = None
+    """Of gradients that ranks sum in one go, where the recipe leaves that open. It is not written into the recipe, for
+    a run may go on over other links."""
+
+
+def prepare_run(
+    recipe: Recipe,
+    decisions: tuple[Decision, ...],
+    *,
+    facts: Facts,
+    watch: Stopwatch,
+    rows: object | None = None,
+    quarantine: Path | None = None,
+    world: World | None = None,
+) -> Prepared:
+    """Read, deal and encode the data; load or build the model; put both into a build.
+
+    Args:
+        recipe: checked against this machine.
+        decisions: those taken so far; the ones about sizes of samples and those of assembling are added.
+        facts: of this machine, whose cards decide how ranks share the model.
+        watch: told how long data and model take.
+        rows: data in memory in place of the recipe's source.
+        quarantine: takes rows that cannot be used, where the recipe says to skip them.
+        world: of whose ranks the first on each machine downloads and encodes, for the others to read.
+    """
+    world = world or Alone()
+    part, device = recipe.model, torch.device(recipe.device)
+    told: list[str] = []  # of the model
+    with _Beside(watch) as beside:
+        awake = beside.start("model", partial(_wake, _card_here())) if device.type == "cuda" else None
+        with watch.importing():
+            import_readers(part)
+        with watch.phase("model"), world.alone_first("reading the model's configuration"):
+            config = read_config(part)
+            processor = own_processor(part, config, recipe.data.image_size)
+            size = preferred_size(part, config) if part.source and processor is None else None
+            shapes = shape_decisions(recipe, max_positions(config), size)
+            recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
+        if world.local_rank:
+            # what waits for another's turn gets this done meanwhile
+            with watch.importing():
+                import_class(part, config)
+            _wake_tracer(recipe, watch)
+        with contextlib.ExitStack() as turn:
+            with watch.phase("data"):
+                turn.enter_context(world.alone_first("reading and encoding the data"))
+            with watch.phase("data"):
+                known, source = _outlined(recipe, config, rows, quarantine, processor)
+            encoding = beside.start("data", known.finish)
+            with watch.importing():
+                import_class(part, config)
+            with watch.phase("model"):
+                tokens_known = size_of_vocabulary(recipe, known, known.tokenizer)
+                model = model_for(recipe, config, known, tokens_known, tell=told.append)
+                # only counted: a list of them here would outlive shards that take their place, see ``importing``
+                whole, trained = parameter_counts(model)
+                recipe, decisions = choose_strategy(
+                    recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained
+                )
+            _wake_tracer(recipe, watch)
+            with watch.phase("data"):
+                dataset = encoding.result()
+                tokenizer = _settled(source, dataset)
+        with watch.phase("model"):
+            # here, where no rank waits for another's turn, for all of them answer
+            over_cards = device.type == "cuda" and recipe.parallel.backend in ("auto", "nccl")
+            rate = partial(shared_link_rate, world, facts, over_cards=over_cards)
+            buckets = bucket_decision(recipe, rate) if world.size > 1 else None
+            if buckets is not None:
+                decisions = (*decisions, buckets)
+            if awake is not None:
+                awake.result()
+                # the peak is this run's, not the process's; it may come before the first step
+                torch.cuda.reset_peak_memory_stats(device)
+            images = image_settings(part, dataset.image_shape, processor) if dataset.image_shape else None
+            build = build_for(recipe, model, dataset, device, images, mesh=Mesh(data=world))
+            build = replace(build, notices=(*told, *build.notices))
+    recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
+    scaled = lr_decision(recipe.optimizer, recipe.loop.batch_size) if part.train != "features" else None
+    saved = SavedModel(
+        label_names=dataset.label_names,
+        kind=dataset.kind,
+        modality="image" if images else "text",
+        max_length=None if images else recipe.data.max_length,
+        pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
+        image=images,
+        factory=part.factory,
+    )
+    return Prepared(
+        recipe,
+        (*decisions, *shapes, *build.decisions, *([scaled] if scaled else [])),
+        dataset,
+        tokenizer,
+        build,
+        saved,
+        bucket_mib=None if buckets is None else int(buckets.value),
+    )
+
+
+@final
+class _Beside:
+    """Threads for work beside the main thread's; on the way out it has ended, or been broken off where that failed."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch, self._broken_off = watch, threading.Event()
+        self._threads = ThreadPoolExecutor(2, "paceline-prepare")
+
+    def __enter__(self) -> _Beside:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            self._broken_off.set()
+        self._threads.shutdown(wait=True, cancel_futures=kind is not None)
+
+    def start(self, phase: str, work: Callable[[KeepGoing], Result]) -> Future[Result]:
+        """Begin ``work``; it is given what to call from time to time, and counted as overlapped ``phase``."""
+
+        def timed() -> Result:
+            with self._watch.phase(phase):
+                return work(self._keep_going)
+
+        return self._threads.submit(timed)
+
+    def _keep_going(self) -> None:
+        if self._broken_off.is_set():
+            raise _BrokenOff
+
+
+class _BrokenOff(Exception):
+    """The main thread has failed, so nobody waits for this work; its future is not looked at."""
+
+
+def _card_here() -> torch.device:
+    """The card of the calling thread; another thread begins on the first, where a context would cost 600 MiB."""
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+
+
+def _wake(card: torch.device, _: KeepGoing) -> None:
+    """Have the driver make ready for this process, and Triton's compiler: seconds, and hardly any of them Python's."""
+    torch.zeros(1, device=card)
+    wake_compiler(card.index)
+
+
+def _wake_tracer(recipe: Recipe, watch: Stopwatch) -> None:
+    """Where blocks will be traced, as far as is known before there is a build: while texts are encoded.
+
+    Only beside a card, whose host has processors for both; on two it would take as much from the encoding as it saves.
+    """
+    compiles = recipe.techniques.compile is True
+    if recipe.device == "cuda" and (compiles or recipe.techniques.fusion is True):
+        with watch.phase("compile"):
+            wake_tracer(compiles=compiles)
+
+
+def model_for(
+    recipe: Recipe,
+    config: PretrainedConfig | None,
+    known: Outline | Dataset,
+    vocabulary_size: int | None,
+    *,
+    weights: bool = True,
+    tell: Callable[[str], None] = log.warning,
+) -> nn.Module:
+    """The recipe's model with a head for these data, on the CPU, and those of its weights trainable that are to be.
+
+    Args:
+        config: what ``read_config`` gave for it.
+        vocabulary_size: number of token ids that the data are, or will be, encoded in; None for images.
+        weights, tell: as ``load_model`` has them.
+
+    Raises:
+        ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
+    """
+    part, task = recipe.model, task_for(known.kind, known.label_names, recipe.task)
+    model = load_model(
+        part,
+        config,
+        num_labels=task.num_outputs,
+        label_names=known.label_names,
+        kind=known.kind,
+        vocabulary_size=vocabulary_size,
+        pad_id=known.pad_id,
+        image_shape=known.image_shape,
+        seed=recipe.seed,
+        weights=weights,
+        tell=tell,
+    )
+    set_trained(model, part.train)
+    if part.train == "features":
+        final_linear(model, task.num_outputs).requires_grad_()  # the one that is fitted
+    return model
+
+
+def build_for(
+    recipe: Recipe,
+    model: nn.Module,
+    dataset: Dataset,
+    device: torch.device,
+    images: ImageSettings | None = None,
+    *,
+    mesh: Mesh = Mesh(),  # noqa: B008 - it has no state
+) -> Build:
+    """``assemble_build`` for a model that is to be trained on these data; arguments and errors are its.
+
+    Args:
+        images: how pixels become floats; None: as without the model's own processor, for who asks for sizes alone.
+    """
+    if images is None and dataset.image_shape:
+        images = image_settings(recipe.model, dataset.image_shape)
+    return assemble_build(
+        recipe,
+        model,
+        dataset,
+        task_for(dataset.kind, dataset.label_names, recipe.task),
+        device,
+        blocks=[block for _, block in blocks(model)],
+        normalisation=(images.mean, images.std) if images else ((), ()),
+        mesh=mesh,
+    )
+
+
+def size_of_vocabulary(recipe: Recipe, known: Outline | Dataset, tokenizer: Any) -> int | None:
+    """Number of token ids that texts are encoded in, or random ones are drawn from; None for images."""
+    if known.image_shape is not None:
+        return None
+    return recipe.data.random.vocabulary if tokenizer is None else len(tokenizer)
+
+
+def encoded(recipe: Recipe) -> tuple[Dataset, Any]:
+    """The data set of a recipe whose sizes are settled, and the tokenizer it was encoded with (None without one)."""
+    config = read_config(recipe.model)
+    processor = own_processor(recipe.model, config, recipe.data.image_size)
+    known, source = _outlined(recipe, config, None, None, processor)
+    dataset = known.finish(wanted)
+    return dataset, _settled(source, dataset)
+
+
+def _outlined(
+    recipe: Recipe,
+    config: PretrainedConfig | None,
+    rows: object | None,
+    quarantine: Path | None,
+    processor: Processor | None,
+) -> tuple[Outline, Pretrained | WordPieceTrainer | None]:
+    """What is known of the data before they are encoded, and where their tokenizer comes from; None: they need none."""
+    part, cache = recipe.model, cache_folder()
+    reads = modality(part, config)
+    needs_no_tokenizer = reads == "image" or recipe.data.source == "builtin:random"
+    source = None if needs_no_tokenizer else tokenizer_source(part, config, cache)
+
+    def begin(cache: Path | None) -> Outline:
+        return outline(
+            recipe.data,
+            recipe.task,
+            tokenizer=source,
+            modality=reads,
+            cache=cache,
+            rows=rows,
+            quarantine=quarantine,
+            head=checkpoint_labels(part, config),
+            picture=processor,
+        )
+
+    known = begin(cache)
+    if source is None or known.image_shape:
+        return known, None
+    if known.cached is None:
+        return known, source
+    tokenizer = source.settle(known.cached.fingerprint)
+    if tokenizer is None:
+        # the encoded data were cached, but the vocabulary trained on them is gone: train it again
+        return begin(None), source
+    return replace(known, tokenizer=tokenizer), source
+
+
+def _settled(source: Pretrained | WordPieceTrainer | None, dataset: Dataset) -> Any:
+    """The tokenizer that the data set was encoded with, kept for the next time."""
+    return None if source is None else source.settle(dataset.fingerprint)
+
+
+def shape_decisions(recipe: Recipe, positions: int | None, image_size: int | None) -> list[Decision]:
+    """Sizes of samples that the model decides where the recipe leaves them open."""
+    data = recipe.data
+    if positions is not None and data.max_length > positions:
+        if "max_length" in data.model_fields_set:
+            raise RecipeError(
+                f"data.max_length = {data.max_length}",
+                f"the model has positions for {positions} tokens",
+                f"--set data.max_length={positions}",
+            )
+        reason = "the model has no more positions"
+        return [Decision(setting="data.max_length", value=str(positions), reason=reason)]
+    if image_size is not None and data.image_size is None:
+        reason = "the size that the model was trained on"
+        return [Decision(setting="data.image_size", value=str(image_size), reason=reason)]
+    return []

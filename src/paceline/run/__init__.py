@@ -1,0 +1,1 @@
+"""A run from its recipe to its saved model."""
