@@ -20,6 +20,8 @@ HEAVY = ("torch", "transformers", "sklearn", "pandas", "pyarrow", "datasets", "t
 
 TORCH_FREE = (
     "checkpoint.compare",
+    "distributed.failures",
+    "distributed.sockets",
     "verbs.cli",
     "verbs.launch",
     "verbs.bench",

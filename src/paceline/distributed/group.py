@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from paceline.cluster import Place, check_cards, tell_launcher
+from paceline.cluster import Place, check_cards
 from paceline.distributed.agree import agree
 from paceline.distributed.exchange import Exchange
+from paceline.distributed.failures import tell_launcher
 from paceline.distributed.reach import check_reach
 from paceline.distributed.roll_call import call_roll
 from paceline.distributed.stores import leaving, open_store

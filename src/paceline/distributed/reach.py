@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from paceline.cluster import LOOPBACK, listen
+from paceline.cluster import LOOPBACK
 from paceline.distributed.exchange import Exchange, seconds
+from paceline.distributed.sockets import listen
 from paceline.errors import UserError
 
 TRY_SECONDS = 10.0

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 from torch.distributed import DistNetworkError, FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-from paceline.cluster import LOOPBACK, STORE_FD, Place, listen
+from paceline.cluster import LOOPBACK, Place
 from paceline.distributed.exchange import GRACE_SECONDS, LostRank, seconds
+from paceline.distributed.sockets import STORE_FD, listen
 from paceline.errors import UserError
 
 PAUSE_SECONDS = 0.05

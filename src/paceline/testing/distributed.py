@@ -40,9 +40,10 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from paceline.cluster import STORE_FD, Place, listen
+from paceline.cluster import Place
 from paceline.distributed.exchange import named
 from paceline.distributed.group import INTERFACES, joined
+from paceline.distributed.sockets import STORE_FD, listen
 from paceline.seams import World
 
 PRELOADED = (

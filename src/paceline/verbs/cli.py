@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from paceline.errors import PacelineError, RecipeError, TraceError, UserError
+from paceline.errors import INTERRUPTED, PacelineError, RecipeError, TraceError, UserError
 from paceline.memory.expandable import ask_for_it
 from paceline.redaction import without_credentials
 from paceline.verbs.bench import app as bench_app
@@ -26,10 +26,6 @@ from paceline.verbs.short import BatchSize, Epochs, MaxLength, Rate, Seed, all_s
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
     from paceline.recipe.trust import Trust
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
-
 
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """What an option, argument or command raises that is not there; typer has no name for it."""
@@ -158,7 +154,7 @@ def train(
     paceline train runs/x --resume
     paceline train recipes/imdb_distilbert.yaml --gpus 4
     """
-    from paceline.cluster import failures_told
+    from paceline.distributed.failures import failures_told
     from paceline.recipe.trust import Trust
     from paceline.verbs.asked import build_recipe, folder_to_resume
 
@@ -241,7 +237,7 @@ def trace(
     paceline trace recipes/imdb_bert_ddp_nvtx.yaml --kind nsys --gpus 4
     paceline trace runs/x
     """
-    from paceline.cluster import failures_told
+    from paceline.distributed.failures import failures_told
     from paceline.recipe.trust import Trust, switches
     from paceline.verbs import trace as tracing
     from paceline.verbs.asked import build_recipe
@@ -461,7 +457,8 @@ def evaluate(
     paceline evaluate OWNER/NAME --data test.csv
     paceline evaluate runs/reviews --gpus 4
     """
-    from paceline.cluster import failures_told, find_place
+    from paceline.cluster import find_place
+    from paceline.distributed.failures import failures_told
     from paceline.verbs.launch import launch_if_asked
 
     launch_if_asked(gpus=gpus, devices=devices, processes=processes)

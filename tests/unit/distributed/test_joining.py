@@ -20,10 +20,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.cluster import LAUNCHER, REPORT_FD, STORE_FD, Place, listen
+from paceline.cluster import LAUNCHER, Place
 from paceline.distributed import exchange, group, reach, roll_call, stores
 from paceline.distributed.exchange import LostRank
+from paceline.distributed.failures import REPORT_FD
 from paceline.distributed.group import joined
+from paceline.distributed.sockets import STORE_FD, listen
 from paceline.errors import Preempted, RecipeError, UserError
 from paceline.seams import Alone
 from paceline.testing.distributed import RankError, run_processes

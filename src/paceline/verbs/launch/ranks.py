@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from paceline.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, STORE_FD, find_place
+from paceline.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, find_place
+from paceline.distributed.sockets import STORE_FD
 from paceline.errors import UserError, excerpt
 from paceline.facts import Facts, visible
 from paceline.verbs.short import without
