@@ -15,6 +15,7 @@ FLOORS = {
         *("run_folder", "spans", "cluster", "references", "redaction"),
     ),
     "seams": ("device", "meta", "seams"),
+    "compare": ("compare",),
     "kernels": ("kernels",),
     "parts": ("data", "distributed", "models", "tasks", "techniques"),
     "engine": ("engine",),

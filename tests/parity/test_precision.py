@@ -5,12 +5,13 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.device import matmul_precision
 from paceline.engine.engine import Update
 from paceline.engine.gradients import FlatGradients
 from paceline.engine.optimizer import build_optimizer, parameter_groups
 from paceline.engine.updates import DeviceGated
 from paceline.recipe.parts import OptimizerPart, ParallelPart, SchedulePart
-from paceline.techniques.precision import matmul_precision, narrow_weights, summed_in
+from paceline.techniques.precision import narrow_weights, summed_in
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
 

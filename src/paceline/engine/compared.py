@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from paceline.compare import CHECKED_SAMPLES, exactly
 from paceline.data.dataset import Tokens
 from paceline.device import PLANNED
 from paceline.seams import Build, Ids, Layout
-from paceline.techniques.packing import CHECKED_SAMPLES, exactly
 
 _AMONG = 256
 """First samples of which one of a third and one of two thirds of their lengths is compared."""
