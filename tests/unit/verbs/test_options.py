@@ -64,8 +64,9 @@ def test_what_was_given_has_the_names_that_are_typed() -> None:
 def test_words_are_what_would_be_typed_again(run: Any) -> None:
     source, ranks = Source(model="some model", data="d.csv"), Launch(devices="1,3")
     assert source.words() == ["--model", "some model", "--data", "d.csv"]
-    run(*source.words(), *ranks.words())
-    assert (calls[0]["source"], calls[0]["ranks"]) == (source, ranks)
+    changes = Changes(settings=["a=1", "b=2"], seed="3")
+    run(*source.words(), *ranks.words(), *changes.words())
+    assert calls == [{"source": source, "often": 1, "ranks": ranks, "changes": changes}]
 
 
 def test_the_command_can_still_be_looked_at() -> None:

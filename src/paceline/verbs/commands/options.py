@@ -42,8 +42,13 @@ class Options:
         }
 
     def words(self) -> list[str]:
-        """What was set, as it is typed; of options that take one value each."""
-        return [word for name, value in self.given().items() for word in (name, str(value))]
+        """What was set, as it is typed; not for switches, which have no value."""
+        return [
+            word
+            for name, value in self.given().items()
+            for each in (value if isinstance(value, list) else [value])
+            for word in (name, str(each))
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,16 +78,11 @@ def trace(
         recipe = recipe.with_settings(windows)
         is_nsys = recipe.trace.kind == "nsys"
         if only_print and not is_nsys:
-            why = "only for nsys is there a command to print"
-            raise RecipeError(f"--print with trace.kind = {recipe.trace.kind}", why, "leave it out, or --kind nsys")
+            raise _nothing_to_print(recipe)
         if try_it or (is_nsys and (only_print or "NSYS_PROFILING_SESSION_ID" not in os.environ)):
             folder = out or tracing.new_folder(recipe.name)
             words = ["train", *([str(target)] if target else []), *source.words(), "--out", str(folder)]
-            words += [
-                *ranks.words(),
-                *joining.words(),
-                *(word for change in (*settings, *windows) for word in ("--set", change)),
-            ]
+            words += [*ranks.words(), *joining.words(), *Changes(settings=[*settings, *windows]).words()]
             words += switches(recipe).split()  # the recipe is the person's, or has been allowed above
             if not try_it:
                 raise SystemExit(tracing.under_nsys(words, folder, recipe, typer.echo, only_print=only_print))
@@ -100,6 +95,11 @@ def trace(
         from paceline.verbs.train import train as train_run
 
         train_run(recipe, out=out, started=process_start(), **joining.others())
+
+
+def _nothing_to_print(recipe: Recipe) -> RecipeError:
+    why = "only for nsys is there a command to print"
+    return RecipeError(f"--print with trace.kind = {recipe.trace.kind}", why, "leave it out, or --kind nsys")
 
 
 def _read(folder: Path, trust: Trust, *, try_it: bool) -> None:
