@@ -29,6 +29,7 @@ TORCH_FREE = (
     "verbs.doctor",
     "verbs.techniques",
     "verbs.plan",
+    "verbs.plan_shown",
     "verbs.memory",
     "memory.allocator",
     "memory.measure",

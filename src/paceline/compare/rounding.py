@@ -31,7 +31,7 @@ class Results(NamedTuple):
     logits: Tensor
     """[S, ...]"""
     gradients: Mapping[str, Tensor]
-    """Of the summed loss, by parameter name; empty where nothing is trained."""
+    """Gradients of the summed loss, by parameter name; empty where nothing is trained."""
 
 
 def beyond_rounding(

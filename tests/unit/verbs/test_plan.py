@@ -22,7 +22,8 @@ from paceline.memory.predict import PlanFailed
 from paceline.recipe import Recipe
 from paceline.records import Decision, MemoryPlan
 from paceline.verbs import plan as planning
-from paceline.verbs.plan import Plan, draw, planned, shown
+from paceline.verbs.plan import Plan, planned
+from paceline.verbs.plan_shown import draw, shown
 from tests.e2e.commands import Paceline, in_process
 from tests.unit.memory.plans import GIB, HERE, PARAMETERS, bert_large, memory_plan, recipe
 

@@ -39,6 +39,7 @@ def plan(
 
     from paceline.verbs import plan as planning
     from paceline.verbs.asked import build_recipe
+    from paceline.verbs.plan_shown import draw, shown
 
     recipe = build_recipe(target, source.model, source.data, changes.in_full(), verb="plan", trust=trusting.trust())
     try:
@@ -56,6 +57,6 @@ def plan(
         return
     console = Console(highlight=False, markup=False, emoji=False)
     if console.is_terminal:
-        planning.draw(found, console)
+        draw(found, console)
     else:
-        typer.echo(planning.shown(found), nl=False)
+        typer.echo(shown(found), nl=False)
