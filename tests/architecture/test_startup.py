@@ -31,7 +31,7 @@ TORCH_FREE = (
     "verbs.plan",
     "verbs.plan_shown",
     "verbs.memory",
-    "memory.allocator",
+    "memory.expandable",
     "memory.measure",
     "memory.predict",
     "tracing",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +16,7 @@ from paceline.errors import RunFolderError
 from paceline.files import OpenFolder, disk_errors, write_atomically
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
-from paceline.records import RunRecord
+from paceline.records import RunRecord, plain
 from paceline.redaction import redacted, redacted_command
 from paceline.run_folder.checks import LOCK, QUARANTINE, refuse_links, require_fresh, require_writable, resolved
 from paceline.run_folder.lock import hold
@@ -271,7 +269,7 @@ class RunFolder:
 
     def write_summary(self, record: RunRecord) -> None:
         """Write the run's outcome; numbers that are not finite are the strings ``NaN``, ``Infinity``, ``-Infinity``."""
-        _write_json(self.summary, dataclasses.asdict(record))
+        _write_json(self.summary, record)
 
     def mark_preempted(self, message: str) -> None:
         """Leave word that the run was asked to stop and can go on, for who does not see its exit code.
@@ -320,15 +318,5 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, f"{text}\n".encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"  # JSON has no such numbers
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value

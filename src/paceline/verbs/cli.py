@@ -47,7 +47,8 @@ class Commands(TyperGroup):
             typer.echo("paceline: interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
         except _USAGE_ERROR as error:
-            told = meant(getattr(error, "option_name", None) or "")
+            verb = getattr(getattr(error, "ctx", None), "info_name", None) or ""
+            told = meant(getattr(error, "option_name", None) or "", verb)
             if told is None:
                 raise
             typer.echo(f"paceline: {told}", err=True)

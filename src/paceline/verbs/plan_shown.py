@@ -12,6 +12,7 @@ from rich.text import Text
 from paceline.memory.search import LargestMicroBatch
 from paceline.observe.formats import amount, printable, share
 from paceline.recipe.choose import num_processes
+from paceline.recipe.techniques import one_process
 from paceline.records import MemoryPlan
 from paceline.verbs.plan import Plan, model_name, typed
 
@@ -181,5 +182,5 @@ def _beside(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _cards(plan: Plan) -> str:
     name = printable(plan.memory.card)
-    which = "the first" if plan.recipe.parallel.strategy == "dp" else "one"
+    which = "the first" if one_process(plan.recipe.parallel.strategy) else "one"
     return name if plan.gpus == 1 else f"{which} of {plan.gpus} x {name}"

@@ -22,10 +22,10 @@ def predict(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv, .tsv or .jsonl.")] = None,
     texts: Annotated[
-        list[str] | None, typer.Option("--text", metavar="TEXT", help="A text to label; repeatable.")
+        list[str] | None, typer.Option("--text", metavar="TEXT", help="A text to label; repeatable; - as INPUT.")
     ] = None,
     pairs: Annotated[
-        list[str] | None, typer.Option("--pair", metavar="TEXT", help="The second text of each --text.")
+        list[str] | None, typer.Option("--pair", metavar="TEXT", help="Each --text's second text; -: after a tab.")
     ] = None,
     safe_csv: Annotated[
         bool, typer.Option("--safe-csv", help="An apostrophe before cells that a spreadsheet takes for formulas.")
@@ -39,6 +39,7 @@ def predict(
     paceline predict runs/reviews --text "A wonderful evening."
     paceline predict runs/reviews new.csv -o out.csv
     cut -f 2 new.tsv | paceline predict runs/reviews -
+    cut -f 2,3 pairs.tsv | paceline predict runs/pairs - --pair -
     paceline predict OWNER/NAME new.csv -o out.csv
     """
     from paceline.verbs.predict import predict as predict_rows

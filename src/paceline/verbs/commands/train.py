@@ -24,7 +24,9 @@ def train(
     *,
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="TARGET", help="Recipe (YAML); with --resume, a run folder.", show_default=False),
+        typer.Argument(
+            metavar="TARGET", help="Recipe (YAML), or data; with --resume, a run folder.", show_default=False
+        ),
     ] = None,
     source: Source,
     out: Out = None,
@@ -38,7 +40,7 @@ def train(
     """Fine-tune, evaluate and save a model.
 
     \b
-    paceline train --model distilbert-base-uncased --data reviews.csv
+    paceline train reviews.csv --model distilbert-base-uncased
     paceline train --model distilbert-base-uncased --data reviews.csv --epochs 3 --lr 3e-5 --batch-size 16
     paceline train recipes/imdb_distilbert.yaml --set optimizer.lr=3e-5
     paceline train runs/x --resume
