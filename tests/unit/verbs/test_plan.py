@@ -504,7 +504,7 @@ def test_without_a_flag_the_first_card_of_this_machine(
         (["--gpu", "h200"], ["--model and --data: missing", "paceline plan --model", "paceline plan RECIPE.yaml"]),
         (["absent.yaml", "--gpu", "h200"], ["absent.yaml: no such recipe"]),
         (["FOLDER", "--gpu", "h200"], ["is a folder", "paceline plan RECIPE.yaml", "--model NAME --data"]),
-        (["rows.csv", "--gpu", "h200"], ["this seems to be data", "paceline plan --model"]),
+        (["rows.csv", "--gpu", "h200"], ["--model: missing", "paceline plan --model", "--data rows.csv"]),
     ],
 )
 def test_a_mistake_is_answered_before_anything_is_traced(
