@@ -14,6 +14,7 @@ FLOORS = {
     "machine": ("machine",),
     "recipe": ("recipe", "run_folder"),
     "seams": ("seams",),
+    "compare": ("compare",),
     "kernels": ("kernels",),
     "parts": ("data", "distributed", "models", "tasks", "techniques", "observe"),
     "optim": ("optim",),

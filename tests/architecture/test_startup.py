@@ -20,6 +20,8 @@ HEAVY = ("torch", "transformers", "sklearn", "pandas", "pyarrow", "datasets", "t
 
 TORCH_FREE = (
     "run.checkpoint.compare",
+    "distributed.failures",
+    "distributed.sockets",
     "verbs.cli",
     "verbs.launch",
     "verbs.bench",
@@ -27,6 +29,7 @@ TORCH_FREE = (
     "verbs.doctor",
     "verbs.techniques",
     "verbs.plan",
+    "verbs.plan_shown",
     "verbs.memory",
     "memory.expandable",
     "memory.measure",

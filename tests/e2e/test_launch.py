@@ -35,7 +35,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from paceline.machine.cluster import failures_told, find_place
+from paceline.machine.cluster import find_place
+from paceline.distributed.failures import failures_told
 from paceline.distributed.group import joined
 
 rank = int(os.environ["RANK"])

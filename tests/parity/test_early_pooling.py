@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.compare import rounding
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.models.structure import blocks
 from paceline.seams import Batch, Build
@@ -70,7 +71,7 @@ def test_every_gradient_is_that_of_a_whole_last_block(family: str) -> None:
 
 
 def test_rounding_is_told_from_a_difference_in_fp64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "TOLERANCES", {("cpu", torch.float32): 0.0})  # fp32 never tells
+    monkeypatch.setattr(rounding, "TOLERANCES", {("cpu", torch.float32): 0.0})  # fp32 never tells
     for seed in range(8):
         build = packed_build(magnifying(seed))
         assert difference(build, IDS) is None, f"seed {seed}"

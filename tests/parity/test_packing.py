@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.compare import rounding, spread, trial
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.data.dataset import Tokens
 from paceline.data.layout import PackedLayout, PaddedLayout
@@ -19,7 +20,7 @@ from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch, Build, Forward, Packed
 from paceline.tasks import task_for
 from paceline.techniques import packing
-from paceline.techniques.packing import apply_packing, difference, first_position, pooled, spread
+from paceline.techniques.packing import apply_packing, difference, first_position, pooled
 from tests.parity import reference
 
 # older releases of transformers script parts of DeBERTa when it is imported
@@ -335,14 +336,14 @@ def magnifying(seed: int) -> Any:
 
 def test_rounding_is_told_from_a_fault_however_much_a_model_magnifies_it(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_again = 0
-    beyond = packing._beyond
+    beyond = rounding._beyond
 
     def counted(name: str, expected: Any, found: Any, *others: Any) -> str | None:
         nonlocal looked_again
         looked_again += expected[0].dtype == torch.float64
         return beyond(name, expected, found, *others)
 
-    monkeypatch.setattr(packing, "_beyond", counted)
+    monkeypatch.setattr(rounding, "_beyond", counted)
     lengths = (50, 310, 20, 170, 10, 400, 230, 90)
     for seed in range(8):
         build, packed = made(magnifying(seed), lengths=lengths)
@@ -424,10 +425,10 @@ class Faulty:
     ],
 )
 def test_a_fault_is_far_from_what_passes_for_rounding(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "CHECKED_SAMPLES", 4)  # two texts made one are no longer than the model's positions
-    monkeypatch.setattr(packing, "TOLERANCES", {key: 10 * value for key, value in packing.TOLERANCES.items()})
-    monkeypatch.setattr(packing, "ROUGH", 10 * packing.ROUGH)
-    monkeypatch.setattr(packing, "EXACT", 10 * packing.EXACT)
+    monkeypatch.setattr(trial, "CHECKED_SAMPLES", 4)  # two texts made one are no longer than the model's positions
+    monkeypatch.setattr(rounding, "TOLERANCES", {key: 10 * value for key, value in rounding.TOLERANCES.items()})
+    monkeypatch.setattr(rounding, "ROUGH", 10 * rounding.ROUGH)
+    monkeypatch.setattr(rounding, "EXACT", 10 * rounding.EXACT)
     for seed in range(8):
         for model in (fresh(seed), magnifying(seed)):
             build, packed = made(model)
@@ -525,7 +526,7 @@ def test_gradients_that_are_not_numbers_are_no_agreement() -> None:
 
 
 def test_the_checked_samples_are_of_very_different_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.techniques.packing.CHECKED_SAMPLES", 4)
+    monkeypatch.setattr("paceline.compare.trial.CHECKED_SAMPLES", 4)
     _, packed = made(model_of("bert"))
     assert [LENGTHS[i] for i in spread(packed, IDS)] == [1, 5, 23, 40]
     assert [LENGTHS[i] for i in spread(packed, IDS[:2])] == [23, 31]

@@ -5,12 +5,13 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.machine.device import matmul_precision
 from paceline.optim.gradients import FlatGradients
 from paceline.optim.optimizer import build_optimizer, parameter_groups
 from paceline.optim.updates import DeviceGated
 from paceline.recipe.parts import OptimizerPart, ParallelPart, SchedulePart
 from paceline.seams import Update
-from paceline.techniques.precision import matmul_precision, narrow_weights, summed_in
+from paceline.techniques.precision import narrow_weights, summed_in
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -11,19 +12,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
-from paceline import run_folder as module
 from paceline.contract.errors import RecipeError, RunFolderError
 from paceline.contract.records import Decision, EvaluationRecord, MemoryPlan, MemoryRecord, RunRecord
 from paceline.contract.redaction import redacted, redacted_command
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
-from paceline.run_folder import RunFolder, git_state, versions, way_to_more
+from paceline.run_folder import RunFolder, git_state, origin, versions, way_to_more
 
 RECIPE = Recipe.parse({"model": {"source": "m"}, "data": {"source": "d.csv"}})
 
@@ -206,7 +207,7 @@ def test_a_folder_that_cannot_be_written_is_not_resumed_elsewhere(
 ) -> None:
     """--resume has no --out."""
     path = made(tmp_path / "run")
-    monkeypatch.setattr(module.os, "access", lambda place, mode: Path(place) != path)
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != path)
     with pytest.raises(RunFolderError, match="cannot be written") as error:
         RunFolder.open(path)
     assert "--out" not in error.value.fix
@@ -218,12 +219,12 @@ def test_a_folder_that_cannot_be_written_is_not_resumed_elsewhere(
 
 
 def test_default_names_are_counted_when_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Noon(module.datetime):  # type: ignore[misc]
+    class Noon(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Noon:
             return cls(2026, 11, 20, 12, 0, 0)
 
-    monkeypatch.setattr(module, "datetime", Noon)
+    monkeypatch.setattr("paceline.run_folder.folder.datetime", Noon)
     monkeypatch.chdir(tmp_path)
     names = []
     for _ in range(3):
@@ -425,7 +426,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
     def unsupported(*arguments: Any) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(module.fcntl, "flock", unsupported)
+    monkeypatch.setattr(fcntl, "flock", unsupported)
     with pytest.warns(UserWarning, match="no locks"):
         RunFolder.create(tmp_path / "run").close()
 
@@ -449,7 +450,7 @@ def test_the_manifest_holds_the_facts_of_every_start(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PACKAGES", ("no-such-package",))
+    monkeypatch.setattr(origin, "_PACKAGES", ("no-such-package",))
     assert versions()["no-such-package"] is None
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
+
 
 class PacelineError(Exception):
     """Base of all errors that paceline raises on purpose."""

@@ -56,12 +56,10 @@ def encode_texts(
     _require_room(tokenizer, pairs is not None, max_length)
     dtype = np.uint16 if _largest_id(tokenizer) < 2**16 else np.uint32
     pieces: list[NDArray[np.unsignedinteger]] = []
-    lengths: list[int] = []
     typed = "token_type_ids" in tokenizer.model_input_names
     kept = _kept_types(tokenizer, texts, pairs, max_length) if typed and len(texts) else "none"
     types: list[NDArray[np.uint8]] = []
-    second: list[int] = []
-    cut: list[int] = []
+    lengths, cut, second = list[int](), list[int](), list[int]()
     encoding = _encoded(tokenizer, texts, pairs, max_length, types=kept != "none")
     with _truncating(tokenizer, max_length), closing(encoding) as encoded:
         for ids, given, lost in encoded:
@@ -73,13 +71,9 @@ def encode_texts(
                 types.append(np.fromiter(chain.from_iterable(given), dtype=np.uint8))
             else:
                 second += map(_second_begins, given)
-    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    short = np.diff(offsets)
-    if len(cut) == len(short):
-        whole = short + np.array(cut, dtype=np.int64)
-    else:
-        whole = _whole_lengths(tokenizer, texts, pairs, short, max_length, keep_going)
+    short = np.array(lengths, dtype=np.int64)
+    offsets = np.concatenate(([0], short.cumsum()))
+    whole = _whole_lengths(tokenizer, texts, pairs, short, cut, max_length, keep_going)
     return Tokens(
         flat=np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype),
         offsets=offsets,
@@ -100,10 +94,17 @@ def _whole_lengths(
     texts: Sequence[str],
     pairs: Sequence[str] | None,
     lengths: NDArray[np.int64],
+    cut: Sequence[int],
     max_length: int,
     keep_going: KeepGoing,
 ) -> NDArray[np.int64]:
-    """Tokens of every sample before it was cut: those that fill ``max_length`` are encoded once more, uncut."""
+    """Tokens of every sample before it was cut.
+
+    Slow tokenizers do not say what they ``cut`` off, and none says it of pairs: samples that fill ``max_length`` are
+    then encoded once more, uncut.
+    """
+    if len(cut) == len(lengths):
+        return lengths + np.array(cut, dtype=np.int64)
     whole, full = lengths.copy(), np.flatnonzero(lengths >= max_length).tolist()
     longer = [texts[i] for i in full], None if pairs is None else [pairs[i] for i in full]
     found: list[int] = []

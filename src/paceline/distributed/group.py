@@ -26,10 +26,11 @@ from paceline.contract.errors import RecipeError, UserError, nearest
 from paceline.contract.spans import span
 from paceline.distributed.agree import agree
 from paceline.distributed.exchange import Exchange
+from paceline.distributed.failures import tell_launcher
 from paceline.distributed.reach import check_reach
 from paceline.distributed.roll_call import call_roll
 from paceline.distributed.stores import leaving, open_store
-from paceline.machine.cluster import Place, check_cards, tell_launcher
+from paceline.machine.cluster import Place, check_cards
 from paceline.machine.facts import version_of
 from paceline.seams import Alone, World
 

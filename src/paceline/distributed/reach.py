@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 
 from paceline.contract.errors import UserError
 from paceline.distributed.exchange import Exchange, seconds
-from paceline.machine.cluster import LOOPBACK, listen
+from paceline.distributed.sockets import listen
+from paceline.machine.cluster import LOOPBACK
 
 TRY_SECONDS = 10.0
 """How long the machines may take to connect to one another."""

@@ -22,7 +22,8 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.contract.errors import UserError
 from paceline.distributed.exchange import GRACE_SECONDS, LostRank, seconds
-from paceline.machine.cluster import LOOPBACK, STORE_FD, Place, listen
+from paceline.distributed.sockets import STORE_FD, listen
+from paceline.machine.cluster import LOOPBACK, Place
 
 PAUSE_SECONDS = 0.05
 

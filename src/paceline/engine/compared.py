@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from paceline.compare import CHECKED_SAMPLES, exactly, trial_of
 from paceline.contract.errors import UserError
 from paceline.data.dataset import Tokens
 from paceline.machine.device import PLANNED
 from paceline.seams import Build, Ids, Layout
-from paceline.techniques.packing import CHECKED_SAMPLES, exactly, trial_of
 
 _AMONG = 256
 """First samples of which one of a third and one of two thirds of their lengths is compared."""

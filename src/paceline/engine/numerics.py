@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from paceline.techniques.precision import matmul_precision
+from paceline.machine.device import matmul_precision
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline.compare import exactly
 from paceline.contract.errors import ModelError
 from paceline.data.dataset import Dataset, Tokens
 from paceline.engine.compared import as_it_is
 from paceline.machine.device import PLANNED
 from paceline.seams import Forward, Layout
-from paceline.techniques.packing import exactly
 
 
 def check_text_ends(model: nn.Module, forward: Forward, layout: Layout, dataset: Dataset, device: torch.device) -> None:

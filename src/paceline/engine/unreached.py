@@ -12,10 +12,10 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from paceline.compare import exactly
 from paceline.engine.compared import as_it_is
 from paceline.machine.device import PLANNED
 from paceline.seams import Build, Ids
-from paceline.techniques.packing import exactly
 
 
 def unreached_weights(build: Build, ids: Ids) -> tuple[str, ...]:

@@ -60,8 +60,29 @@ def images(
         return found
     if not runs_kernels(pixels):
         return _by_torch(pixels, ids, draws, mean, deviation, crop, cutout, channels_last)
-    pixels, (_, height, width, channels) = pixels.contiguous(), pixels.shape
+    return _by_kernel(pixels.contiguous(), ids, draws, mean, deviation, crop, cutout, channels_last)
+
+
+torch.library.custom_op("paceline::images", images, mutates_args=())
+
+
+@torch.library.register_fake("paceline::images")
+def _(pixels: Tensor, ids: Tensor | None, *others: Any) -> Tensor:
+    return _empty(pixels, ids, others[-1])
+
+
+def _by_kernel(
+    pixels: Tensor,
+    ids: Tensor | None,
+    draws: Tensor | None,
+    mean: Tensor,
+    deviation: Tensor,
+    crop: int,
+    cutout: int,
+    channels_last: bool,
+) -> Tensor:
     out = _empty(pixels, ids, channels_last)
+    _, height, width, channels = pixels.shape
     samples, numbers = len(out), height * width * channels
     if not out.numel():
         return out
@@ -92,14 +113,6 @@ def images(
             enable_fp_fusion=False,
         )
     return out
-
-
-torch.library.custom_op("paceline::images", images, mutates_args=())
-
-
-@torch.library.register_fake("paceline::images")
-def _(pixels: Tensor, ids: Tensor | None, *others: Any) -> Tensor:
-    return _empty(pixels, ids, others[-1])
 
 
 def _empty(pixels: Tensor, ids: Tensor | None, channels_last: bool) -> Tensor:

@@ -1,25 +1,17 @@
-"""Who this process is among the processes of a run, and what it says to the launcher that started it.
+"""Who this process is among the processes of a run.
 
 A further way to be started (Slurm, MPI) is one more source of a ``Place`` in ``find_place``, and one more ``Starter``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import ipaddress
-import json
-import os
-import socket
-import sys
-import time
-import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from paceline.contract.errors import PacelineError, Preempted, UserError, excerpt
+from paceline.contract.errors import UserError, excerpt
 
 LOOPBACK = "127.0.0.1"
 
@@ -33,22 +25,6 @@ RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 LAUNCHER = "PACELINE_LAUNCHER"
 """Variable that our launcher sets for the ranks it starts: its process id."""
-
-STORE_FD = "PACELINE_STORE_FD"
-"""Variable of rank 0: the descriptor of a socket that already listens on MASTER_PORT of the loopback address."""
-
-REPORT_FD = "PACELINE_REPORT_FD"
-"""Variable of each rank: the descriptor on which the launcher is told of its failure."""
-
-REPORT_CHARACTERS = 10_000
-"""No message to the launcher is longer. Six bytes a character at most, it fits into a pipe: telling never waits."""
-
-REPEAT_SECONDS = 2.0
-"""How long a rank of torchrun's waits before it says what the first rank of its machine may be saying: torchrun ends it
-as soon as that one has ended, so that what all ranks find is said once."""
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
 
 Starter = Literal["alone", "paceline", "torchrun", "environment"]
 
@@ -125,105 +101,6 @@ def check_cards(place: Place, num_cards: int) -> None:
         f"each rank takes a card, and this machine has {num_cards}, counted from 0",
         fixes.get(place.started, f"--gpus {num_cards}") if num_cards else "--set device=cpu",
     )
-
-
-def listen(port: int = 0, host: str = LOOPBACK) -> socket.socket:
-    """A socket that listens on this address alone, so that a store made of it can be reached from nowhere else.
-
-    torch's TCPStore would listen on every address of the machine, whichever it is given.
-
-    Args:
-        port: 0: any that is free.
-
-    Raises:
-        UserError: the port is in use, or the address is not this machine's.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _cannot_listen(host, port, error) from None
-    try:
-        # a port that an ended run has just left is free
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(socket.SOMAXCONN)
-    except OSError as error:
-        listening.close()
-        raise _cannot_listen(host, port, error) from None
-    return listening
-
-
-@contextlib.contextmanager
-def failures_told(rank: int | None = None) -> Iterator[None]:
-    """Inside, an error is handed to our launcher, which prints the cause once; the process ends with its exit code.
-
-    Without our launcher it passes through, where this process is the first rank or none. Another rank prints what a
-    person can change with its number in front.
-
-    Args:
-        rank: of this process, where the environment does not say it.
-
-    Raises:
-        SystemExit: the error was told.
-    """
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        if not tell_launcher(error) and not _told_by_rank(error, rank):
-            raise
-        raise SystemExit(_exit_code(error)) from None
-
-
-def tell_launcher(error: BaseException) -> bool:
-    """Tell our launcher that this rank fails, as early as possible; of a rank it believes the first telling.
-
-    Whoever takes connections down on an error calls this before: what the others then run into is a consequence.
-
-    Returns:
-        Whether there is a launcher that was told.
-    """
-    # what is no Exception is no failure: Python's or our own way up and out, after a signal for one
-    # descendants of a rank inherit the variables, but neither the parent nor the descriptor
-    if not isinstance(error, Exception | KeyboardInterrupt) or os.environ.get(LAUNCHER) != str(os.getppid()):
-        return False
-    is_bug = not isinstance(error, PacelineError | KeyboardInterrupt)
-    text = "".join(traceback.format_exception(error)).rstrip() if is_bug else str(error) or "interrupted"
-    # the end of a traceback says most
-    text = text[-REPORT_CHARACTERS:] if is_bug else text[:REPORT_CHARACTERS]
-    # an error that names the ranks it lost is a consequence of what happened to them
-    lost = list(getattr(error, "ranks", ()))
-    report = {"at": time.monotonic(), "code": _exit_code(error), "is_bug": is_bug, "message": text, "lost": lost}
-    try:
-        os.write(int(os.environ[REPORT_FD]), json.dumps(report).encode() + b"\n")
-    except (KeyError, ValueError, OSError):
-        return False
-    return True
-
-
-def _told_by_rank(error: BaseException, rank: int | None) -> bool:
-    if not isinstance(error, PacelineError):
-        return False
-    try:
-        place = find_place(os.environ)
-    except UserError:
-        return False
-    number = place.rank if rank is None else rank
-    if number == 0:
-        return False
-    if place.started == "torchrun" and place.local_rank > 0:
-        if isinstance(error, Preempted):
-            # a stop of one is a stop of all, of which the first one tells; it may also be how torchrun ends this one
-            return True
-        time.sleep(REPEAT_SECONDS)
-    sys.stderr.write(f"paceline: rank {number}: {error}\n")
-    return True
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    return error.exit_code if isinstance(error, PacelineError) else 1
 
 
 def _starter(environment: Mapping[str, str]) -> Starter:
@@ -365,13 +242,3 @@ def _given_twice(started: Starter, given: Mapping[str, str]) -> UserError:
         f"the other time by {by.get(started, ', '.join(f'{name}={text}' for name, text in given.items()))}",
         "leave the options out" if started in by else f"leave the options out, or unset {' '.join(given)}",
     )
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
-    if error.errno != errno.EADDRINUSE:
-        why = error.strerror or str(error)
-        return UserError(f"{host}:{port}: cannot listen there: {why}", fix=f"an address of this machine: {LOOPBACK}")
-    with listen(0, host) as other:
-        free = other.getsockname()[1]
-    why = "another process listens there, perhaps a rank of an earlier run"
-    return UserError(f"port {port} of {host}: in use", why, f"port {free} is free")

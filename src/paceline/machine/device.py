@@ -6,7 +6,8 @@ Everything that is chosen by the card it runs on asks here, so that the steps pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -65,3 +66,26 @@ def named_stream(device: torch.device, name: str) -> Any:
 def stream_names() -> Mapping[int, str]:
     """Handle (``cudaStream_t`` as a number) -> name, of this process's streams that have one."""
     return MappingProxyType(_stream_names)
+
+
+@contextlib.contextmanager
+def matmul_precision(mode: str) -> Iterator[None]:
+    """fp32 matrix products and convolutions in TF32 (``tf32``) or in full (``fp32``) while inside.
+
+    The setting is the process's, so it covers the backward pass too; it is put back on the way out.
+    """
+    wanted = {"tf32": "tf32", "fp32": "ieee"}.get(mode)
+    places: tuple[Any, ...] = _precision_holders() if wanted else ()
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = wanted
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
+
+
+def _precision_holders() -> tuple[Any, ...]:
+    cudnn: Any = torch.backends.cudnn
+    return (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)

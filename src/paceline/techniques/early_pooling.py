@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.compare import Results, beyond_rounding, exactly, failure, results, spread, trial_of
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.records import Decision
-from paceline.machine.device import PLANNED
 from paceline.seams import Batch, Build, Ids, LayoutKind
 from paceline.techniques import packing
 from paceline.techniques.fused_qkv import place, triple
@@ -114,12 +114,12 @@ def difference(build: Build, ids: Ids) -> str | None:
     if reason is not None:
         return reason
     name = next(name for name, module in build.model.named_modules() if module is build.blocks[-1])
-    batch = build.layout.collate(packing.spread(build.layout, ids))
-    with packing.exactly(build.device):
-        trial = packing.trial_of(build.model)
+    batch = build.layout.collate(spread(build.layout, ids))
+    with exactly(build.device):
+        trial = trial_of(build.model)
         block = trial.get_submodule(name)
         with _watched(trial, block) as calls:
-            expected = packing.results(trial, build.forward, build, batch)
+            expected = results(trial, build.forward, build.task, batch)
         if calls != [True]:
             return "something comes after its last block, or the block is passed more than once"
         try:
@@ -127,23 +127,21 @@ def difference(build: Build, ids: Ids) -> str | None:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, it is the answer to the question, and is reported
-            return f"a shorter last block fails with {type(error).__name__}: {packing.first_line(error)}"
-        if build.device.type == PLANNED:
-            return None
+            return f"a shorter last block fails with {failure(error)}"
         name = type(build.model).__name__
 
-        def in_fp64() -> tuple[packing.Results, packing.Results]:
+        def in_fp64() -> tuple[Results, Results]:
             trial.double()
-            return packing.results(trial, build.forward, build, batch), _shortened(build, trial, block, batch)
+            return results(trial, build.forward, build.task, batch), _shortened(build, trial, block, batch)
 
-        return packing.compared(name, expected, found, in_fp64, ways=("early pooled", "late pooled"))
+        return beyond_rounding(name, expected, found, in_fp64, ways=("early pooled", "late pooled"))
 
 
-def _shortened(build: Build, trial: nn.Module, block: nn.Module, batch: Batch) -> packing.Results:
+def _shortened(build: Build, trial: nn.Module, block: nn.Module, batch: Batch) -> Results:
     """Results of the model ``trial`` with a shorter last ``block``; the model is as it was afterwards."""
     try:
         apply_early_pooling(trial, block)
-        found = packing.results(trial, build.forward, build, batch)
+        found = results(trial, build.forward, build.task, batch)
         training = block.training
         block.train()  # what training alone puts between products and attention is seen too
         with torch.no_grad():

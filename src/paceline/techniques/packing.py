@@ -13,40 +13,24 @@ Distributed Training Performance of the Unpadded BERT Model, arXiv 2208.08124.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.compare import Results, beyond_rounding, exactly, failure, results, spread, trial_of
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.records import Decision
 from paceline.kernels.one_query_attention import one_query_attention
 from paceline.kernels.varlen_attention import operator_for, varlen_attention, varlen_attention_joined
-from paceline.machine.device import PLANNED
 from paceline.seams import Batch, Build, Forward, Ids, Layout, LayoutKind, Packed
-from paceline.techniques.precision import matmul_precision
 
 NAME = "paceline_packed"
 """The attention's name in transformers' registry. Names with flash, sdpa or flex in them would be treated specially."""
 
 POOLS_EARLY = "pools_early"
 """Attribute of a model whose last block hands on one position a sequence, see ``early_pooling.py``."""
-
-CHECKED_SAMPLES = 8
-"""Samples, at most, that packed and padded are compared on."""
-
-TOLERANCES = {("cpu", torch.float64): 1e-10, ("cpu", torch.float32): 1e-5}
-"""Difference up to which results are equal without a closer look, relative to their norm; 1e-4 on cards, whose sums
-come in any order."""
-
-ROUGH, EXACT = 0.1, 1e-7
-"""Relative to their norm: difference in fp32 that is looked at again in fp64, and what may be left of it there. The
-loss is computed in fp32 also then, whose rounding is 6e-8."""
 
 
 def apply(
@@ -280,134 +264,31 @@ def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
 
     Computed in fp32, without dropout, on a copy of the model and up to eight samples of very different length, so that
     the model, its gradients, its buffers and torch's random numbers stay as they are. What raises is a difference too.
-    Small differences are looked at again in fp64, see ``compared``.
+    Small differences are looked at again in fp64, see ``beyond_rounding``.
     """
-    model, name = build.model, type(build.model).__name__
+    model, task, name = build.model, build.task, type(build.model).__name__
     chosen = spread(packed, ids)
     reason = unsupported(model) or _beyond_positions(model, packed.collate(chosen))
     if reason is not None:
         return reason
     with exactly(build.device):
         trial = trial_of(model)
-        batches = (build.layout.collate(chosen), packed.collate(chosen))
-        expected = results(trial, build.forward, build, batches[0])
+        rows, one_row = build.layout.collate(chosen), packed.collate(chosen)
+        expected = results(trial, build.forward, task, rows)
         try:
             forward = apply_packing(trial)
-            found = results(trial, forward, build, batches[1])
+            found = results(trial, forward, task, one_row)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, it is the answer to the question, and is reported
-            return f"{name}: a packed row fails with {type(error).__name__}: {first_line(error)}"
-        if build.device.type == PLANNED:
-            return None  # what tensors would say that hold nothing; the comparison's memory is known by now
+            return f"{name}: a packed row fails with {failure(error)}"
 
         def in_fp64() -> tuple[Results, Results]:
             trial.double()
             # made for packing, the copy still computes padded batches as before
-            return results(trial, build.forward, build, batches[0]), results(trial, forward, build, batches[1])
+            return results(trial, build.forward, task, rows), results(trial, forward, task, one_row)
 
-        return compared(name, expected, found, in_fp64, ways=("packed", "padded"))
-
-
-def trial_of(model: nn.Module) -> Any:
-    """A copy to try something on, in evaluation mode, with weights in fp32 or better."""
-    trial = copy.deepcopy(model).eval()
-    return trial if next(trial.parameters()).dtype in (torch.float32, torch.float64) else trial.float()
-
-
-def spread(layout: Layout, ids: Ids) -> Ids:
-    """A few of the ids, from the shortest sample to the longest."""
-    lengths = np.array([layout.size(ids[i : i + 1]).tokens for i in range(len(ids))])
-    ranks = np.unique(np.linspace(0, len(ids) - 1, CHECKED_SAMPLES).round().astype(np.int64))
-    return ids[np.argsort(lengths, kind="stable")[ranks]]
-
-
-Results = tuple[Tensor, dict[str, Tensor]]
-"""Logits, and gradients by parameter name."""
-
-
-def results(model: nn.Module, forward: Forward, build: Build, batch: Batch) -> Results:
-    logits = forward(model, batch)
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if not logits.requires_grad:
-        return logits, {}
-    loss = build.task.loss_sum(logits, batch)
-    # a parameter that the loss does not depend on has no gradient, which is as good as a gradient of zero
-    found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-    return logits.detach(), dict(zip(trained, found, strict=True))
-
-
-def compared(
-    name: str,
-    expected: Results,
-    found: Results,
-    in_fp64: Callable[[], tuple[Results, Results]],
-    *,
-    ways: tuple[str, str],
-) -> str | None:
-    """Where two results of the model ``name`` differ, of which the first is right; None where they are equal.
-
-    How far rounding takes equal results apart is a matter of the model: of how much it adds up, and above all of how
-    much it magnifies, as attention with large weights does. So no number tells rounding from a fault; but in fp64
-    rounding is 2^29 times smaller, and a fault stays as large as it is.
-
-    Args:
-        in_fp64: expected and found once more, in fp64; called where fp32 cannot tell.
-        ways: adjectives for what was found and for what was expected.
-    """
-    logits, _ = expected
-    reason = _beyond(name, expected, found, TOLERANCES.get((logits.device.type, logits.dtype), 1e-4), ways)
-    if reason is None or logits.dtype == torch.float64 or _beyond(name, expected, found, ROUGH, ways) is not None:
-        return reason
-    try:
-        return _beyond(name, *in_fp64(), EXACT, ways)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # a model that does not compute in fp64 is judged by what it does compute
-        return reason
-
-
-def _beyond(name: str, expected: Results, found: Results, tolerance: float, ways: tuple[str, str]) -> str | None:
-    """Where results differ by more than ``tolerance`` of their norm."""
-    (found_logits, found_slopes), (logits, slopes), (this, that) = found, expected, ways
-    if logits.shape != found_logits.shape:
-        return f"{name}: {this} logits have the shape {tuple(found_logits.shape)}, {that} ones {tuple(logits.shape)}"
-    away = _apart(logits, found_logits, _norm([logits]))
-    if away > tolerance:
-        return f"{name}: {this} logits differ from {that} ones by {away:.1e} of their norm"
-    if slopes.keys() != found_slopes.keys():
-        return f"{name}: no gradient reaches the parameters from {this} logits"
-    norm = _norm(list(slopes.values()))
-    apart = {key: _apart(slopes[key], found_slopes[key], norm) for key in slopes}
-    worst = max(apart, key=apart.__getitem__, default=None)
-    if worst is not None and apart[worst] > tolerance:
-        return f"{name}: {this} and {that} gradients of {worst} differ by {apart[worst]:.1e} of the gradient's norm"
-    return None
-
-
-def _apart(expected: Tensor, found: Tensor, norm: float) -> float:
-    """Norm of the difference in units of ``norm``; infinite where something is not a number."""
-    distance = (expected - found).norm().item()
-    if distance == 0:
-        return 0.0
-    return distance / norm if norm > 0 and np.isfinite(distance) else float("inf")
-
-
-def _norm(tensors: list[Tensor]) -> float:
-    return float(torch.stack([tensor.norm() for tensor in tensors]).norm()) if tensors else 0.0
-
-
-@contextlib.contextmanager
-def exactly(device: torch.device) -> Iterator[None]:
-    """Full fp32, gradients on, and random numbers as they were on the way out."""
-    cards = [device] if device.type == "cuda" else []
-    with (
-        torch.random.fork_rng(devices=cards),
-        matmul_precision("fp32"),
-        torch.autocast(device.type, enabled=False),
-        torch.enable_grad(),
-    ):
-        yield
+        return beyond_rounding(name, expected, found, in_fp64, ways=("packed", "padded"))
 
 
 def _beyond_positions(model: nn.Module, batch: Batch) -> str | None:
@@ -431,7 +312,3 @@ def _operator(model: Any, device: torch.device, dtype: torch.dtype, max_length: 
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     q = torch.empty(0, config.num_attention_heads, size, dtype=dtype, device=device)
     return operator_for(q, max_length, 0.0, None)
-
-
-def first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")

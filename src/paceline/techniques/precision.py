@@ -7,11 +7,8 @@ fp32 whatever the rest is in: NVIDIA, Apex's documentation of amp, ``keep_batchn
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,29 +71,6 @@ def rounded_away(part: OptimizerPart) -> str:
     if part.type == "sgd":
         return lost
     return f"{lost}; Adam's are about the learning rate, so that weights beyond {512 * part.lr:.2g} hardly move"
-
-
-def _precision_holders() -> tuple[Any, ...]:
-    cudnn: Any = torch.backends.cudnn
-    return (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
-
-
-@contextlib.contextmanager
-def matmul_precision(mode: str) -> Iterator[None]:
-    """fp32 matrix products and convolutions in TF32 (``tf32``) or in full (``fp32``) while inside.
-
-    The setting is the process's, so it covers the backward pass too; it is put back on the way out.
-    """
-    wanted = {"tf32": "tf32", "fp32": "ieee"}.get(mode)
-    places: tuple[Any, ...] = _precision_holders() if wanted else ()
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = wanted
-    try:
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
 
 
 def apply(build: Build, mode: str) -> Build:

@@ -42,7 +42,8 @@ import torch.distributed as dist
 
 from paceline.distributed.exchange import named
 from paceline.distributed.group import INTERFACES, joined
-from paceline.machine.cluster import STORE_FD, Place, listen
+from paceline.distributed.sockets import STORE_FD, listen
+from paceline.machine.cluster import Place
 from paceline.seams import World
 
 PRELOADED = (

@@ -97,12 +97,19 @@ def _run_name(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_") or "run"
 
 
-def folder_to_resume(target: Path | None, options: dict[str, object]) -> Path:
+def folder_to_resume(target: Path | None, given: Sequence[str]) -> Path:
+    """The run folder that ``--resume`` goes on with.
+
+    Args:
+        given: options that only a run which starts can have.
+
+    Raises:
+        UserError: there is no folder, or one of these options.
+    """
     if target is None:
         raise UserError(
             "--resume: no run folder given", "there is nothing to go on with", "paceline train RUN --resume"
         )
-    given = [name for name, value in options.items() if value is not None]
     if given:
         why = "a resumed run keeps the recipe and the folder it began with"
         raise UserError(f"--resume with {', '.join(given)}", why, "leave it out, or start a run without --resume")

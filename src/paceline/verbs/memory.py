@@ -21,7 +21,7 @@ from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.techniques import one_process
 from paceline.report.stages import LABELS, described, highest, rows, signed, speed, stages_page
-from paceline.verbs.plan import gib
+from paceline.verbs.plan_shown import gib
 
 Trace = Callable[[Recipe], MemoryPlan]
 """What a chosen recipe is predicted to take, see ``Predictor.plan``."""

@@ -22,6 +22,7 @@ from paceline.run_folder import RunFolder, way_to_more
 
 if TYPE_CHECKING:
     from paceline.contract.records import RunRecord
+    from paceline.run.checkpoint.store import Checkpoint
     from paceline.seams import World
 
 
@@ -79,15 +80,7 @@ def train(
                     _shared(world, lambda: RunFolder.create(out) if out else RunFolder.create_named(recipe.name))
                 )
         return run(
-            Request(
-                recipe=chosen,
-                decisions=decisions,
-                facts=facts,
-                folder=folder,
-                rows=data,
-                watch=watch,
-                world=world,
-            )
+            Request(recipe=chosen, decisions=decisions, facts=facts, folder=folder, rows=data, watch=watch, world=world)
         )
 
 
@@ -141,9 +134,7 @@ def resume(
     with contextlib.ExitStack() as stack:
         with Stop(NOT_BEGUN):
             facts = _facts_beside_imports(watch)
-            from paceline.distributed.agree import agree
             from paceline.run.checkpoint.resumable import require_resumable
-            from paceline.run.checkpoint.store import CheckpointStore
             from paceline.run.job import Request
             from paceline.run.run import run
 
@@ -153,8 +144,7 @@ def resume(
                 # joined by now, so that the others hear of it when another run is in the folder
                 held = stack.enter_context(RunFolder.open(folder)) if world.is_first else seen
             with watch.phase("checkpoint"):
-                checkpoint = CheckpointStore(held.checkpoints, recipe.loop.keep_last).newest()
-                agree(world, "the checkpoint", {"step": checkpoint.step, "digest": checkpoint.digest[:16]}, _SHARED)
+                checkpoint = _newest(held, recipe.loop.keep_last, world)
         require_resumable(checkpoint)
         watch.add(checkpoint.state["seconds"])
         named = frozenset(setting.partition("=")[0].strip() for setting in settings)
@@ -171,6 +161,16 @@ def resume(
                 named=named,
             )
         )
+
+
+def _newest(folder: RunFolder, keep_last: int, world: World) -> Checkpoint:
+    """The newest checkpoint, which has to be the same for every rank."""
+    from paceline.distributed.agree import agree
+    from paceline.run.checkpoint.store import CheckpointStore
+
+    found = CheckpointStore(folder.checkpoints, keep_last).newest()
+    agree(world, "the checkpoint", {"step": found.step, "digest": found.digest[:16]}, _SHARED)
+    return found
 
 
 def recipe_to_resume(folder: str | Path, settings: Sequence[str] = (), trust: Trust = NONE) -> Recipe:

@@ -23,8 +23,10 @@ import torch.distributed as dist
 from paceline.contract.errors import Preempted, RecipeError, UserError
 from paceline.distributed import exchange, group, reach, roll_call, stores
 from paceline.distributed.exchange import LostRank
+from paceline.distributed.failures import REPORT_FD
 from paceline.distributed.group import joined
-from paceline.machine.cluster import LAUNCHER, REPORT_FD, STORE_FD, Place, listen
+from paceline.distributed.sockets import STORE_FD, listen
+from paceline.machine.cluster import LAUNCHER, Place
 from paceline.seams import Alone
 from paceline.testing.distributed import RankError, run_processes
 from paceline.testing.ports import free_port

@@ -208,7 +208,7 @@ def test_another_folder_is_refused_and_left_alone(tmp_path):
 def test_a_folder_that_cannot_be_written_is_not_reported_elsewhere(tmp_path, monkeypatch):
     """report has no --out."""
     write(tmp_path, [Notice(message="hello")])
-    monkeypatch.setattr("paceline.run_folder.os.access", lambda place, mode: False)
+    monkeypatch.setattr("paceline.run_folder.checks.os.access", lambda place, mode: False)
     with pytest.raises(RunFolderError, match="cannot be written") as error:
         build_report(tmp_path)
     assert "--out" not in error.value.fix

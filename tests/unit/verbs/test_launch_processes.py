@@ -52,7 +52,7 @@ def ready():  # all ranks are here
 """What every rank of these tests begins with; it runs in the folder of the test."""
 
 TOLD = """
-from paceline.machine.cluster import failures_told
+from paceline.distributed.failures import failures_told
 from paceline.contract.errors import DataError, Preempted, UserError
 ready()
 """
@@ -266,7 +266,7 @@ def test_a_rank_that_told_of_its_failure_and_hangs_is_ended_too(tmp_path: Path) 
         tmp_path,
         2,
         TOLD
-        + "from paceline.machine.cluster import tell_launcher\n"
+        + "from paceline.distributed.failures import tell_launcher\n"
         + "if rank: tell_launcher(UserError('told'))\ntime.sleep(60)",
         grace_seconds=0.3,
     )
@@ -296,7 +296,7 @@ sys.exit(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda number: number.name)
 def test_signals_reach_every_rank_once(tmp_path: Path, number: signal.Signals) -> None:
     code = f"""
-import paceline.machine.cluster
+from paceline.distributed.failures import failures_told
 from paceline.contract.errors import Preempted
 times = []
 signal.signal({number:d}, lambda *_: times.append(1))
@@ -304,7 +304,7 @@ signal.signal({number:d}, lambda *_: times.append(1))
 while not times:
     time.sleep(0.01)
 time.sleep(0.2)
-with paceline.machine.cluster.failures_told():
+with failures_told():
     raise Preempted(f"saved after {{len(times)}}")
 """
     with started(tmp_path, 3, code) as process:

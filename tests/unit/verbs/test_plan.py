@@ -22,7 +22,8 @@ from paceline.machine.facts import Card
 from paceline.memory.predict import PlanFailed
 from paceline.recipe import Recipe
 from paceline.verbs import plan as planning
-from paceline.verbs.plan import Plan, draw, planned, shown
+from paceline.verbs.plan import Plan, planned
+from paceline.verbs.plan_shown import draw, shown
 from tests.e2e.commands import Paceline, in_process
 from tests.unit.memory.plans import GIB, HERE, PARAMETERS, bert_large, memory_plan, recipe
 
@@ -503,7 +504,7 @@ def test_without_a_flag_the_first_card_of_this_machine(
         (["--gpu", "h200"], ["--model and --data: missing", "paceline plan --model", "paceline plan RECIPE.yaml"]),
         (["absent.yaml", "--gpu", "h200"], ["absent.yaml: no such recipe"]),
         (["FOLDER", "--gpu", "h200"], ["is a folder", "paceline plan RECIPE.yaml", "--model NAME --data"]),
-        (["rows.csv", "--gpu", "h200"], ["this seems to be data", "paceline plan --model"]),
+        (["rows.csv", "--gpu", "h200"], ["--model: missing", "paceline plan --model", "--data rows.csv"]),
     ],
 )
 def test_a_mistake_is_answered_before_anything_is_traced(

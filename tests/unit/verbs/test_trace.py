@@ -117,7 +117,9 @@ def test_ranks_of_a_scheduler_are_not_run_twice(
     assert "--try among ranks" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--memory", "--print", "--graph=keep", "--gpus=2", "--devices=0,1", "--timeout=60"])
+@pytest.mark.parametrize(
+    "option", ["--memory", "--print", "--graph=keep", "--gpus=2", "--devices=0,1", "--timeout=60", "--rank=1"]
+)
 def test_a_folder_is_only_read(
     option: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

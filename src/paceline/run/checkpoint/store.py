@@ -137,33 +137,16 @@ class CheckpointStore:
             _sweep(self.folder)
             require_room(self.folder, needed, f"a checkpoint of step {step}")
             slot = _free_slot(self.folder, step)
-            partial = self.folder / f".{slot.name}.partial-{os.getpid()}"
-            folder = self.folder / slot.name
-            try:
-                partial.mkdir()
-                files = _write_files(partial, content, shards)
-                manifest = Manifest(
-                    format="paceline checkpoint", version=FORMAT_VERSION, step=step, is_best=is_best, files=files
-                )
-                _write(partial / MANIFEST, manifest.model_dump_json(indent=1).encode())
-                marker = digest(partial / MANIFEST)
-                fsync_folder(partial)
-                os.rename(partial, folder)
-                fsync_folder(self.folder)
-                write_atomically(folder / MARKER, marker.encode())
-            except BaseException:
-                if os.path.lexists(partial):
-                    _remove(partial)
-                if os.path.lexists(folder):
-                    _discard(folder)
-                raise
+            manifest = _commit(self.folder / slot.name, content, shards, step=step, is_best=is_best)
         try:
             self._rotate(slot)
         except OSError as error:  # the new checkpoint is safe; the next save tries again
             warnings.warn(f"{self.folder}: older checkpoints were not dropped: {error}", stacklevel=2)
-        num_bytes = sum(entry.num_bytes for entry in files.values())
+        num_bytes = sum(entry.num_bytes for entry in manifest.files.values())
         seconds = time.perf_counter() - began
-        return CheckpointRecord(step=step, folder=str(folder), num_bytes=num_bytes, seconds=seconds, is_best=is_best)
+        return CheckpointRecord(
+            step=step, folder=str(self.folder / slot.name), num_bytes=num_bytes, seconds=seconds, is_best=is_best
+        )
 
     def newest(self) -> Checkpoint:
         """The newest checkpoint that is committed and whole; every byte is read and checked.
@@ -273,6 +256,32 @@ def _room(content: bytes, shards: Mapping[str, Mapping[str, torch.Tensor]]) -> i
     tensors = [(name, tensor) for named in shards.values() for name, tensor in named.items()]
     headers = sum(6 * len(name) + 256 for name, _ in tensors)
     return len(content) + sum(tensor.nbytes for _, tensor in tensors) + headers + 65536
+
+
+def _commit(
+    folder: Path, content: bytes, shards: Mapping[str, Mapping[str, torch.Tensor]], *, step: int, is_best: bool
+) -> Manifest:
+    """Build a checkpoint under a hidden name, then rename and mark it; what failed on the way leaves nothing behind."""
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir()
+        files = _write_files(partial, content, shards)
+        manifest = Manifest(
+            format="paceline checkpoint", version=FORMAT_VERSION, step=step, is_best=is_best, files=files
+        )
+        _write(partial / MANIFEST, manifest.model_dump_json(indent=1).encode())
+        marker = digest(partial / MANIFEST)
+        fsync_folder(partial)
+        os.rename(partial, folder)
+        fsync_folder(folder.parent)
+        write_atomically(folder / MARKER, marker.encode())
+    except BaseException:
+        if os.path.lexists(partial):
+            _remove(partial)
+        if os.path.lexists(folder):
+            _discard(folder)
+        raise
+    return manifest
 
 
 def _write_files(folder: Path, content: bytes, shards: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, Entry]:

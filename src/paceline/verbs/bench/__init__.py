@@ -38,7 +38,7 @@ def measure_comm(
     paceline bench comm --gpus 4
     torchrun --nproc-per-node 4 -m paceline bench comm
     """
-    from paceline.machine.cluster import failures_told
+    from paceline.distributed.failures import failures_told
     from paceline.verbs.bench.start import parse_size, start_ranks
 
     with failures_told():

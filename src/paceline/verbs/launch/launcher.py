@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import cast, final
 
-from paceline.contract.errors import UserError
-from paceline.machine.cluster import INTERRUPTED, listen
+from paceline.contract.errors import INTERRUPTED, UserError
+from paceline.distributed.sockets import listen
 from paceline.verbs.launch.causes import PREEMPTED, Failure, described, first_cause
 from paceline.verbs.launch.process import RankProcess
 from paceline.verbs.launch.ranks import Ranks

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from paceline.machine.cluster import REPORT_FD, STORE_FD
+from paceline.distributed.failures import REPORT_FD
+from paceline.distributed.sockets import STORE_FD
 from paceline.verbs.launch.causes import PREEMPTED, Failure
 from paceline.verbs.launch.screen import Errors, Lines, Screen
 
 REPORT = {"at", "code", "message", "is_bug", "lost"}
-"""What ``paceline.machine.cluster.tell_launcher`` writes."""
+"""What ``paceline.distributed.failures.tell_launcher`` writes."""
 
 
 @final

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.contract.errors import UserError, excerpt
-from paceline.machine.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, STORE_FD, find_place
+from paceline.distributed.sockets import STORE_FD
+from paceline.machine.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, find_place
 from paceline.machine.facts import Facts, visible
 from paceline.verbs.short import without
 

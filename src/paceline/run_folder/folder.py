@@ -1,59 +1,29 @@
-"""The folder of a run: its files by name, one run at a time in it, and the facts that a later reader needs.
-
-::
-
-    runs/imdb-20261120-101500/
-      recipe.yaml       resolved; runs again as it is          report.html    one self-contained page
-      manifest.json     versions, git, hardware, data, seeds   model/         loads in plain transformers
-      metrics.jsonl     one record a line                      checkpoints/   paceline.run.checkpoint.store
-      summary.json      the RunRecord                          quarantine.jsonl   rows that were dropped
-      preempted         only while a stopped run waits for its resume: one line that says which signal and step
-
-Torch-free: opening a folder costs nothing.
-"""
+"""The folder of a run: its files by name, and what is written into them."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
-import platform
 import re
-import shlex
-import socket
-import subprocess
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from paceline.contract.errors import RecipeError, RunFolderError
-from paceline.contract.files import OpenFolder, disk_errors, is_irregular, write_atomically
+from paceline.contract.errors import RunFolderError
+from paceline.contract.files import OpenFolder, disk_errors, write_atomically
 from paceline.contract.records import RunRecord, plain
 from paceline.contract.redaction import redacted, redacted_command
-from paceline.machine.facts import version_of
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
-from paceline.recipe.trust import switches
+from paceline.run_folder.checks import LOCK, QUARANTINE, refuse_links, require_fresh, require_writable, resolved
+from paceline.run_folder.lock import hold
+from paceline.run_folder.origin import git_state, now, versions
+from paceline.run_folder.ways import has_checkpoint, way_on
 
 MANIFEST_VERSION = 1
-
-_LOCK, _QUARANTINE = ".lock", "quarantine.jsonl"
-_PACKAGES = ("paceline", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scikit-learn", "torchmetrics")
-_FILES = (
-    "recipe.yaml",
-    "manifest.json",
-    "metrics.jsonl",
-    "summary.json",
-    "preempted",
-    "report.html",
-    _QUARANTINE,
-    _LOCK,
-)
 
 
 class RunFolder:
@@ -83,7 +53,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.preempted = path / "preempted"
         self.report = path / "report.html"
-        self.quarantine = path / _QUARANTINE
+        self.quarantine = path / QUARANTINE
         self.model = path / "model"
         self.checkpoints = path / "checkpoints"
 
@@ -94,7 +64,7 @@ class RunFolder:
         Raises:
             RunFolderError: a run is or was there, the folder holds something else, or it cannot be written.
         """
-        shown, path = path, _resolved(path)
+        shown, path = path, resolved(path)
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         with disk_errors(path):
             try:
@@ -103,12 +73,12 @@ class RunFolder:
                 raise RunFolderError(f"{shown}: not a folder", fix="choose another --out") from None
             except FileNotFoundError as error:  # a file system that takes none, such as /proc
                 raise RunFolderError(f"{shown}: cannot be made", error.strerror or "", "choose another --out") from None
-        if not (path / _LOCK).is_file():
-            _require_fresh(path)  # first without the lock, so that a stranger's folder is left as it was
+        if not (path / LOCK).is_file():
+            require_fresh(path)  # first without the lock, so that a stranger's folder is left as it was
         held = contextlib.ExitStack()
         with held:
-            itself = _lock(path, held)
-            _require_fresh(path)
+            itself = hold(path, held)
+            require_fresh(path)
             return cls(path, held.pop_all(), made, itself)
 
     @classmethod
@@ -145,7 +115,7 @@ class RunFolder:
         folder = cls.view(path)
         require_writable(folder.path)
         with folder._held:
-            itself = _lock(folder.path, folder._held)
+            itself = hold(folder.path, folder._held)
             return cls(folder.path, folder._held.pop_all(), itself=itself)
 
     @classmethod
@@ -155,11 +125,11 @@ class RunFolder:
         Raises:
             RunFolderError: no run is there, or one of its files is a link, or no file.
         """
-        shown, path = path, _resolved(path)
+        shown, path = path, resolved(path)
         if not (path / "recipe.yaml").is_file():
             why = "it has no recipe.yaml" if path.is_dir() else "there is no such folder"
             raise RunFolderError(f"{shown}: not a run folder", why, "give the folder that paceline train printed")
-        _refuse_links(path)
+        refuse_links(path)
         return cls(path, contextlib.ExitStack())
 
     @classmethod
@@ -179,8 +149,8 @@ class RunFolder:
 
     def _take_back(self) -> None:
         """Remove the folders that were made for a run which failed before it wrote anything."""
-        if self._made and not self.is_gone and set(os.listdir(self.path)) <= {_LOCK}:
-            (self.path / _LOCK).unlink(missing_ok=True)
+        if self._made and not self.is_gone and set(os.listdir(self.path)) <= {LOCK}:
+            (self.path / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody else has put something there
                 for folder in self._made:
                     folder.rmdir()
@@ -223,7 +193,7 @@ class RunFolder:
             raise RunFolderError(
                 what, f"nothing can be saved in its place: {error.strerror}", "start the run again with another --out"
             ) from None
-        self._itself, self._has_begun = _lock(self.path, self._held), False
+        self._itself, self._has_begun = hold(self.path, self._held), False
         return RunFolderError(
             what, "what was in it is gone, and a new one was made for what the run still had", way_on(self.path)
         )
@@ -265,7 +235,7 @@ class RunFolder:
         """
         earlier = self.read_manifest()["starts"] if self.manifest.exists() else []
         start = {
-            "time": _now(),
+            "time": now(),
             "first_step": first_step,
             "command": redacted_command(command),
             "changes": [redacted(change) for change in changes],
@@ -338,168 +308,6 @@ class RunFolder:
         return len(lines) - len(kept)
 
 
-def has_checkpoint(path: Path) -> bool:
-    """Whether a run that is there can be resumed."""
-    return any((path / "checkpoints").glob("*/COMMITTED"))  # written last, see checkpoint/store.py
-
-
-def way_to_more(recipe: Recipe, *, stopped_early: bool) -> str:
-    """What makes a run train on that has ended: where its steps are limited too, more epochs alone do not."""
-    if stopped_early:
-        return "--set loop.early_stopping=null trains on"
-    unlimited = "" if recipe.loop.max_steps is None else " --set loop.max_steps=null"
-    return f"--set loop.epochs=MORE{unlimited} trains on"
-
-
-def way_on(path: Path) -> str:
-    """What is to be done with a run that is there: without a checkpoint there is nothing to resume."""
-    if has_checkpoint(path):
-        return f"go on with it: paceline train {path} --resume{_switches(path)}"
-    if (path / "model").exists():  # fitted, without a step
-        return f"use its model: paceline evaluate {path}{_switches(path)}"
-    return f"no step of it is saved: remove {path}"
-
-
-def require_files(path: Path) -> None:
-    """Refuse a run folder with a folder or a pipe where a file belongs.
-
-    Raises:
-        RunFolderError: names it.
-    """
-    for name in _FILES:
-        if is_irregular(path / name):
-            raise RunFolderError(
-                f"{path / name}: is no regular file", "a file of the run belongs there", "put it back, or remove that"
-            )
-
-
-def require_writable(path: Path) -> None:
-    """Refuse a run folder that is to be written where it is, and cannot be.
-
-    Raises:
-        RunFolderError: says so.
-    """
-    if not os.access(path, os.W_OK | os.X_OK):
-        fix = f"chmod u+w {shlex.quote(str(path))}, or work on a copy: cp -r {shlex.quote(str(path))} COPY"
-        raise RunFolderError(f"{path}: cannot be written", "it is read-only, or not yours", fix)
-
-
-def _switches(path: Path) -> str:
-    """What a command about the run has to allow, for what its recipe names to be run."""
-    try:
-        return switches(Recipe.load(path / "recipe.yaml"))
-    except RecipeError:  # who reads it is told
-        return ""
-
-
-def _resolved(path: str | Path) -> Path:
-    path = Path(path)
-    if path.is_symlink() and not path.exists():
-        raise RunFolderError(f"{path}: is a link that leads nowhere", fix="remove it, or choose another --out")
-    return path.resolve()
-
-
-# ---- one run at a time
-
-
-def _lock(path: Path, held: contextlib.ExitStack) -> OpenFolder:
-    """Hold the folder until ``held`` is closed; the kernel lets go when this process ends, however it ends."""
-    lock = path / _LOCK
-    _refuse_links(path)
-    with disk_errors(lock):
-        itself = OpenFolder(path)
-    held.callback(itself.close)
-    with disk_errors(lock):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    held.callback(os.close, descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _in_use(path, os.pread(descriptor, 4096, 0)) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-            raise
-        warnings.warn(f"{path}: this file system has no locks; two runs in one folder go unnoticed", stacklevel=3)
-        return itself
-    # forked workers share the lock and may outlive us: let go of it by name, not by closing
-    held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(owner).encode(), 0)
-    return itself
-
-
-def _in_use(path: Path, content: bytes) -> RunFolderError:
-    try:
-        owner = json.loads(content)
-        who = f"process {int(owner['pid'])} on {ascii(owner['host'])[1:-1]}, since {ascii(owner['started'])[1:-1]}"
-    except (ValueError, KeyError, TypeError):
-        who = "a process that has only just begun"
-    return RunFolderError(
-        f"{path}: in use by another run", who, "wait for it, stop it, or choose another folder with --out"
-    )
-
-
-def _require_fresh(path: Path) -> None:
-    """Refuse a folder with anything in it but what a run that failed before its first record leaves behind."""
-    # a run that was killed while it wrote its first file leaves that under another name, see files.replacing
-    names = sorted(
-        name for name in set(os.listdir(path)) - {_LOCK, _QUARANTINE} if not name.startswith(".recipe.yaml.")
-    )
-    if "recipe.yaml" in names or "manifest.json" in names:
-        raise RunFolderError(
-            f"{path}: already holds a run",
-            "a new run would overwrite it",
-            f"{way_on(path)}; or choose another --out",
-        )
-    if names:
-        raise RunFolderError(
-            f"{path}: not empty", f"it holds {names[0]!a} and is no run folder", "choose another --out"
-        )
-
-
-def _refuse_links(path: Path) -> None:
-    """model/ and checkpoints/ may be links to a larger disk; a file that we write to may not lead elsewhere."""
-    for name in _FILES:
-        if (path / name).is_symlink():
-            raise RunFolderError(
-                f"{path / name}: is a link", "paceline writes only inside the run folder", "put a copy in its place"
-            )
-    require_files(path)
-
-
-# ---- facts
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that decide a run's numbers; None where one is not installed."""
-    return {"python": platform.python_version(), **{package: version_of(package) for package in _PACKAGES}}
-
-
-def git_state(folder: Path, timeout_seconds: float = 5.0) -> dict[str, Any] | None:
-    """``commit``, and ``dirty``: whether tracked files differ from it (None: git took too long). None without git."""
-
-    def git(*arguments: str) -> str:
-        # no optional locks: never disturb the user's own git; no fsmonitor: it is a program that a repository names
-        command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments]
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, timeout=timeout_seconds, check=True, stdin=subprocess.DEVNULL
-        )
-        return done.stdout.decode(errors="replace").strip()
-
-    try:
-        commit = git("rev-parse", "HEAD")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    try:
-        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError):
-        return {"commit": commit, "dirty": None}
-
-
-# ---- JSON
-
-
 def _record(line: bytes) -> dict[str, Any] | None:
     """What a line of metrics.jsonl says; None of one that a crash cut short."""
     try:
@@ -512,7 +320,3 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def _write_json(path: Path, content: Any) -> None:
     text = json.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, f"{text}\n".encode())
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,24 @@
+"""What says "equal up to rounding": the same computed in two ways on a copy of a model, and compared.
+
+::
+
+    with exactly(build.device):
+        trial = trial_of(build.model)
+        expected = results(trial, build.forward, build.task, batch)
+        found = results(trial, another_forward, build.task, batch)
+        reason = beyond_rounding("Net", expected, found, in_fp64, ways=("short", "plain"))  # None: equal
+"""
+
+from paceline.compare.rounding import Results, beyond_rounding
+from paceline.compare.trial import CHECKED_SAMPLES, exactly, failure, results, spread, trial_of
+
+__all__ = [
+    "CHECKED_SAMPLES",
+    "Results",
+    "beyond_rounding",
+    "exactly",
+    "failure",
+    "results",
+    "spread",
+    "trial_of",
+]
