@@ -50,6 +50,11 @@ def test_a_scaled_step_has_the_bits_of_a_plain_one(clip_norm: float | None) -> N
         assert torch.equal(model.state_dict()[name], weight), f"{name} took another update"
 
 
+def test_a_norm_below_the_clip_changes_nothing() -> None:
+    model, plain = stepped(Unscaled(), 1e3)[0], stepped(Unscaled(), None)[0]
+    assert all(map(torch.equal, model.parameters(), plain.parameters())), "gradients were stretched to the clip's norm"
+
+
 def test_backward_starts_from_the_scaled_loss() -> None:
     weight = nn.Parameter(torch.ones(2))
     gradients = FlatGradients([weight])
