@@ -12,9 +12,7 @@ weights as in step_anatomy.py. Each variant is a line such as ``bucket_mib=25,ct
 - ``ctas``: multiprocessors that NCCL may take at most (0: as many as it likes);
 - ``first``: the sums' kernels go before others that wait (a high-priority stream);
 - ``bf16``: gradients are summed in bf16;
-- ``copies=1``: copy engines carry the bytes of stretches that are summed whole (``sums_by_copies.py``), not NCCL;
-- ``words=1``: of the word embeddings' gradient, which is complete last, only the rows of words that occur on any rank
-  are summed.
+- ``copies=1``: copy engines carry the bytes (``sums_by_copies.py``), not NCCL.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ from paceline.engine import assemble as assembling
 from paceline.engine import flat
 from paceline.engine.buckets import BUCKET_BYTES, Reduction
 from paceline.engine.numerics import numerics
-from paceline.engine.words import Words
 from paceline.facts import this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
@@ -59,12 +56,9 @@ VARIANTS = (
     "bucket_mib=1000",
     "bucket_mib=1000,apart=0",
     "bucket_mib=60,ctas=8",
-    "bucket_mib=180,words=1",
     "bucket_mib=25,copies=1",
     "bucket_mib=60,copies=1",
     "bucket_mib=180,copies=1",
-    "bucket_mib=60,copies=1,words=1",
-    "bucket_mib=180,copies=1,words=1",
     "bucket_mib=60,bf16=1",
     "bucket_mib=180,bf16=1",
     "sums=none",
@@ -136,7 +130,7 @@ def shared_buffers(wanted: bool) -> Iterator[None]:
 
 def _reduction(said: dict[str, str], world: World, order: Any, **more: Any) -> Reduction:
     size = int(said.get("bucket_mib", BUCKET_BYTES // MIB)) * MIB
-    apart = {} if said.get("apart", "1") == "1" else {"cuts": (), "words": None}
+    apart = {} if said.get("apart", "1") == "1" else {"cuts": ()}
     return Reduction(world, order, **{**more, "bucket_bytes": size, **apart})
 
 
@@ -157,7 +151,7 @@ def main() -> None:
         "data": {"source": "builtin:random", "pad_to_multiple_of": 256},
         "loop": {"batch_size": chosen.batch, "epochs": 3},
     }
-    recipe, _ = choose(Recipe.parse({**settings, "parallel": {"sum_words": True}}), facts)
+    recipe, _ = choose(Recipe.parse(settings), facts)
     place, device = find_place(os.environ), torch.device(recipe.device)
     with joined(place, device=device, timeout_seconds=120) as world:
         if device.type == "cuda":
@@ -182,15 +176,12 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
         with shared_buffers(copies is not None):
             run = assembling.assemble(recipe, made, 100_000, world=summing, reduce_dtype=number_format)
         engine = run.engine
-        words = Words(data.inputs, run.words) if said.get("words") and run.words is not None else None
         engine.warm_up(made.layout.collate(shares[0]), chosen.batch)
 
-        def cycle(engine: Any = engine, words: Any = words) -> None:
+        def cycle(engine: Any = engine) -> None:
             for index, share in enumerate(shares):
-                # all ranks have the same samples: as many again stand for the words that the others' would have
-                found = words.of((share[:, None] + 7 * np.arange(world.size)).ravel() % len(data)) if words else None
                 batch = made.layout.collate(share)
-                engine.accumulate([batch], chosen.batch * world.size, step=index, words=found)
+                engine.accumulate([batch], chosen.batch * world.size, step=index)
                 engine.update()
 
         for _ in range(3):

@@ -14,7 +14,6 @@ from paceline.data.dataset import Dataset, Tokens
 from paceline.data.order import OrderState, ShuffledOrder, check_world
 from paceline.engine.assemble import Assembled, assemble
 from paceline.engine.statistics import fewest_together
-from paceline.engine.words import Words
 from paceline.errors import CheckpointError, RecipeError
 from paceline.facts import Facts
 from paceline.preparation import Prepared
@@ -73,8 +72,6 @@ class Job:
     best_metric: str
     world: World
     """All ranks walk the same steps: what they decide by is the same on all of them, or asked of all."""
-    words: Words | None = None
-    """Of a step, where ranks sum the gradients of those alone."""
     recorder: WindowRecorder | None = None
     """Of the steps that are traced, where any are."""
 
@@ -131,9 +128,6 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
         checkpoint_state={"fingerprint": dataset.fingerprint, "recipe": absolute(recipe).resolved()},
         best_metric=best_metric(prepared.build.task, loop.best_metric),
         world=world,
-        words=None
-        if assembled.words is None or not isinstance(dataset.inputs, Tokens)
-        else Words(dataset.inputs, assembled.words),
         recorder=recorder_for(
             recipe,
             prepared.build,

@@ -306,8 +306,7 @@ class Loop:
         counted = job.assembled.build.task.count(job.dataset.labels[plan.samples])
         wide = self._widths(self.progress.order, plan)
         batches = map(self._collated, range(len(plan.microbatches)), plan.microbatches, wide.slots)
-        words = job.words.of(plan.samples) if job.words is not None else None
-        found = job.assembled.engine.accumulate(batches, counted, step=step, alike=wide.alike, words=words)
+        found = job.assembled.engine.accumulate(batches, counted, step=step, alike=wide.alike)
         return plan, counted, found
 
     @span("data wait")

@@ -207,6 +207,8 @@ class Build:
     """What was chosen while it was put together, with reasons."""
     notices: tuple[str, ...] = ()
     """What a person should know of this model and these data."""
+    undecayed: frozenset[str] = frozenset()
+    """Names of trained weights that the loss never reaches: no weight decay moves them either."""
     path: Mapping[str, str] = field(default_factory=dict)
     """The path that the steps take, a word or reason a stage: ``layout``, ``attention``, ``compile``, ``data``, ..."""
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.engine.assemble import Assembled, assemble, assemble_build
 from paceline.engine.engine import Update
-from paceline.engine.words import Words
 from paceline.recipe import Recipe
 from paceline.seams import Batch, Meter, Task, World
 from paceline.techniques.compile import apply_compile
@@ -89,8 +88,7 @@ def accumulate(run: Assembled, chosen: Recipe, world: World, step: int, at: Orde
     plan = order_of(chosen).plan(at, world.rank, world.size)
     counted = run.build.task.count(labels[plan.samples])
     batches = (run.build.layout.collate(ids) for ids in plan.microbatches)
-    words = None if run.words is None else Words(driving.dataset().inputs, run.words).of(plan.samples)
-    return run.engine.accumulate(batches, counted, step=step, words=words).loss
+    return run.engine.accumulate(batches, counted, step=step).loss
 
 
 def train(

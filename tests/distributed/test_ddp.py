@@ -6,12 +6,11 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.cluster import Place
 from paceline.data.dataset import Images
@@ -23,7 +22,7 @@ from paceline.engine.assemble import Assembled, assemble
 from paceline.engine.buckets import BUCKET_BYTES, Reduction
 from paceline.engine.rng import micro_batch_seed
 from paceline.engine.scaling import Dynamic
-from paceline.errors import RecipeError, UserError
+from paceline.errors import UserError
 from paceline.recipe import Recipe
 from paceline.records import Decision
 from paceline.seams import Alone, Build, World
@@ -124,43 +123,6 @@ def test_the_cut_into_buckets_changes_no_bit_on_two_ranks() -> None:
     small, large = (run_distributed(compare_buckets, 2, size) for size in (1 << 10, BUCKET_BYTES))
     assert small == large
     assert len(set(small[0])) == 1
-
-
-def with_words(chosen: Recipe) -> Recipe:
-    return chosen.with_settings(["parallel.sum_words=true"])
-
-
-def compare_words(world: World, chosen: Recipe) -> tuple[tuple[float, float, str], bool]:
-    """As ``compare``, and whether rows were sent in place of the table."""
-    sent: list[int] = []
-    start = type(world).start_sum_
-
-    def noted(self: World, tensor: Tensor) -> Any:
-        sent.append(tensor.ndim)
-        return start(self, tensor)
-
-    with mock.patch.object(type(world), "start_sum_", noted):
-        found = compare(world, chosen)
-    return found, 2 in sent
-
-
-@pytest.mark.parametrize(("size", "batch_size", "micro"), [(2, 9, 3), (4, 10, 3), (4, 3, 2)])
-def test_the_words_of_a_step_are_all_that_needs_to_be_summed(size: int, batch_size: int, micro: int) -> None:
-    found = run_distributed(compare_words, size, with_words(recipe(batch_size, micro)))
-    assert_exact([result for result, _ in found])
-    assert all(by_rows for _, by_rows in found)
-
-
-def refused_without_words(world: World) -> str:
-    model = tiny_model(dropout=0.0)
-    model.distilbert.embeddings.word_embeddings.requires_grad_(False)
-    with pytest.raises(RecipeError) as found:
-        assembled(world, with_words(recipe(8)), model=model)
-    return str(found.value)
-
-
-def test_sums_of_words_are_refused_where_none_are_trained() -> None:
-    assert all("parallel.sum_words = true" in message for message in run_distributed(refused_without_words, 2))
 
 
 def half_the_bytes(world: World) -> tuple[float, str]:

@@ -16,12 +16,10 @@ import pytest
 import torch
 
 from paceline.cluster import Place
-from paceline.engine.buckets import Bucket
 from paceline.errors import DiskFullError, PacelineError
 from paceline.loop import Loop
 from paceline.recipe import Recipe
 from paceline.records import RunRecord
-from paceline.seams import World
 from paceline.testing.distributed import run_processes
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import Disturb, Outcome
@@ -69,8 +67,6 @@ class Ended:
     """Of every step: this rank's samples."""
     encodings: int
     """How often this rank encoded texts."""
-    rows: list[int]
-    """Of every step whose words were known: rows of the word embeddings that ranks had to sum."""
 
 
 def on_ranks(
@@ -105,8 +101,7 @@ def one_rank(
     """In a process of its own, so that nothing need be put back."""
     samples: list[Any] = []
     shares: list[Any] = []
-    rows: list[int] = []
-    encodings = _watched(samples, shares, rows)
+    encodings = _watched(samples, shares)
     settings: Sequence[str] = ()
     if trouble is not None and trouble.rank == rank:
         Disturb(pytest.MonkeyPatch()).signals.update(trouble.signals)
@@ -137,7 +132,7 @@ def one_rank(
     assert not torch.distributed.is_initialized(), "a process group was left open"
     if trouble is not None and trouble.report:
         (trouble.report / f"rank-{rank}").write_text(str(error))
-    watched: Any = {"samples": samples, "shares": shares, "encodings": len(encodings), "rows": rows}
+    watched: Any = {"samples": samples, "shares": shares, "encodings": len(encodings)}
     return Ended(record=record, error=_sendable(error), **watched)
 
 
@@ -156,11 +151,10 @@ def _sendable(error: PacelineError | None) -> Told | None:
     return None if error is None else Told(type(error).__name__, str(error), error.exit_code)
 
 
-def _watched(samples: list[Any], shares: list[Any], rows: list[int]) -> list[int]:
+def _watched(samples: list[Any], shares: list[Any]) -> list[int]:
     import paceline.data.prepare as prepare
 
     step, encode, encodings = Loop._step, prepare.encode_texts, list[int]()
-    start_sum = Bucket.start_sum
 
     def noted_step(loop: Loop) -> None:
         at, world = loop.progress.order, loop.job.world
@@ -173,13 +167,7 @@ def _watched(samples: list[Any], shares: list[Any], rows: list[int]) -> list[int
         encodings.append(1)
         return encode(*arguments, **named)
 
-    def noted_sum(bucket: Bucket, world: World, of: torch.Tensor | None = None) -> Any:
-        if bucket.table is not None and of is not None:
-            rows.append(len(of))
-        return start_sum(bucket, world, of)
-
     Loop._step, prepare.encode_texts = noted_step, noted_encode  # type: ignore[method-assign]
-    Bucket.start_sum = noted_sum  # type: ignore[method-assign]
     return encodings
 
 

@@ -296,15 +296,6 @@ def test_early_stopping_ends_all_ranks_at_once(steady: Path, reviews: Path, tmp_
     assert [(r.record.status, r.record.steps) for r in ended if r.record] == [("stopped early", 6)] * 2
 
 
-def test_ranks_sum_the_words_of_each_step(runs: Any, steady: Path, reviews: Path, tmp_path: Path, meeting: Any) -> None:
-    chosen = recipe(steady, reviews, **VARIANTS["packed, accumulated"], parallel={"sum_words": True})
-    ended = on_ranks(2, meeting(), chosen, tmp_path / "run")
-    alike(finished(ended), finished(runs("packed, accumulated", 1)[1]))
-    assert [len(rank.rows) for rank in ended] == [STEPS] * 2, "steps were summed whole"
-    assert ended[0].rows == ended[1].rows
-    assert len(set(ended[0].rows)) > 1, "each step has words of its own"
-
-
 @pytest.mark.slow
 def test_features_are_shared_out(steady: Path, reviews: Path, tmp_path: Path, meeting: Any) -> None:
     """The layer that is fitted, and what it is fitted on, have the bits of one process."""

@@ -20,9 +20,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-WHOLE = ["parallel.sum_words=false"]
 SUMMED = {
-    "rows of words": ["parallel.sum_words=true"],
     "one piece": ["parallel.bucket_mib=192"],
     "many pieces": ["parallel.bucket_mib=1"],
 }
@@ -51,7 +49,7 @@ def trained(folder: Path, settings: Sequence[str], where: Sequence[str] = ("--gp
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return trained(tmp_path_factory.mktemp("whole"), WHOLE)
+    return trained(tmp_path_factory.mktemp("whole"), [])
 
 
 @pytest.mark.parametrize("settings", SUMMED.values(), ids=SUMMED)

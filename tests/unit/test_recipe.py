@@ -182,3 +182,8 @@ def test_a_recipe_that_holds_a_secret_is_refused_without_telling_it(setting: str
 )
 def test_names_of_tokens_and_keys_are_no_secrets(setting: str) -> None:
     recipe().with_settings([setting])
+
+
+def test_recipes_of_older_runs_may_name_a_setting_that_is_gone() -> None:
+    plain: dict[str, Any] = {"model": {"source": "m"}, "data": {"source": "d.csv"}}
+    assert Recipe.parse({**plain, "parallel": {"sum_words": True, "bucket_mib": 25}}).parallel.bucket_mib == 25

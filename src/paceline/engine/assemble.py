@@ -29,8 +29,8 @@ from paceline.engine.step import Objective, Step
 from paceline.engine.takes_inputs import takes_inputs
 from paceline.engine.token_ids import check_token_ids
 from paceline.engine.torch_engine import SEVERAL, TorchEngine
+from paceline.engine.unreached import unreached_notice, unreached_weights
 from paceline.engine.updates import build_updates
-from paceline.engine.words import word_embeddings
 from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
 from paceline.errors import ModelError, RecipeError
 from paceline.files import compiled_folder
@@ -67,8 +67,6 @@ class Assembled:
     groups: Sequence[ParameterGroup]
     rates: NDArray[np.float64]
     """[steps, groups]: learning rate of each applied update."""
-    words: nn.Parameter | None = None
-    """The word embeddings, where ranks sum only those rows that a step looks up."""
     records_together: bool = False
     """Whether ranks record passes in which they meet, so that micro-batches are to have the same shapes on all."""
 
@@ -115,6 +113,8 @@ def assemble_build(
     found = next(iter(dataset.splits.values()))
     texts = dataset.inputs if isinstance(dataset.inputs, Tokens) else None
     ids = np.resize(found[:2], 2) if texts is None else compared_samples(texts, found)
+    if "train" in dataset.splits and recipe.optimizer.decays and (unread := unreached_weights(build, ids[:2])):
+        build = replace(build, undecayed=frozenset(unread), notices=(*build.notices, unreached_notice(unread)))
     # both compare themselves with the plain forward pass in full precision, so they come before all that changes it
     if packs:
         packed = packed_layout(recipe, model, dataset, device, first_position=packing.first_position(model))
@@ -123,7 +123,7 @@ def assemble_build(
         if build.layout is layout:  # it cannot be packed
             build = replace(build, layout=padded_layout(recipe, model, dataset, device))
     if texts is not None and build.path["layout"] == "padded":
-        build = replace(build, notices=_of_width(recipe, build, dataset, texts))
+        build = replace(build, notices=(*build.notices, *_of_width(recipe, build, dataset, texts)))
     build = early_pooling.apply(build, switches.early_pooling, ids)
     # memory order before anything holds views of the weights
     if switches.channels_last is not False:
@@ -183,20 +183,16 @@ def assemble(
     if not is_sharded:  # those have been there
         world.broadcast_([*build.model.parameters(), *build.model.buffers()])
     part = recipe.optimizer
-    groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule)
+    groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule, build.undecayed)
     scaling = lr_factor(part, recipe.loop.batch_size)
     rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
     trained = {parameter for group in groups for parameter in group.parameters}
     others = [t for t in (*build.model.parameters(), *build.model.buffers()) if t not in trained]
-    words = _summed_words(recipe, build) if world.size > 1 and not is_sharded else None
-    if words is not None:
-        build = replace(build, path={**build.path, "sums": "of the words only those that occur"})
     size = recipe.parallel.bucket_mib or bucket_mib
     reduction = Reduction(
         world,
         tuple(build.model.parameters()),
         cuts=_first_of_blocks(build),
-        words=words,
         bucket_bytes=BUCKET_BYTES if size is None else size * 2**20,
         dtype=reduce_dtype,
     )
@@ -231,26 +227,8 @@ def assemble(
         engine,
         groups,
         rates,
-        words=words,
         records_together=is_sharded and reason is None,
     )
-
-
-def _summed_words(recipe: Recipe, build: Build) -> nn.Parameter | None:
-    """The word embeddings of whose gradient ranks sum only the rows of words that occur; None: they sum all.
-
-    Raises:
-        RecipeError: this was asked for, and no such table is known.
-    """
-    wish, part = recipe.parallel.sum_words, recipe.model
-    if wish == "auto" and (not is_card(build.device) or part.trust_remote_code):
-        return None
-    # of a model of the user's own nothing is known: its loss may look at all words
-    words = word_embeddings(build.model) if wish and not part.factory else None
-    if words is None and wish is True:
-        why = "no word embeddings are known of this model whose gradient could be summed by rows"
-        raise RecipeError("parallel.sum_words = true", why, "--set parallel.sum_words=false")
-    return words
 
 
 def _first_of_blocks(build: Build) -> list[nn.Parameter]:

@@ -43,8 +43,6 @@ class Reduction:
     first, and must be the same on all ranks."""
     cuts: Collection[nn.Parameter] = ()
     """Parameters that a bucket begins with, in forward order: what comes before them is summed apart."""
-    words: nn.Parameter | None = None
-    """Word embeddings, [rows, width], of which ``touch`` says what rows are to be summed."""
     bucket_bytes: int = BUCKET_BYTES
     dtype: torch.dtype | None = None
     """Sum in this number format, such as bf16: half the bytes, and each rank's share is rounded to it."""
@@ -58,35 +56,19 @@ class Bucket:
         members: which parameters of the layout are in it.
         stretch: 1-d view of the buffer.
         dtype: number format to sum in; None: the buffer's own.
-        table: the stretch as [rows, width], if single rows of it may be summed.
     """
 
-    def __init__(
-        self, members: Sequence[int], stretch: Tensor, dtype: torch.dtype | None, table: Tensor | None = None
-    ) -> None:
-        self.members, self.stretch, self.table = tuple(members), stretch, table
-        self._dtype = dtype or stretch.dtype
-        self._sent = stretch if self._dtype == stretch.dtype else torch.empty_like(stretch, dtype=dtype)
+    def __init__(self, members: Sequence[int], stretch: Tensor, dtype: torch.dtype | None) -> None:
+        self.members, self.stretch = tuple(members), stretch
+        self._sent = stretch if dtype in (None, stretch.dtype) else torch.empty_like(stretch, dtype=dtype)
         self.complete: Any = _event(stretch.device)
         """Recorded in graphs where the stretch is complete."""
 
-    def start_sum(self, world: World, rows: Tensor | None = None) -> Callable[[], None]:
-        """Begin its sum behind what the current stream has to do; what is returned makes the current stream wait.
-
-        Args:
-            rows: int64 [n], of the table: the others are zero on all ranks.
-        """
-        if self.table is not None and rows is not None:
-            sent = self.table.index_select(0, rows).to(self._dtype)
-            return partial(self._put_back, world.start_sum_(sent), rows, sent)
+    def start_sum(self, world: World) -> Callable[[], None]:
+        """Begin its sum behind what the current stream has to do; what is returned makes the current stream wait."""
         if self._sent is not self.stretch:
             self._sent.copy_(self.stretch)
         return partial(self._end_sum, world.start_sum_(self._sent))
-
-    def _put_back(self, wait: Callable[[], None], rows: Tensor, sent: Tensor) -> None:
-        wait()
-        assert self.table is not None
-        self.table.index_copy_(0, rows, sent.to(self.table.dtype))
 
     def _end_sum(self, wait: Callable[[], None]) -> None:
         wait()
@@ -111,19 +93,6 @@ class BucketSums:
         self._device = flat.buffers[0].device
         self._side = _stream(self._device)
         self._started: list[Callable[[], None]] = []
-        self._touched: Tensor | None = None
-        self._late = False
-        """Whether the backward pass, launched, has left buckets for ``finish`` to begin."""
-        self._others_are_zero: bool | None = None
-        """Of the rows that are said not to be touched; None: not looked at yet."""
-
-    def touch(self, words: Tensor | None) -> None:
-        """Told before a step, the same on all ranks, which rows of the word embeddings any of them looks up."""
-        self._touched = words
-
-    @property
-    def _rows(self) -> Tensor | None:
-        return None if self._others_are_zero is False else self._touched
 
     def backward(self, loss: Tensor, put: Put) -> None:
         """Differentiate, and begin each bucket's sum as soon as its gradients and the sums before it allow.
@@ -134,7 +103,6 @@ class BucketSums:
         found: list[Tensor | None] = [None] * len(self._parameters)
         missing = [len(bucket.members) for bucket in self.buckets]
         self._started.clear()
-        self._late = False
         done = 0
 
         def complete(gradients: Sequence[Tensor | None], *, all_are_there: bool = False) -> None:
@@ -143,13 +111,10 @@ class BucketSums:
             while done < len(missing) and (all_are_there or not missing[done]):
                 bucket = self.buckets[done]
                 put([self._views[i] for i in bucket.members], [gradients[i] for i in bucket.members])
-                # rows are sent from memory of their own, which must not come out of a pool that launched passes share
-                # with recordings
-                self._late |= not recording and bucket.table is not None and self._rows is not None
                 if recording:
                     bucket.complete.record()
-                elif not self._late:
-                    self._started.append(bucket.start_sum(self._world, self._rows))
+                else:
+                    self._started.append(bucket.start_sum(self._world))
                 done += 1
 
         def arrived(member: int, gradient: Tensor | None) -> None:
@@ -163,34 +128,15 @@ class BucketSums:
         complete(gradients, all_are_there=True)
 
     def finish(self) -> None:
-        """Have the device wait for the sums; begin them first where the backward pass was a replay, or left them."""
+        """Have the device wait for the sums; begin them first where the backward pass was a replay."""
         for bucket in self.buckets[len(self._started) :]:
-            if self._late:
-                self._started.append(bucket.start_sum(self._world, self._rows))
-                continue
             with _on(self._side, self._device):
                 self._side.wait_event(bucket.complete)
-                self._started.append(bucket.start_sum(self._world, self._rows))
-        self._late = False
+                self._started.append(bucket.start_sum(self._world))
         with span("communicate"):
             for wait in self._started:
                 wait()
         self._started.clear()
-        table = next((bucket.table for bucket in self.buckets if bucket.table is not None), None)
-        if self._others_are_zero is None and self._rows is not None and table is not None:
-            others = self._has_others(table, self._rows)
-            # a step without any gradient of words shows nothing; after the sum that is the same on all ranks
-            if others or bool(table.index_select(0, self._rows).any()):
-                self._others_are_zero = not others
-
-    def _has_others(self, table: Tensor, rows: Tensor) -> bool:
-        """Whether any rank has gradients in other rows than these, which are summed already; then those are, too."""
-        others = table.index_fill(0, rows, 0.0)
-        found = self._world.any(bool(others.any()))
-        if found:
-            # what was summed is taken as it is: added to what a rank has, it would be rounded otherwise on each
-            table.copy_(self._world.sum_(others).index_copy_(0, rows, table.index_select(0, rows)))
-        return found
 
 
 def cut(parameters: Sequence[nn.Parameter], flat: Flat, reduction: Reduction) -> tuple[Bucket, ...]:
@@ -203,9 +149,6 @@ def cut(parameters: Sequence[nn.Parameter], flat: Flat, reduction: Reduction) ->
     place_in_model = {parameter: place for place, parameter in enumerate(reduction.order or parameters)}
     places = [place_in_model[parameter] for parameter in parameters]
     cuts = [place_in_model[parameter] for parameter in reduction.cuts]
-    words = next((i for i, parameter in enumerate(parameters) if parameter is reduction.words), None)
-    if words is not None:
-        cuts += [places[words], places[words] + 1]
     sections = [sum(place >= cut for cut in cuts) for place in places]
     buckets = []
     for buffer in flat.buffers:
@@ -215,8 +158,7 @@ def cut(parameters: Sequence[nn.Parameter], flat: Flat, reduction: Reduction) ->
         sizes = [view.nbytes for view in flat.views]
         for members in _runs(inside, places, sections, sizes, reduction.bucket_bytes):
             start = flat.views[members[0]].storage_offset()
-            table = flat.views[words] if words is not None and members == [words] else None
-            buckets.append(Bucket(members, buffer[start:end], reduction.dtype, table))
+            buckets.append(Bucket(members, buffer[start:end], reduction.dtype))
             end = start
     return tuple(sorted(buckets, key=lambda bucket: -min(places[i] for i in bucket.members)))
 

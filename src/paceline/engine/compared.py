@@ -85,7 +85,7 @@ def width_notice(build: Build, layout: Layout, tokens: Tokens) -> str | None:
         for ids in (few, few[:1], few[1:2]):
             torch.manual_seed(0)  # some hash by random numbers
             try:
-                with _as_it_is(build.model):
+                with as_it_is(build.model):
                     results.append(build.forward(build.model.eval(), layout.collate(np.array(ids))).double())
             except Exception:  # the first step says what is wrong, where there is a way to say it
                 results.append(None)
@@ -108,7 +108,7 @@ def width_notice(build: Build, layout: Layout, tokens: Tokens) -> str | None:
 
 
 @contextlib.contextmanager
-def _as_it_is(model: nn.Module) -> Iterator[None]:
+def as_it_is(model: nn.Module) -> Iterator[None]:
     """Whatever a forward pass sets on modules is undone: BigBird stays with full attention after one short text.
 
     No weight is copied, so that this costs no memory.

@@ -53,7 +53,6 @@ class Engine(ABC):
         *,
         step: int = 0,
         alike: bool = True,
-        words: Tensor | None = None,
     ) -> Accumulated:
         """Forward and backward of every micro-batch; gradients add up.
 
@@ -63,8 +62,6 @@ class Engine(ABC):
             step: the run's updates so far; seeds dropout.
             alike: whether the micro-batches of all ranks have the same shapes; where ranks meet within a pass, it is
                 recorded then only. The same on all ranks.
-            words: int64 [rows]: those of the word embeddings that any rank looks up in this step; None: not known. The
-                same on all ranks.
         """
 
     @abstractmethod

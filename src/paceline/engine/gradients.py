@@ -23,10 +23,6 @@ class Gradients(ABC):
     """Whether ranks meet within ``add`` and ``norm``, recorded passes included: they then record, and replay, the same
     passes together."""
 
-    def touch(self, words: Tensor | None) -> None:  # noqa: B027 - a hint that most have no use for
-        """Told before a step's first ``add``, the same on all ranks, which rows of the word embeddings any of them
-        looks up: int64 [rows]; None: any of them."""
-
     @abstractmethod
     def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
         """Differentiate a micro-batch's loss and add its gradients to those of the step.
@@ -94,10 +90,6 @@ class FlatGradients(Gradients):
             self._sums.backward(loss, partial(_put, first=first))
         else:
             _put(self.flat.views, torch.autograd.grad(loss, self._parameters, allow_unused=True), first=first)
-
-    def touch(self, words: Tensor | None) -> None:
-        if self._sums is not None:
-            self._sums.touch(words)
 
     def finish(self) -> None:
         if self._sums is not None:

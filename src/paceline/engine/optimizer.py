@@ -29,11 +29,17 @@ class ParameterGroup:
 
 
 def parameter_groups(
-    named: Sequence[tuple[str, nn.Parameter]], part: OptimizerPart, schedule: SchedulePart
+    named: Sequence[tuple[str, nn.Parameter]],
+    part: OptimizerPart,
+    schedule: SchedulePart,
+    undecayed: frozenset[str] = frozenset(),
 ) -> list[ParameterGroup]:
     """Trained parameters by the first recipe group whose pattern matches, then by whether they decay.
 
     Biases and normalisation weights (fewer than two dimensions) do not decay unless ``decay_all``.
+
+    Args:
+        undecayed: names of weights that never decay.
 
     Raises:
         RecipeError: a group that matches no trained parameter, or none left to train.
@@ -56,7 +62,7 @@ def parameter_groups(
         decay = group.weight_decay if group and group.weight_decay is not None else part.decay
         own = group.schedule if group and group.schedule is not None else schedule
         label = group.match if group else "rest" if part.groups else "all"
-        for name, chosen, weight_decay in _by_decay(label, members, decay, part.decay_all):
+        for name, chosen, weight_decay in _by_decay(label, members, decay, part.decay_all, undecayed):
             groups.append(ParameterGroup(name, tuple(chosen), lr, weight_decay, own))
     return groups
 
@@ -91,14 +97,20 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
 
 
 def _by_decay(
-    label: str, members: Sequence[tuple[str, nn.Parameter]], decay: float, decay_all: bool
+    label: str,
+    members: Sequence[tuple[str, nn.Parameter]],
+    decay: float,
+    decay_all: bool,
+    undecayed: frozenset[str],
 ) -> list[tuple[str, list[nn.Parameter], float]]:
-    whole = [parameter for _, parameter in members]
-    if decay == 0 or decay_all:
-        return [(label, whole, decay)] if whole else []
+    def decays(name: str, parameter: nn.Parameter) -> bool:
+        return name not in undecayed and (decay_all or parameter.ndim >= 2)
+
+    if decay == 0 or all(decays(*member) for member in members):
+        return [(label, [parameter for _, parameter in members], decay)] if members else []
     parts = [
-        (label, [p for p in whole if p.ndim >= 2], decay),
-        (f"{label} (no decay)", [p for p in whole if p.ndim < 2], 0.0),
+        (label, [p for n, p in members if decays(n, p)], decay),
+        (f"{label} (no decay)", [p for n, p in members if not decays(n, p)], 0.0),
     ]
     return [found for found in parts if found[1]]
 

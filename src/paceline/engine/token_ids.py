@@ -6,8 +6,8 @@ import numpy as np
 from torch import nn
 
 from paceline.data.dataset import Dataset, Tokens
-from paceline.engine.words import input_embeddings
 from paceline.errors import ModelError
+from paceline.models.structure import input_embeddings
 from paceline.recipe import Recipe
 
 

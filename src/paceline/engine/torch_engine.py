@@ -107,7 +107,6 @@ class TorchEngine(Engine):
         *,
         step: int = 0,
         alike: bool = True,
-        words: Tensor | None = None,
     ) -> Accumulated:
         if self._world.size > 1 and not self._first:
             why = "the ranks have summed those gradients already, and what is added now would not be summed with them"
@@ -116,7 +115,6 @@ class TorchEngine(Engine):
         losses, extras = [], []
         share, meet = self._runner.scalar(denominator), self._step.gradients.ranks_meet
         first, self._first = self._first, True  # what an exception leaves behind is overwritten
-        self._step.gradients.touch(words)
         self._owes_sums = self._world.size > 1
         for index, (batch, last) in enumerate(_with_last(batches)):
             if self._seed is not None:

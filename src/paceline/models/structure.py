@@ -166,3 +166,13 @@ def _same_shapes(members: list[Named]) -> bool:
 def _holds_only(member: nn.Module, name: str, lists: list[tuple[str, list[Named]]]) -> bool:
     """Whether every parameter of ``member`` is in one of the ``lists``."""
     return all(any(f"{name}.{key}".startswith(f"{path}.") for path, _ in lists) for key, _ in member.named_parameters())
+
+
+def input_embeddings(model: nn.Module) -> nn.Parameter | None:
+    """The table [ids, width] that a transformers model looks tokens up in; None: there is none that is known."""
+    find = getattr(model, "get_input_embeddings", None)
+    try:
+        table = getattr(find(), "weight", None) if find is not None else None
+    except (NotImplementedError, AttributeError):  # transformers' way of saying that it has none
+        return None
+    return table if isinstance(table, nn.Parameter) and table.ndim == 2 else None

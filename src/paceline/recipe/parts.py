@@ -295,6 +295,11 @@ class OptimizerPart(Part):
             return self.weight_decay
         return 0.01 if self.type in ("adamw", "adamw8bit") else 0.0
 
+    @property
+    def decays(self) -> bool:
+        """Whether any weight may decay."""
+        return self.decay > 0 or any(group.weight_decay for group in self.groups)
+
     @model_validator(mode="after")
     def _effect(self) -> Self:
         idle = ("betas", "eps") if self.type == "sgd" else ("momentum", "nesterov")
@@ -475,12 +480,6 @@ class ParallelPart(Part):
         description="Of ddp: MiB of gradients that ranks sum in one go; null: 192 over NVLink, where many small sums"
         " slow the backward pass down, else 25, which begin early.",
     )
-    sum_words: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Of ddp: of the word embeddings' gradient sum only the rows of words that occur in a step. auto: on"
-        " cards.",
-    )
     shard_size: int | None = Field(
         None,
         ge=2,
@@ -493,6 +492,12 @@ class ParallelPart(Part):
         description="Of fsdp: keep shards, their gradients and states in main memory, and update there.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_gone(cls, given: Any) -> Any:
+        """Recipes that older runs wrote name a setting that changed no result."""
+        return {k: v for k, v in given.items() if k != "sum_words"} if isinstance(given, dict) else given
+
     @model_validator(mode="after")
     def _effect(self) -> Self:
         if self.strategy in ("ddp", "dp"):
@@ -501,8 +506,6 @@ class ParallelPart(Part):
                     raise ValueError(f"{name}: has no effect with strategy: {self.strategy}; set strategy: fsdp")
         if self.strategy in ("fsdp", "dp") and self.bucket_mib is not None:
             raise ValueError(f"bucket_mib: has no effect with strategy: {self.strategy}; set strategy: ddp")
-        if self.strategy in ("fsdp", "dp") and self.sum_words is True:
-            raise ValueError(f"sum_words: has no effect with strategy: {self.strategy}; set strategy: ddp")
         if self.strategy == "dp" and self.reduce_dtype != "fp32":
             raise ValueError(
                 f"reduce_dtype: {self.reduce_dtype} has no effect with strategy: dp, whose sums are torch's"
