@@ -13,7 +13,7 @@ help:
 	@echo "make demo       install, then train a small classifier offline on the CPU"
 	@echo "make test       the test suite (at most 10 minutes on 2 cores)"
 	@echo "make test-full  the test suite and the slow tests"
-	@echo "make mutants    plant faults in a copy of the source, and see whether tests find them (half an hour)"
+	@echo "make mutants    plant faults in a copy of the source, and see whether tests find them"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff format the code and mend what it can"
 	@echo "make clean      remove the environment and the tools' caches"

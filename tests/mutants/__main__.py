@@ -2,7 +2,8 @@
 
     python -m tests.mutants [--only NAME ...] [--jobs N]
 
-The tests have to pass on a copy without a fault first. Exits with 1 if a fault survives, or cannot be tried.
+The tests have to pass on a copy without a fault first. Exits with 1 if one of them passes with its fault in place, or
+cannot be run.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def tried(fault: Fault) -> str:
     try:
         surviving = fault.survives(failures(fault, fault.node_ids))
     except (NotTried, NotPlanted) as error:
-        return f"not tried: {error}"
-    return "".join(f"\n    passes: {test}" for test in surviving)
+        return f"was not tried: {error}"
+    return "\n    ".join(["survives", *surviving]) if surviving else ""
 
 
 def chosen(names: Sequence[str]) -> list[Fault]:
@@ -94,13 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("without a fault these tests fail:", *sorted(broken), sep="\n    ")
         return 1
     print(f"without a fault all tests pass; now {len(faults)} faults", flush=True)
-    survivors = []
+    missed = list[str]()
     with ThreadPoolExecutor(max(1, asked.jobs)) as pool:
         for fault, reason in zip(faults, pool.map(tried, faults), strict=True):
-            print(f"{'survived' if reason else 'killed  '} {fault.name}{reason}", flush=True)
-            survivors += [fault.name] if reason else []
-    print(f"{len(faults) - len(survivors)} killed, {len(survivors)} survived, {time.monotonic() - started:.0f} s")
-    return 1 if survivors else 0
+            print(f"{fault.name} {reason or 'is found'}", flush=True)
+            missed += [fault.name] if reason else []
+    print(f"{len(faults) - len(missed)} of {len(faults)} found in {time.monotonic() - started:.0f} s")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

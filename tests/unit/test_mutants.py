@@ -103,8 +103,8 @@ def test_a_session_that_would_see_another_source_is_refused(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("broken", "failed", "code", "told"),
     [
-        (set(), set(SKIPPED.node_ids), 0, f"killed   {SKIPPED.name}\n1 killed, 0 survived"),
-        (set(), set(), 1, f"survived {SKIPPED.name}\n    passes: {SKIPPED.node_ids[0]}"),
+        (set(), set(SKIPPED.node_ids), 0, f"{SKIPPED.name} is found\n1 of 1 found"),
+        (set(), set(), 1, f"{SKIPPED.name} survives\n    {SKIPPED.node_ids[0]}"),
         ({"tests/x.py::test_x"}, set(), 1, "without a fault these tests fail:\n    tests/x.py::test_x"),
     ],
     ids=["killed", "survived", "broken without it"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -23,7 +25,7 @@ def test_augmentation_and_dropout_draw_from_different_streams() -> None:
 
 
 def test_every_forward_pass_has_a_seed_of_its_own_and_the_documented_one() -> None:
-    places = [(seed, step, part, rank) for seed in range(3) for step in range(4) for part in range(3) for rank in (0, 1)]
+    places = list(itertools.product(range(3), range(4), range(3), range(2)))
     for seed_of in (micro_batch_seed, augmentation_seed):
         assert len({seed_of(*place) for place in places}) == len(places)
     drawn = np.random.SeedSequence((1, 2, 3, 4)).generate_state(1, np.uint64)[0]
