@@ -21,7 +21,8 @@ started = time.perf_counter()
 from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
-from paceline.data.prepare import prepare
+from paceline.data.encode import wanted
+from paceline.data.prepare import outline
 from paceline.recipe.parts import DataPart, TaskPart
 model, data, cache = sys.argv[1:]
 class Source:
@@ -30,7 +31,7 @@ class Source:
         return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(f"{model}/tokenizer.json"),
                                        pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]")
 part = DataPart(source=data, split=None, splits={"validation": 5000, "test": 10000})
-dataset = prepare(part, TaskPart(), tokenizer=Source(), max_length=512, modality="text", cache=Path(cache))
+dataset = outline(part, TaskPart(), tokenizer=Source(), modality="text", cache=Path(cache)).finish(wanted)
 print(json.dumps({
     "seconds": round(time.perf_counter() - started, 2),
     "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),

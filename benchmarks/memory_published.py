@@ -14,10 +14,10 @@ import os
 import sys
 
 import torch
+from fixed_segments import Block, FixedSegments
 from transformers import BertConfig, BertForSequenceClassification
 
 from paceline.cards import card_for
-from paceline.memory.allocator import Block, CachingAllocator
 from paceline.memory.constants import constants_for
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
@@ -54,7 +54,7 @@ def trained(ledger: Ledger, device: torch.device) -> int:
 def main() -> None:
     card = card_for("v100-32gb")
     constants = constants_for(card)
-    allocator, blocks = CachingAllocator(), dict[int, Block]()
+    allocator, blocks = FixedSegments(), dict[int, Block]()
     with stand_in(card) as (device, ledger):
         loaded = trained(ledger, device)
         reserved = []
@@ -67,7 +67,7 @@ def main() -> None:
                 blocks[event] = allocator.allocate(ledger.allocations[event].num_bytes)
             elif event is not None:
                 allocator.free(blocks.pop(~event))
-        reserved.append(allocator.peak_reserved)
+        reserved.append(allocator.reserved)
     for what, taken, published in zip(("model loaded", "after training"), reserved, (LOADED, TRAINED), strict=True):
         predicted = (taken + constants.context) / MIB
         print(

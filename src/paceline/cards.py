@@ -150,9 +150,9 @@ def _plain(text: str) -> str:
     return re.sub(r"[\s_\-]|nvidia|tesla|geforce|rtx", "", text.lower())
 
 
-_MODELS: Final = tuple(map(_model, _TABLE))
-_BY_NAME: Final = {_without_brand(model.name): model for model in _MODELS}
-_BY_PLAIN_NAME: Final = {_plain(name): model for model in _MODELS for name in (model.short, model.name)}
+MODELS: Final = tuple(map(_model, _TABLE))
+_BY_NAME: Final = {_without_brand(model.name): model for model in MODELS}
+_BY_PLAIN_NAME: Final = {_plain(name): model for model in MODELS for name in (model.short, model.name)}
 
 _UNITS: Final = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 _AMOUNT: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*([gm]i?b)", re.IGNORECASE)
@@ -165,11 +165,6 @@ MOST_WORDS: Final = 8
 
 ASSUMED_PACKAGES: Final = ("torch", "triton", "bitsandbytes")
 """What a machine with cards is taken to have installed."""
-
-
-def known_cards() -> tuple[Model, ...]:
-    """All models of the table, in its order: data centres, workstations, desktops."""
-    return _MODELS
 
 
 def model_named(card_name: str) -> Model | None:
@@ -211,7 +206,7 @@ def card_for(text: str) -> Card:
         raise UserError(what, why, f"{_COMMAND} {number[1]}{unit}")
     if near := _near(text):
         raise UserError(f"{what}: unknown card", f"near it: {_either(near)}", f"{_COMMAND} {near[0].short}")
-    known = f"known: {', '.join(model.short for model in _MODELS)}"
+    known = f"known: {', '.join(model.short for model in MODELS)}"
     raise UserError(f"{what}: unknown card", known, f"its memory instead: {_COMMAND} 24GiB")
 
 

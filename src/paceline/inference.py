@@ -30,6 +30,7 @@ from paceline.predictions import PredictionFile, Predictions
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import DataPart
+from paceline.recipe.techniques import CATALOGUE, settings_for_inference
 from paceline.recipe.trust import NONE, Trust, require_trust
 from paceline.records import EvaluationRecord
 from paceline.run_folder import RunFolder, has_checkpoint, way_on
@@ -39,18 +40,15 @@ from paceline.tasks import task_for
 WINDOW = 4096
 """Rows that are held at a time when labelling: enough to sort by length, few enough for any memory."""
 
-_READING = tuple(
-    f"data.{name}" for name in ("text", "pair", "label", "label_separator", "on_bad_row", "bad_rows_allowed")
+_READ_AS = ("text", "pair", "label", "label_separator", "encoding", "delimiter", "on_bad_row", "bad_rows_allowed")
+_READING = tuple(f"data.{name}" for name in _READ_AS)
+_CARRIED_OUT = (
+    *("device", "loop.evaluation_batch_size"),
+    *(entry.setting for entry in CATALOGUE if entry.inference == "open"),
 )
-_CARRIED_OUT = ("device", "loop.evaluation_batch_size", "techniques.precision", "techniques.packing")
 """Settings that can change when a trained model is used."""
 
-_ONLY_TRAINING = (
-    *("device=auto", "data.resident=false", "parallel.strategy=auto", "techniques.recompute=false"),
-    *("techniques.early_pooling=auto", "techniques.fused_qkv=false", "techniques.fusion=false"),
-    *("techniques.fully_connected=false", "techniques.cudnn_benchmark=false", "techniques.embedding_gradient=false"),
-    *("techniques.compile=false", "techniques.capture=false"),
-)
+_ONLY_TRAINING = ("device=auto", "data.resident=false", *settings_for_inference())
 """What a recipe says of steps and of another machine has no bearing here."""
 
 Tell = Callable[[str], None]
@@ -78,7 +76,7 @@ def evaluate_saved(
             with world.alone_first("reading and encoding the data"):
                 dataset, ids = _own_split(recipe, run, split)
         else:
-            dataset = prepare_to_evaluate(_data_part(recipe, data), _given(loaded), rows=rows)
+            dataset = prepare_to_evaluate(_data_part(recipe, data, settings), _given(loaded), rows=rows)
             ids = dataset.splits["all"]
             for notice in dataset.notices if world.is_first else ():
                 tell(notice)
@@ -105,7 +103,7 @@ def predict_rows(
     """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
     file = out if isinstance(out, Predictions) else PredictionFile(out, source=data, safe=safe_csv)
     _, recipe, loaded = _open(folder, settings, tell, trust, own_data=False)
-    part, size = _data_part(recipe, data), _batch_size(recipe)
+    part, size = _data_part(recipe, data, settings), _batch_size(recipe)
     build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
@@ -135,7 +133,9 @@ def _open(
 ) -> tuple[RunFolder | None, Recipe, LoadedModel]:
     """A run, or a model without one: its recipe, as it is used here, and what was trained."""
     _refuse_idle(settings, own_data)
-    if not (folder / "recipe.yaml").is_file() and names_a_model(folder):
+    # a bare name may be a run's, and only a run has data of its own
+    is_run = own_data and len(folder.parts) == 1 and not folder.exists()
+    if not is_run and not (folder / "recipe.yaml").is_file() and names_a_model(folder):
         return None, *_open_model(folder, settings, trust, own_data)
     run = RunFolder.view(folder)
     saved = run.read_recipe()
@@ -176,8 +176,13 @@ def _open_model(folder: Path, settings: Sequence[str], trust: Trust, own_data: b
 
 
 def _asks_for_pairs(settings: Sequence[str]) -> bool:
-    values = [value.strip() for key, _, value in (s.partition("=") for s in settings) if key.strip() == "data.pair"]
-    return bool(values) and values[-1] not in ("", "null", "auto")
+    return _set_to(settings, "data.pair") not in (None, "", "null", "auto")
+
+
+def _set_to(settings: Sequence[str], name: str) -> str | None:
+    """What ``key=value`` changes set a field to; None where they do not name it."""
+    values = [value.strip() for key, _, value in (s.partition("=") for s in settings) if key.strip() == name]
+    return values[-1] if values else None
 
 
 def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
@@ -186,10 +191,14 @@ def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
         key = setting.partition("=")[0].strip()
         if key not in (*_READING, *_CARRIED_OUT) and not key.startswith("data.random."):
             known = ", ".join((*_READING, *_CARRIED_OUT))
-            raise RecipeError(f"--set {setting}: has no effect", "the model is trained", f"what counts is {known}")
+            raise RecipeError(
+                f"--set {setting}: has no effect", "the model is trained already", f"settings that count here: {known}"
+            )
         if own_data and key.startswith("data."):
             fix = "--data FILE reads other data, with this setting"
-            raise RecipeError(f"--set {setting}: cannot work", "the run's own splits are read as they were", fix)
+            raise RecipeError(
+                f"--set {setting}: not with the run's own data", "they are read as the run read them", fix
+            )
 
 
 def _situation(recipe: Recipe) -> Situation:
@@ -202,10 +211,19 @@ def _batch_size(recipe: Recipe) -> int:
     return recipe.loop.evaluation_batch_size or recipe.loop.batch_size
 
 
-def _data_part(recipe: Recipe, source: str | None) -> DataPart:
-    """The run's columns and sizes for another source; splits are the run's own affair."""
+def _data_part(recipe: Recipe, source: str | None, settings: Sequence[str]) -> DataPart:
+    """The run's columns and sizes for another source; splits are the run's own affair, as is how its files are written.
+
+    Encoding and delimiter hold where they are set for this source, or where they fit it.
+    """
+    from paceline.data.sources import fitting
+
     changed = {"source": source or "memory", "validation": None, "test": None, "split": None}
-    return recipe.data.model_copy(update=changed)
+    part = recipe.data.model_copy(update=changed)
+    found = fitting(part)
+    return part.model_copy(
+        update={name: fit for name, fit in found.items() if _set_to(settings, f"data.{name}") is None}
+    )
 
 
 def _given(loaded: LoadedModel) -> Given:

@@ -7,6 +7,7 @@ wakes a card) runs beside it: texts are encoded while the code of the model is i
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,7 +35,7 @@ from paceline.models.load import import_class, load_model
 from paceline.models.processor import Processor
 from paceline.models.saved import SavedModel
 from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
-from paceline.models.tokenizers import TokenizerSource, tokenizer_source
+from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_source
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.records import Decision
@@ -45,6 +46,8 @@ from paceline.techniques.compile import wake_tracer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -87,6 +90,7 @@ def prepare_run(
     """
     world = world or Alone()
     part, device = recipe.model, torch.device(recipe.device)
+    told: list[str] = []  # of the model
     with _Beside(watch) as beside:
         awake = beside.start("model", partial(_wake, _card_here())) if device.type == "cuda" else None
         with watch.importing():
@@ -111,7 +115,8 @@ def prepare_run(
             with watch.importing():
                 import_class(part, config)
             with watch.phase("model"):
-                model = model_for(recipe, config, known, size_of_vocabulary(recipe, known, known.tokenizer))
+                tokens_known = size_of_vocabulary(recipe, known, known.tokenizer)
+                model = model_for(recipe, config, known, tokens_known, tell=told.append)
                 # only counted: a list of them here would outlive shards that take their place, see ``importing``
                 whole, trained = parameter_counts(model)
                 recipe, decisions = choose_strategy(
@@ -134,6 +139,7 @@ def prepare_run(
                 torch.cuda.reset_peak_memory_stats(device)
             images = image_settings(part, dataset.image_shape, processor) if dataset.image_shape else None
             build = build_for(recipe, model, dataset, device, images, world=world)
+            build = replace(build, notices=(*told, *build.notices))
     recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
     scaled = lr_decision(recipe.optimizer, recipe.loop.batch_size) if part.train != "features" else None
     saved = SavedModel(
@@ -219,13 +225,14 @@ def model_for(
     vocabulary_size: int | None,
     *,
     weights: bool = True,
+    tell: Callable[[str], None] = log.warning,
 ) -> nn.Module:
     """The recipe's model with a head for these data, on the CPU, and those of its weights trainable that are to be.
 
     Args:
         config: what ``read_config`` gave for it.
         vocabulary_size: number of token ids that the data are, or will be, encoded in; None for images.
-        weights: False: as ``load_model`` has it.
+        weights, tell: as ``load_model`` has them.
 
     Raises:
         ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
@@ -242,6 +249,7 @@ def model_for(
         image_shape=known.image_shape,
         seed=recipe.seed,
         weights=weights,
+        tell=tell,
     )
     set_trained(model, part.train)
     if part.train == "features":
@@ -284,11 +292,11 @@ def size_of_vocabulary(recipe: Recipe, known: Outline | Dataset, tokenizer: Any)
     return recipe.data.random.vocabulary if tokenizer is None else len(tokenizer)
 
 
-def encoded(recipe: Recipe, rows: object | None = None, quarantine: Path | None = None) -> tuple[Dataset, Any]:
+def encoded(recipe: Recipe) -> tuple[Dataset, Any]:
     """The data set of a recipe whose sizes are settled, and the tokenizer it was encoded with (None without one)."""
     config = read_config(recipe.model)
     processor = own_processor(recipe.model, config, recipe.data.image_size)
-    known, source = _outlined(recipe, config, rows, quarantine, processor)
+    known, source = _outlined(recipe, config, None, None, processor)
     dataset = known.finish(wanted)
     return dataset, _settled(source, dataset)
 
@@ -299,7 +307,7 @@ def _outlined(
     rows: object | None,
     quarantine: Path | None,
     processor: Processor | None,
-) -> tuple[Outline, TokenizerSource | None]:
+) -> tuple[Outline, Pretrained | WordPieceTrainer | None]:
     """What is known of the data before they are encoded, and where their tokenizer comes from; None: they need none."""
     part, cache = recipe.model, cache_folder()
     reads = modality(part, config)
@@ -311,7 +319,6 @@ def _outlined(
             recipe.data,
             recipe.task,
             tokenizer=source,
-            max_length=recipe.data.max_length,
             modality=reads,
             cache=cache,
             rows=rows,
@@ -332,7 +339,7 @@ def _outlined(
     return replace(known, tokenizer=tokenizer), source
 
 
-def _settled(source: TokenizerSource | None, dataset: Dataset) -> Any:
+def _settled(source: Pretrained | WordPieceTrainer | None, dataset: Dataset) -> Any:
     """The tokenizer that the data set was encoded with, kept for the next time."""
     return None if source is None else source.settle(dataset.fingerprint)
 

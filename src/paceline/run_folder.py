@@ -15,11 +15,9 @@ Torch-free: opening a folder costs nothing.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import json
-import math
 import os
 import platform
 import re
@@ -39,7 +37,7 @@ from paceline.files import OpenFolder, disk_errors, is_irregular, write_atomical
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
 from paceline.recipe.trust import switches
-from paceline.records import RunRecord
+from paceline.records import RunRecord, plain
 from paceline.redaction import redacted, redacted_command
 
 MANIFEST_VERSION = 1
@@ -301,7 +299,7 @@ class RunFolder:
 
     def write_summary(self, record: RunRecord) -> None:
         """Write the run's outcome; numbers that are not finite are the strings ``NaN``, ``Infinity``, ``-Infinity``."""
-        _write_json(self.summary, dataclasses.asdict(record))
+        _write_json(self.summary, record)
 
     def mark_preempted(self, message: str) -> None:
         """Leave word that the run was asked to stop and can go on, for who does not see its exit code.
@@ -512,18 +510,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, f"{text}\n".encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"  # JSON has no such numbers
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value
 
 
 def _now() -> str:

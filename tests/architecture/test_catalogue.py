@@ -8,8 +8,10 @@ from typing import get_args
 
 import pytest
 
+from paceline.recipe import Recipe
+from paceline.recipe.entries import STAGES, value_of
 from paceline.recipe.parts import ParallelPart, TechniquesPart
-from paceline.recipe.techniques import CATALOGUE, STAGES, STRATEGIES
+from paceline.recipe.techniques import CATALOGUE, ENTRIES, OWN_SETTINGS, STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,11 +36,10 @@ def mismatches(root: Path, names: Iterable[str], fields: Iterable[str], elsewher
 
 
 def test_catalogue_files_fields_cards_and_parity_tests_agree() -> None:
-    entries = (*CATALOGUE, *STRATEGIES)
     strategies = set(get_args(ParallelPart.model_fields["strategy"].annotation)) - {"auto"}
-    rooms = {entry.name: ROOT / "src" / f"{entry.room.replace('.', '/')}.py" for entry in entries if entry.room}
+    rooms = {entry.name: ROOT / "src" / f"{entry.room.replace('.', '/')}.py" for entry in ENTRIES if entry.room}
     assert all(room.is_file() for room in rooms.values()), f"rooms that are not there: {rooms}"
-    problems = mismatches(ROOT, (e.name for e in entries), {*TechniquesPart.model_fields, *strategies}, rooms)
+    problems = mismatches(ROOT, (e.name for e in ENTRIES), {*TechniquesPart.model_fields, *strategies}, rooms)
     assert not problems, "\n".join(problems)
 
 
@@ -49,6 +50,34 @@ def test_settings_that_change_the_result_exist_and_their_card_says_so() -> None:
             assert value in str(TechniquesPart.model_fields[entry.name].annotation), f"{entry.name} has no {value}"
             rows = [line for line in card.splitlines() if line.startswith(f"| `{value}`")]
             assert any("changes the result" in row for row in rows), f"{entry.card} says nothing of {value}"
+
+
+def test_rules_name_settings_and_values_that_there_are_and_a_reason() -> None:
+    plain = Recipe.parse({"model": {"source": "any"}})
+    for entry in ENTRIES:
+        for rule in (*entry.needs, *entry.excludes, *(rule for own in entry.settings for rule in own.needs)):
+            assert rule.why, f"{entry.name}: {rule.condition} without a reason"
+            assert rule.values, f"{entry.name}: {rule.condition} has no value"
+            for value in rule.values:
+                changed = plain.with_settings([f"{rule.path}={value}"])
+                assert rule.holds(value_of(changed, rule.path)), f"{entry.name}: {rule.condition} never holds"
+
+
+def test_values_are_those_of_the_field() -> None:
+    for entry in CATALOGUE:
+        if entry.values:
+            field = set(get_args(TechniquesPart.model_fields[entry.name].annotation))
+            assert field == {"auto", entry.off, *(value.name for value in entry.values)}, entry.name
+
+
+def test_settings_of_a_strategy_are_the_fields_of_parallel_and_alike_in_each() -> None:
+    for entry in STRATEGIES:
+        for own in entry.settings:
+            assert own == OWN_SETTINGS[own.name], f"{own.name} is another setting with {entry.name}"
+    fields = ParallelPart.model_fields
+    assert OWN_SETTINGS.keys() == fields.keys() - {"strategy", "backend"}
+    for name, own in OWN_SETTINGS.items():
+        assert fields[name].default == own.default
 
 
 def test_the_catalogue_is_in_the_order_of_application() -> None:

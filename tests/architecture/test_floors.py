@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
 FLOORS = {
     "contract": (
         *("errors", "records", "files", "facts", "cards", "recipe"),
-        *("run_folder", "spans", "cluster", "references", "redaction"),
+        *("run_folder", "spans", "cluster", "references", "redaction", "label_names"),
     ),
     "seams": ("device", "meta", "seams"),
     "kernels": ("kernels",),

@@ -28,7 +28,7 @@ TORCH_FREE = (
     "verbs.techniques",
     "verbs.plan",
     "verbs.memory",
-    "memory.allocator",
+    "memory.expandable",
     "memory.measure",
     "memory.predict",
     "tracing",

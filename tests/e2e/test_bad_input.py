@@ -238,8 +238,9 @@ def test_a_setting_that_the_data_or_the_model_refuse(
     [
         ("review.csv", ("no such file", "did you mean 'reviews.csv'?")),
         ("nowhere/a.csv", ("no such file", "no folder 'nowhere'")),
-        ("table.xlsx", ("no reader for .xlsx", "export the sheet as CSV")),
-        ("data.json", ("no reader for .json", "jq -c")),
+        ("table.xls", ("no reader for .xls", "save it as .xlsx or as CSV UTF-8")),
+        ("table.xlsx", ("table.xlsx: not a whole .xlsx file", "save it anew")),
+        ("data.json", ("data.json:1: the file is not JSON", "correct it there")),
         ("texts.txt", ("no reader for .txt", "a folder per class")),
         ("empty", ("no texts and no images found", "FOLDER/CLASS")),
         ("s3://bucket/data.csv", ("no such file",)),
@@ -251,7 +252,7 @@ def test_a_source_that_cannot_be_read(
     train: Callable[..., Done], tmp_path: Path, name: str, parts: tuple[str, ...]
 ) -> None:
     (tmp_path / "reviews.csv").write_text(lines())
-    for file in ("table.xlsx", "data.json", "texts.txt"):
+    for file in ("table.xls", "table.xlsx", "data.json", "texts.txt"):
         (tmp_path / file).write_text("?")
     (tmp_path / "empty").mkdir()
     before = sorted(os.listdir(tmp_path))
@@ -410,7 +411,8 @@ def test_recipes_that_are_none(paceline: Paceline, tmp_path: Path, content: str,
     ("arguments", "parts"),
     [
         (["none.yaml"], ("none.yaml: no such recipe",)),
-        (["a.csv"], ("a.csv: is no recipe", "--model NAME --data a.csv")),
+        (["a.csv"], ("--model: missing", "--model distilbert-base-uncased --data a.csv")),
+        (["a.csv", "--data", "b.csv"], ("a.csv with --data b.csv: two sources", "leave one")),
         (["."], ("is a folder", "--data .")),
         ([], ("--model and --data: missing", "--model distilbert-base-uncased")),
         (["--data", "a.csv"], ("--model: missing",)),

@@ -121,7 +121,7 @@ def test_json_is_one_object(paceline: Paceline, card: list[Recipe]) -> None:
         ((RECIPE, "--set", "loop.batch_size=none"), ["loop.batch_size"]),
         (("absent.yaml",), ["absent.yaml: no such recipe"]),
         ((ROOT / "recipes",), ["is a folder", "paceline memory"]),
-        (("rows.csv",), ["is no recipe", "paceline memory --model"]),
+        (("rows.csv",), ["--model: missing", "paceline memory --model distilbert-base-uncased --data rows.csv"]),
         ((), ["--model and --data: missing"]),
     ],
     ids=lambda value: "",

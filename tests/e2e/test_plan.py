@@ -160,8 +160,12 @@ def test_the_recipe_of_a_run_folder_is_planned_as_it_is(paceline: Paceline, tmp_
         ),
         ({"data": {"source": "absent.csv", "max_length": 100}}, ["data.max_length = 100", "positions for 64"]),
         ({"model": {"factory": "nets:looks"}}, ["cannot be traced", "aten."]),
+        (
+            {"model": {"config": {"model_type": "t5", "d_model": 16, "num_layers": 1, "num_heads": 2}}},
+            ["a t5 without decoder_start_token_id", "--set model.config.decoder_start_token_id=0"],
+        ),
     ],
-    ids=["unreadable", "absent", "unknown", "no-shape", "too-long", "untraceable"],
+    ids=["unreadable", "absent", "unknown", "no-shape", "too-long", "untraceable", "no-start"],
 )
 def test_what_cannot_be_planned_says_why(
     paceline: Paceline, tmp_path: Path, changes: dict[str, Any], words: list[str]

@@ -63,6 +63,8 @@ def test_lines_of_standard_input_are_texts(
     piped = paceline("predict", trained, "-")
     assert piped.code == 0, piped.err
     assert piped.out == paceline("predict", trained, "--text", TEXTS[0], "--text", TEXTS[1]).out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(TEXTS)))
+    assert paceline("predict", trained, "--text", "-").out == piped.out
     monkeypatch.setattr(sys, "stdin", io.StringIO("\r\n".join(TEXTS)))
     assert paceline("predict", trained, "-", "-o", "out.csv").out == "wrote out.csv: 2 rows\n"
     assert [row["text"] for row in read_csv(tmp_path / "out.csv")] == TEXTS
@@ -78,6 +80,9 @@ def test_lines_of_standard_input_are_texts(
         (["--text", "a", "--pair", "b"], "trained on single texts"),
         (["--text", "a", "--set", "data.text=review"], "--set data.text=review: has no effect"),
         (["--text", " "], "empty"),
+        (["-", "--pair", "b"], "--pair - reads both from each line, a tab between"),
+        (["--text", "-", "--text", "a"], "--text - alone"),
+        (["--text", "a", "--pair", "-"], "- stands for standard input"),
     ],
 )
 def test_what_cannot_be_labelled_is_told_in_words(
@@ -88,7 +93,7 @@ def test_what_cannot_be_labelled_is_told_in_words(
     assert message in done.err
 
 
-def test_pairs_can_be_typed(paceline: Paceline, tmp_path: Path) -> None:
+def test_pairs_can_be_typed_and_piped(paceline: Paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"premise": r["text"], "hypothesis": "it was", "label": r["label"]} for r in reviews(40)]
     run = train_run(tmp_path, write_csv(tmp_path / "pairs.csv", rows))
     done = paceline("predict", run, "--text", TEXTS[0], "--pair", "it was")
@@ -97,6 +102,19 @@ def test_pairs_can_be_typed(paceline: Paceline, tmp_path: Path) -> None:
     alone = paceline("predict", run, "--text", TEXTS[0])
     assert alone.code == 2
     assert "trained on pairs" in alone.err
+    assert "--text TEXT --pair TEXT" in alone.err
+    for source in (["-"], ["--text", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TEXTS[0]}\tit was\r\n{TEXTS[1]}\tit was\n"))
+        piped = paceline("predict", run, *source, "--pair", "-")
+        assert piped.code == 0, piped.err
+        first, second = piped.out.splitlines(keepends=True)
+        assert first == done.out
+        assert second.endswith(f"\t{TEXTS[1]}\tit was\n")
+    for line, tabs in ((TEXTS[0], 0), ("a\tb\tc", 2)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"a\tb\n{line}\n"))
+        piped = paceline("predict", run, "-", "--pair", "-")
+        assert (piped.code, piped.out) == (2, "")
+        assert f"standard input:2: {tabs} tabs where one stands between two texts" in piped.err
 
 
 def test_rows_come_back_as_they_were_given(trained: Path, tmp_path: Path) -> None:
@@ -139,6 +157,13 @@ def test_a_model_of_transformers_is_used_like_a_run(trained: Path, paceline: Pac
     assert f"{expected.loss:.4f}" in done.out
 
 
+def test_labelled_rows_are_not_read_from_standard_input(trained: Path, paceline: Paceline) -> None:
+    done = paceline("evaluate", trained, "--data", "-")
+    assert done.code == 2
+    assert "predict alone reads" in done.err
+    assert "write the rows into a .csv or .jsonl file" in done.err
+
+
 def test_a_model_has_no_data_of_its_own(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
     plain(trained, tmp_path / "plain")
     done = paceline("evaluate", "plain")
@@ -170,9 +195,11 @@ def test_what_is_neither_a_run_nor_a_model_is_told_so(paceline: Paceline, tmp_pa
         library.predict("runs/x", TEXTS)
     with pytest.raises(errors.RunFolderError, match="owner/name: neither a run folder nor a model"):
         library.predict("owner/name", TEXTS)
-    done = paceline("evaluate", "nowhere", "--data", "x.csv")
-    assert done.code == 2
-    assert "nowhere: not a run folder" in done.err
+    for verb in (("evaluate", "nowhere", "--data", "x.csv"), ("predict", "nowhere", "--text", "x")):
+        done = paceline(*verb)
+        assert done.code == 2
+        assert "nowhere: neither a run folder nor a model" in done.err
+        assert "HF_HUB_OFFLINE" in done.err, "it was looked for where train looks"
 
 
 # ---- train

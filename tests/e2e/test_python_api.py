@@ -147,7 +147,7 @@ def test_errors_are_of_the_documented_classes(tmp_path: Path) -> None:
         paceline.train(recipe(data={"source": "data.csv"}, model={"source": "./nowhere"}))
     with pytest.raises(errors.RunFolderError, match="not a run folder"):
         paceline.evaluate("nowhere")
-    with pytest.raises(errors.RunFolderError, match="not a run folder"):
+    with pytest.raises(errors.RunFolderError, match="neither a run folder nor a model"):
         paceline.predict("nowhere", "data.csv", "out.csv")
     paceline.train(good, out="run")
     with pytest.raises(errors.RunFolderError, match="already holds a run"):

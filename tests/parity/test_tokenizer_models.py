@@ -12,12 +12,13 @@ from paceline.data.dataset import Dataset, Origins
 from paceline.data.encode import encode_texts, padding_id
 from paceline.engine.assemble import assemble_build
 from paceline.engine.compared import compared_samples
+from paceline.errors import ModelError
 from paceline.models.load import load_model
 from paceline.recipe import Recipe
 from paceline.recipe.parts import ModelPart
 from paceline.seams import Build
 from paceline.tasks import task_for
-from tests.made_tokenizers import ALL, PAIRS, TEXTS, bert, gpt2, roberta, word_level, xlnet
+from tests.made_tokenizers import ALL, PAIRS, TEXTS, WORDS, bert, funnel, gpt2, roberta, word_level, xlnet
 from tests.parity.driving import PLAIN
 
 LENGTH = 24
@@ -36,9 +37,29 @@ def tiny(kind: str, vocabulary: int, **settings: Any) -> Any:
         "big_bird": {"block_size": 1, "num_random_blocks": 1, "max_position_embeddings": 128, "use_cache": False},
         "fnet": {"max_position_embeddings": 128},
         "bert": {},
+        "bart": {
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "bos_token_id": 0,
+            "decoder_start_token_id": 2,
+            "max_position_embeddings": 64,
+        },
+        "funnel": {
+            "block_sizes": [2, 2],
+            "num_decoder_layers": 1,
+            "d_model": 16,
+            "n_head": 2,
+            "d_head": 8,
+            "d_inner": 32,
+        },
     }
     common = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    own = sizes[kind] if kind in ("gpt2", "xlnet") else {**common, **sizes[kind]}
+    own = sizes[kind] if kind in ("gpt2", "xlnet", "funnel", "bart") else {**common, **sizes[kind]}
     model_type = kind
     config = AutoConfig.for_model(model_type, vocab_size=vocabulary, num_labels=2, **{**own, **settings})
     with torch.random.fork_rng(devices=[]):
@@ -57,7 +78,7 @@ def built(model: Any, tokenizer: Any, texts: list[str], pairs: list[str] | None,
         kind="classification",
         label_names=("0", "1"),
         splits={"train": np.arange(count)},
-        origins=Origins(("made",), np.zeros(count, np.int32), np.zeros(count, np.int64)),
+        origins=Origins(("made",), np.zeros(count, np.int32), np.arange(1, count + 1)),
         fingerprint="made",
     )
     settings = {
@@ -70,6 +91,11 @@ def built(model: Any, tokenizer: Any, texts: list[str], pairs: list[str] | None,
     recipe = Recipe.parse(settings)
     task = task_for("classification", ("0", "1"), recipe.task)
     return assemble_build(recipe, model, dataset, task, torch.device("cpu"), blocks=(), normalisation=((), ()))
+
+
+def of_width(build: Build) -> list[str]:
+    """What is told of the width of batches."""
+    return [notice for notice in build.notices if "depends on the width" in notice]
 
 
 CASES = {
@@ -100,7 +126,7 @@ def test_logits_are_those_of_the_tokenizers_output(case: str, pairs: list[str] |
         alone = build.forward(model, build.layout.collate(np.array([1])))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(alone, expected[1:2], rtol=1e-4, atol=1e-5)
-    assert build.notices == ()
+    assert of_width(build) == []
 
 
 @pytest.mark.parametrize("place", ["among the samples that are compared", "among samples that are not"])
@@ -138,7 +164,7 @@ def test_a_model_that_reads_its_batchs_width_is_told_of(kind: str) -> None:
     model = tiny(kind, len(tokenizer)).train()
     state = torch.get_rng_state()
     before = [(name, type(module), module.training) for name, module in model.named_modules()]
-    [notice] = built(model, tokenizer, TEXTS, None, packing="auto").notices
+    [notice] = of_width(built(model, tokenizer, TEXTS, None, packing="auto"))
     assert "depends on the width" in notice
     assert "evaluation_batch_size=1" in notice
     assert torch.equal(torch.get_rng_state(), state)
@@ -147,9 +173,62 @@ def test_a_model_that_reads_its_batchs_width_is_told_of(kind: str) -> None:
         assert model.bert.attention_type == "block_sparse"
 
 
+@pytest.mark.parametrize("added", range(4))
+def test_a_model_that_joins_neighbours_is_told_of_whatever_the_lengths_are(added: int) -> None:
+    """Funnel pools two tokens, and two of these: lengths that four divides are read alike in every width."""
+    tokenizer = funnel()
+    model = tiny("funnel", len(tokenizer))
+    texts = [" ".join(WORDS[:count]) for count in range(2 + added, 9 + added)]
+    [notice] = of_width(built(model, tokenizer, texts, None))
+    assert "depends on the width" in notice
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_pass_that_fails_is_told_of(alone: bool) -> None:
+    tokenizer = bert()
+    model = tiny("bert", len(tokenizer))
+
+    def refuse(_: Any, __: Any, inputs: Any) -> None:
+        if (len(inputs["input_ids"]) == 1) == alone:
+            raise ValueError(f"{len(inputs['input_ids'])} rows are not what it takes\nsecond line")
+
+    model.register_forward_pre_hook(refuse, with_kwargs=True)
+    [notice] = of_width(built(model, tokenizer, ["a film", "we cried", "dull", "we laughed , we cried"], None))
+    assert "depends on the width that its batch is padded to is not known" in notice
+    assert notice.endswith("rows are not what it takes")
+    assert ("a pass of one text of 3 tokens fails: ValueError: 1 rows" in notice) == alone
+
+
+@pytest.mark.parametrize(
+    ("texts", "end", "words"),
+    [
+        (["a film", "bad </s> sound", "dull"], 2, ["made:2: the text has 2 end tokens (id 2), where most texts have 1",
+                                                  "take out of the text", "such as </s>"]),
+        (["a film", "<mask> bad sound"], 4, ["made:2: the text has 1 end token (id 4), where most texts have 0",
+                                             "--set model.config.eos_token_id=2, the token that ends every text here"]),
+        (["a film", "dull"], 4, ["made:1: the text has 0 end tokens (id 4), and no text has any", "eos_token_id=2"]),
+    ],
+)  # fmt: skip
+def test_a_text_with_another_number_of_ends_is_named(texts: list[str], end: int, words: list[str]) -> None:
+    """transformers raises for the batch that it happens to be in, and does not say which text it is."""
+    tokenizer = roberta()
+    model = tiny("bart", len(tokenizer), eos_token_id=end, pad_token_id=1)
+    with pytest.raises(ModelError) as found:
+        built(model, tokenizer, texts, None)
+    assert all(word in str(found.value) for word in words), found.value
+    assert model.training is False
+
+
+def test_models_that_read_no_end_take_any_number_of_them() -> None:
+    tokenizer = roberta()
+    assert of_width(built(tiny("roberta", len(tokenizer)), tokenizer, ["a film", "bad </s> sound"], None)) == []
+    model = tiny("bart", len(tokenizer), eos_token_id=2, pad_token_id=1)
+    assert of_width(built(model, tokenizer, ["a </s> film", "bad </s> sound was fine"], None)) == []
+
+
 def test_a_width_that_never_changes_is_not_told_of() -> None:
     tokenizer = fnet_tokenizer()
-    assert built(tiny("fnet", len(tokenizer)), tokenizer, ["a film", "we cried"], None).notices == ()
+    assert of_width(built(tiny("fnet", len(tokenizer)), tokenizer, ["a film", "we cried"], None)) == []
 
 
 def saved_llama(folder: Any, **settings: Any) -> ModelPart:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cards import Model, card_for, facts_with, known_cards, model_named, peak_rates
+from paceline.cards import MODELS, Model, card_for, facts_with, model_named, peak_rates
 from paceline.errors import UserError
 from paceline.facts import Card, Facts, parse_cards
 from paceline.recipe import Recipe
@@ -33,7 +33,7 @@ def recipe(*settings: str) -> Recipe:
 
 
 def each_model() -> Any:
-    return pytest.mark.parametrize("model", known_cards(), ids=lambda model: model.short)
+    return pytest.mark.parametrize("model", MODELS, ids=lambda model: model.short)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def test_every_card_is_found_by_both_of_its_names(model: Model) -> None:
 
 
 def test_no_two_cards_share_a_name() -> None:
-    models = known_cards()
+    models = MODELS
     plain = [{re.sub(r"[^a-z0-9]|nvidia|tesla|geforce|rtx", "", n.lower()) for n in (m.short, m.name)} for m in models]
     for names in ([model.short for model in models], [model.name for model in models], [n for s in plain for n in s]):
         assert len(set(names)) == len(names), f"twice: {sorted(name for name in names if names.count(name) > 1)}"
@@ -85,7 +85,7 @@ def test_the_figures_of_a_card_agree_with_one_another(model: Model) -> None:
 def test_figures_that_were_looked_up_twice(
     short: str, mebibytes: int, capability: tuple[int, int], multiprocessors: int
 ) -> None:
-    (model,) = (model for model in known_cards() if model.short == short)
+    (model,) = (model for model in MODELS if model.short == short)
     assert (model.memory_mebibytes, model.compute_capability, model.multiprocessors) == (
         mebibytes,
         capability,
@@ -224,7 +224,7 @@ def test_what_names_nothing_is_answered_with_every_name(text: str) -> None:
     assert "unknown card" in caught.value.what
     assert len(caught.value.what) < 120, "what was typed is shown, not all of it"
     assert "\x1b" not in str(caught.value)
-    assert caught.value.why == f"known: {', '.join(model.short for model in known_cards())}"
+    assert caught.value.why == f"known: {', '.join(model.short for model in MODELS)}"
     assert caught.value.fix == f"its memory instead: {PLAN} 24GiB"
 
 

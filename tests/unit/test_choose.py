@@ -11,7 +11,8 @@ from paceline.errors import RecipeError
 from paceline.facts import Card, Facts
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose
-from paceline.recipe.techniques import CATALOGUE, TechniqueEntry, check_rules
+from paceline.recipe.entries import Rule, TechniqueEntry
+from paceline.recipe.rules import check_rules, decision_of
 
 CPU = Facts(python="3.11.7", platform="Linux", cpu_model=None, cpu_count=2, memory_bytes=None)
 
@@ -195,21 +196,25 @@ def test_what_works_is_not_refused(facts: Facts, settings: list[str]) -> None:
     choose(recipe(*settings), facts)
 
 
-PRECISION = next(entry for entry in CATALOGUE if entry.name == "precision")
-
-
 @pytest.mark.parametrize(
     ("rules", "settings", "message"),
     [
-        ({"needs": ("precision",)}, ["techniques.precision=fp32"], "needs techniques.precision (now"),
-        ({"needs": ("precision",)}, ["techniques.precision=bf16"], None),
-        ({"excludes": ("techniques.precision=fp16|bf16",)}, ["techniques.precision=fp32"], None),
-        ({"excludes": ("techniques.precision=fp16|bf16",)}, ["techniques.precision=bf16"], "= fp16 or bf16 (now"),
-        ({"excludes": ("precision",)}, ["techniques.precision=bf16"], "cannot work with techniques.precision (now"),
-        ({"excludes": ("loop.max_steps=null",)}, [], "cannot work with loop.max_steps = null"),
-        ({"excludes": ("loop.max_steps=null",)}, ["loop.max_steps=3"], None),
-        ({"needs": ("loop.shuffle=false",)}, [], "needs loop.shuffle = false (now loop.shuffle = true)"),
+        ({"needs": (Rule("techniques.precision=fp16|bf16"),)}, ["techniques.precision=fp32"], "= fp16 or bf16 (now"),
+        ({"needs": (Rule("techniques.precision=fp16|bf16"),)}, ["techniques.precision=bf16"], None),
+        ({"excludes": (Rule("techniques.precision=fp16|bf16"),)}, ["techniques.precision=fp32"], None),
+        ({"excludes": (Rule("techniques.precision=fp16|bf16"),)}, ["techniques.precision=bf16"], "= fp16 or bf16 (now"),
+        ({"excludes": (Rule("techniques.fusion=true"),)}, ["techniques.fusion=true"], "with techniques.fusion = true"),
+        ({"excludes": (Rule("techniques.fusion=true"),)}, [], None),
+        (
+            {"excludes": (Rule("loop.max_steps=null", "it never ends"),)},
+            [],
+            "with loop.max_steps = null: it never ends",
+        ),
+        ({"excludes": (Rule("loop.max_steps=null"),)}, ["loop.max_steps=3"], None),
+        ({"excludes": (Rule("loop.max_steps=null", only="auto"),)}, [], None),
+        ({"needs": (Rule("loop.shuffle=false"),)}, [], "needs loop.shuffle = false (now loop.shuffle = true)"),
         ({"packages": ("triton",)}, [], "pip install triton"),
+        ({"packages": ("triton",)}, ["device=cpu"], None),
         ({"capability": (10, 0)}, [], "compute capability 10.0 or above; this one has 9.0"),
         ({"capability": (9, 0)}, [], None),
     ],
@@ -220,12 +225,36 @@ def test_rules_follow_from_an_entrys_needs_and_excludes(
     entry = TechniqueEntry("recompute", "Recompute.", "memory", "bit-exact", **rules)
     given = recipe("techniques.recompute=true", *settings)
     if message is None:
-        check_rules(given, HOPPER, [PRECISION, entry])
+        check_rules(given, HOPPER, [entry])
     else:
         with pytest.raises(RecipeError, match=r"techniques\.recompute = true") as caught:
-            check_rules(given, HOPPER, [PRECISION, entry])
+            check_rules(given, HOPPER, [entry])
         assert message in str(caught.value)
-    check_rules(given.with_settings(["techniques.recompute=false"]), CPU, [PRECISION, entry])
+    check_rules(given.with_settings(["techniques.recompute=false"]), CPU, [entry])
+
+
+@pytest.mark.parametrize(
+    ("rules", "settings", "value", "reason"),
+    [
+        ({}, [], None, ""),
+        ({"takes": "it pays"}, [], "true", "it pays"),
+        ({"takes": "it pays"}, ["techniques.compile=true"], None, ""),
+        ({"needs": (Rule("loop.shuffle=false", "order matters"),)}, [], "false", "order matters"),
+        ({"excludes": (Rule("loop.max_steps=null", "it never ends"),)}, [], "false", "it never ends"),
+        ({"excludes": (Rule("loop.max_steps=null", "it never ends", only="asked"),)}, [], None, ""),
+        ({"excludes": (Rule("parallel.strategy=fsdp", "shards"),)}, ["parallel.strategy=fsdp"], "false", "shards"),
+        ({}, ["parallel.strategy=dp"], "false", "DataParallel copies the model"),
+        ({"packages": ("triton",), "takes": "it pays"}, [], "false", "triton is not installed"),
+        ({"capability": (10, 0), "takes": "it pays"}, [], "false", "compute capability 10.0 or above"),
+    ],
+)
+def test_what_auto_does_follows_from_an_entry_too(
+    rules: dict[str, Any], settings: list[str], value: str | None, reason: str
+) -> None:
+    entry = TechniqueEntry("compile", "Compile.", "compile", "up to rounding", auto="where it pays", **rules)
+    decision = decision_of(entry, recipe("device=cuda", *settings), HOPPER)
+    assert (decision.value if decision else None) == value
+    assert decision is None or reason in decision.reason
 
 
 def test_an_entry_is_one_line() -> None:

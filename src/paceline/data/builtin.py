@@ -73,7 +73,6 @@ def _docstrings(part: DataPart) -> Table:
             np.array([one.line for one in found], dtype=np.int64),
         ),
         columns={"text": "docstring", "label": "library"},
-        fingerprint=builtin_fingerprint(part),
     )
 
 
@@ -88,7 +87,6 @@ def _digits(part: DataPart) -> Table:
         kind="classification",
         origins=_nowhere(part, len(pixels)),
         columns={"image": "image", "label": "digit"},
-        fingerprint=builtin_fingerprint(part),
     )
 
 
@@ -107,7 +105,6 @@ def _random(part: DataPart) -> Table:
         kind="classification",
         origins=_nowhere(part, shapes.samples),
         columns={"label": "class"},
-        fingerprint=builtin_fingerprint(part),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,8 @@ TEXT_NAMES = (
     ("question", "query", "title", "headline", "subject", "description", "summary", "prompt", "input", "标题", "问题"),
 )
 """Names of text columns by rank: a name of an earlier rank wins, two of the same rank are ambiguous."""
+
+_ALL_TEXT_NAMES = frozenset(name for rank in TEXT_NAMES for name in rank)
 
 PAIR_NAMES = (
     ("sentence1", "sentence2"),
@@ -127,13 +130,20 @@ def find_roles(
             fix=f"--set data.text=COLUMN and data.label=COLUMN, of {search.listing}",
         )
     roles = Roles(content=content, is_image=is_image, pair=pair, label=label, split=split)
-    return replace(roles, notices=tuple(_guesses(part, roles)))
+    unread = [name for name in columns if normal(name) in _ALL_TEXT_NAMES and name not in playing] if labelled else []
+    return replace(roles, notices=tuple(_guesses(part, roles, unread)))
 
 
-def _guesses(part: DataPart, roles: Roles) -> Iterable[str]:
+def _guesses(part: DataPart, roles: Roles, unread: Sequence[str]) -> Iterable[str]:
     if part.text == "auto":
         what = "image" if roles.is_image else "text"
         yield f"{what} column: {roles.content!r} (guessed; --set data.text=... to change)"
+        if unread and not roles.is_image:
+            told = f"text columns that are not read: {', '.join(map(repr, unread))}"
+            if part.pair == "auto" and roles.pair is None:
+                both = shlex.join(["--set", f"data.text={unread[0]}", "--set", f"data.pair={roles.content}"])
+                told += f" ({both} reads two of them, as a pair of texts)"
+            yield told
     if part.pair == "auto" and roles.pair:
         yield f"second text column: {roles.pair!r} (guessed; --set data.pair=null for none)"
     if part.label == "auto" and roles.label:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from paceline.data.dataset import Origins
 from paceline.errors import DataError, excerpt, nearest
+from paceline.label_names import are_unnamed, listed, numbered, rows_by_name, rows_by_number, sorted_names
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,8 @@ class Labels:
 
 
 def class_names(labels: Sequence[Any], kind: str) -> tuple[str, ...]:
-    """Distinct class names in order: by value where all of them are numbers, otherwise by character."""
-    found = {name for label in labels for name in label} if kind == "multi_label" else set(labels)
-    values = {name: _number(name) for name in found}
-    if all(math.isfinite(value) for value in values.values()):
-        return tuple(sorted(found, key=lambda name: (values[name], name)))
-    return tuple(sorted(found))
+    """Distinct class names in the order of ``sorted_names``."""
+    return sorted_names({name for label in labels for name in label} if kind == "multi_label" else set(labels))
 
 
 def encode_labels(
@@ -63,15 +59,13 @@ def encode_labels(
     if kind == "regression":
         return Labels(_targets(labels, origins, target), (target,))
     names = class_names([labels[sample] for sample in splits["train"]], kind)
-    listed = tuple(name for name in order if name in names)
-    names = (*listed, *(name for name in names if name not in listed))
+    names = tuple(dict.fromkeys((*(name for name in order if name in names), *names)))
     whole = names_in_head(names, head)
     known = {*names, *(whole or ())}
     for split, samples in splits.items():
         unknown = set(class_names([labels[sample] for sample in samples], kind)) - known
         if unknown:
-            missing = ", ".join(excerpt(name) for name in sorted(unknown)[:10])
-            missing += f" and {len(unknown) - 10:,} more" if len(unknown) > 10 else ""
+            missing = listed([excerpt(name) for name in sorted(unknown)])
             first = next(sample for sample in samples if unknown & set(_names_of(labels[sample], kind)))
             raise DataError(
                 f"{split} has labels that are missing from train: {missing}",
@@ -87,52 +81,75 @@ def encode_labels(
             fix="give data with at least two classes, or accept it with data.allow_single_class=true",
         )
     if whole is None:
-        return Labels(_indices(labels, kind, names), names)
-    absent = [name for name in whole if name not in names]
-    told = f"train has no sample of {len(absent):,} classes that the model's head knows: " + ", ".join(
-        excerpt(name) for name in absent[:10]
-    )
-    return Labels(_indices(labels, kind, whole), whole, (f"{told}; the head is kept whole",) if absent else ())
+        absent = [excerpt(name) for name in order if name not in names]
+        left_out = f"label column {listed(absent)} is 1 in no row of train and is left out"
+        return Labels(_indices(labels, kind, names), names, (left_out,) * bool(absent))
+    absent = [excerpt(name) for name in whole if name not in names]
+    notices = () if not absent else (f"the model's head is kept whole; train has no sample of {listed(absent)}",)
+    return Labels(_indices(labels, kind, whole), whole, notices)
 
 
 def names_in_head(names: Sequence[str], head: Sequence[str]) -> tuple[str, ...] | None:
     """All names of a head in its order, spelled as the data spell them; None where it does not know one of ``names``.
 
-    A name is looked for as it is written, then without regard to case.
+    A head without names of its own knows its ``LABEL_2`` as ``2``, too, but for numbers that may as well be all
+    classes of other data: 0 and 1 of a head with three rows.
     """
-    folded = {name.casefold(): index for index, name in enumerate(head)}
-    found: dict[int, str] = {}
-    for name in names:
-        index = head.index(name) if name in head else folded.get(name.casefold())
-        if index is None or index in found:
+    rows = rows_by_name(names, head)
+    plain: Sequence[str] = head
+    if not rows and are_unnamed(head):
+        rows, plain = rows_by_number(names, len(head)), [str(row) for row in range(len(head))]
+        taken = set(rows.values())
+        if len(taken) < len(head) and len(taken) == max(taken, default=0) - min(taken, default=0) + 1:
             return None
-        found[index] = name
-    whole = tuple(found.get(index, name) for index, name in enumerate(head))
-    return whole if found and len(set(whole)) == len(whole) else None
+    if not rows or len(set(rows.values())) < len(names):
+        return None
+    named = {row: name for name, row in rows.items()}
+    whole = tuple(named.get(row, name) for row, name in enumerate(plain))
+    return whole if len(set(whole)) == len(whole) else None
 
 
 def encode_known_labels(
     labels: Sequence[Any], kind: str, names: Sequence[str], origins: Origins, column: str | None = None
 ) -> Labels:
-    """Labels of a set to evaluate a trained model on, whose classes are ``names``; ``column`` is for errors.
+    """Labels of a set to evaluate a trained model on, whose classes are ``names``.
+
+    A label is looked for as it is written, then without regard to case; in a model whose classes have no names, also
+    as a class's number, which a notice says.
+
+    Args:
+        column: for errors.
 
     Raises:
         DataError: a label that the model does not know, with its place.
     """
     if kind == "regression":
         return Labels(_targets(labels, origins, column), tuple(names))
-    known = set(names)
-    for sample, label in enumerate(labels):
-        for name in _names_of(label, kind):
-            if name not in known:
-                raise DataError(
-                    f"label {excerpt(name)} is unknown to the model",
-                    **place(origins, sample),
-                    column=column,
-                    why=nearest(name, names),
-                    fix="correct the label, or train a model that knows it",
-                )
-    return Labels(_indices(labels, kind, names), tuple(names))
+    found = {name for label in labels for name in _names_of(label, kind)}
+    rows, numbers = rows_by_name(found, names), rows_by_number(found, len(names))
+    by_number = {name: row for name, row in numbers.items() if name not in rows} if are_unnamed(names) else {}
+    rows |= by_number
+    if unknown := found - rows.keys():
+        sample = next(at for at, label in enumerate(labels) if unknown & set(_names_of(label, kind)))
+        name = next(name for name in _names_of(labels[sample], kind) if name in unknown)
+        raise DataError(
+            f"label {excerpt(name)} is unknown to the model",
+            **place(origins, sample),
+            column=column,
+            why=nearest(name, names),
+            fix=_known_fix(name, numbers, names),
+        )
+    notices = (numbered(by_number, names),) if by_number else ()
+    return Labels(_values(labels, kind, rows, len(names)), tuple(names), notices)
+
+
+def _known_fix(name: str, numbers: Mapping[str, int], names: Sequence[str]) -> str:
+    """What to write in place of a label that a model does not know."""
+    if are_unnamed(names):
+        return f"its classes have no names: write their numbers, 0 to {len(names) - 1}"
+    if name in numbers:
+        return f"write the classes' names; by number {name} would be {excerpt(names[numbers[name]])}"
+    return "correct the label, or train a model that knows it"
 
 
 def empty_labels(num_samples: int, kind: str, names: Sequence[str]) -> Labels:
@@ -149,24 +166,22 @@ def place(origins: Origins, sample: int) -> dict[str, Any]:
     return {"file": origins.files[origins.file_index[sample]], "line": line or None}
 
 
-def _number(name: str) -> float:
-    try:
-        return float(name)
-    except ValueError:
-        return math.nan
-
-
 def _names_of(label: Any, kind: str) -> tuple[str, ...]:
     return tuple(label) if kind == "multi_label" else (label,)
 
 
 def _indices(labels: Sequence[Any], kind: str, names: Sequence[str]) -> NDArray[np.int64] | NDArray[np.float32]:
-    index = {name: position for position, name in enumerate(names)}
+    return _values(labels, kind, {name: row for row, name in enumerate(names)}, len(names))
+
+
+def _values(
+    labels: Sequence[Any], kind: str, rows: Mapping[str, int], num_classes: int
+) -> NDArray[np.int64] | NDArray[np.float32]:
     if kind == "classification":
-        return np.array([index[label] for label in labels], dtype=np.int64)
-    values = np.zeros((len(labels), len(names)), dtype=np.float32)
+        return np.array([rows[label] for label in labels], dtype=np.int64)
+    values = np.zeros((len(labels), num_classes), dtype=np.float32)
     for sample, label in enumerate(labels):
-        values[sample, [index[name] for name in label]] = 1
+        values[sample, [rows[name] for name in label]] = 1
     return values
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from paceline.data.builtin import PREFIX, builtin_fingerprint
 from paceline.data.cache import FORMAT, DamagedEntry, dataset_fingerprint, load, save
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
+from paceline.data.doubts import doubts
 from paceline.data.encode import KeepGoing, encode_texts, padding_id, truncate, wanted
 from paceline.data.labels import Labels, empty_labels, encode_known_labels, encode_labels, place
 from paceline.data.sources.images import Picture
@@ -55,41 +56,11 @@ class Outline:
     """Encodes what is not encoded yet, on any thread. Raises DataError, or whatever its argument raises."""
 
 
-def prepare(
-    part: DataPart,
-    task: TaskPart,
-    *,
-    tokenizer: TokenizerSource | None,
-    max_length: int | None,
-    modality: str,
-    cache: Path | None,
-    rows: Any = None,
-    quarantine: Path | None = None,
-    head: Sequence[str] = (),
-    picture: Picture | None = None,
-) -> Dataset:
-    """The data set to train on, validate with and test on; arguments and errors are those of ``outline``."""
-    found = outline(
-        part,
-        task,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        modality=modality,
-        cache=cache,
-        rows=rows,
-        quarantine=quarantine,
-        head=head,
-        picture=picture,
-    )
-    return found.finish(wanted)
-
-
 def outline(
     part: DataPart,
     task: TaskPart,
     *,
     tokenizer: TokenizerSource | None,
-    max_length: int | None,
     modality: str,
     cache: Path | None,
     rows: Any = None,
@@ -106,7 +77,6 @@ def outline(
         part: the source and its columns.
         task: what is learned.
         tokenizer: needed for texts.
-        max_length: tokens kept of a sample; None: ``part.max_length``.
         modality: what the model takes: ``text``, ``image``, or ``any`` where a user's factory builds it.
         cache: folder of encoded data sets; None: not kept.
         rows: data in memory, which replaces ``part.source`` and is not cached.
@@ -119,12 +89,9 @@ def outline(
     """
     from paceline.data.sources import read
 
-    length = max_length or part.max_length
-    entry = (
-        None
-        if rows is not None or cache is None
-        else _entry(part, task, tokenizer or picture, length, modality, cache, head)
-    )
+    entry = None
+    if rows is None and cache is not None:
+        entry = _entry(part, task, tokenizer or picture, modality, cache, head)
     damage: tuple[str, ...] = ()
     if entry is not None:
         try:
@@ -139,7 +106,7 @@ def outline(
         # files are read as the task has it; what is built in has labels of one kind
         raise DataError(f"task.type = {task.type}: {part.source} is for {table.kind}", fix="leave task.type out")
     remember = _unkept if entry is None else partial(_remember, entry=entry, quarantine=quarantine, damage=damage)
-    return _outline(table, part, tokenizer, length, modality, remember, head)
+    return _outline(table, part, tokenizer, modality, remember, head)
 
 
 def cached(
@@ -147,7 +114,6 @@ def cached(
     task: TaskPart,
     *,
     tokenizer: TokenizerSource | None,
-    max_length: int | None,
     modality: str,
     cache: Path,
     head: Sequence[str] = (),
@@ -158,7 +124,7 @@ def cached(
     Raises:
         DataError: the source cannot be looked at.
     """
-    entry = _entry(part, task, tokenizer or picture, max_length or part.max_length, modality, cache, head)
+    entry = _entry(part, task, tokenizer or picture, modality, cache, head)
     try:
         return None if entry is None else load(entry)
     except DamagedEntry:
@@ -169,7 +135,6 @@ def _entry(
     part: DataPart,
     task: TaskPart,
     encodes: TokenizerSource | Picture | None,
-    length: int,
     modality: str,
     cache: Path,
     head: Sequence[str],
@@ -179,7 +144,7 @@ def _entry(
     if content is None:
         return None
     key = None if encodes is None else encodes.key
-    return cache / _cache_key(content, part, task, key, length, modality, head)
+    return cache / _cache_key(content, part, task, key, modality, head)
 
 
 def _outline_of(dataset: Dataset) -> Outline:
@@ -198,7 +163,6 @@ def _outline(
     table: Table,
     part: DataPart,
     source: TokenizerSource | None,
-    max_length: int,
     modality: str,
     remember: Callable[[Dataset], Dataset],
     head: Sequence[str],
@@ -208,7 +172,8 @@ def _outline(
         raise DataError(f"{part.source} has no labels", fix="name the label's column with data.label")
     if part.image_size is not None and table.images is None:
         raise DataError(f"data.image_size = {part.image_size}: no effect on texts", fix="leave data.image_size out")
-    kind, dealt = table.kind, deal(table.labels, table.kind, duplicate_keys(table), table.splits, part.splits)
+    kind, keys = table.kind, duplicate_keys(table)
+    dealt = deal(table.labels, kind, keys, table.splits, part.splits)
     labels = encode_labels(
         table.labels,
         kind,
@@ -223,8 +188,10 @@ def _outline(
     tokenizer = None if table.texts is None else _tokenizer(table, part, source, dealt.splits["train"])
 
     def finish(keep_going: KeepGoing) -> Dataset:
-        inputs = _inputs(table, tokenizer, max_length, keep_going)
+        inputs = _inputs(table, tokenizer, part.max_length, keep_going)
         notices = table.notices + dealt.notices + labels.notices
+        if not part.source.startswith(PREFIX):  # what is built in is not the user's to mend
+            notices += doubts(table, keys, dealt.splits)
         return remember(_dataset(inputs, labels, kind, dict(dealt.splits), table.origins, notices))
 
     pad_id = padding_id(tokenizer) if tokenizer is not None else table.tokens.pad_id if table.tokens else None
@@ -270,7 +237,10 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
     part = _as_trained(part.model_copy(update={"allow_single_class": True}), given)
     table = read(part, task=given.kind, rows=rows, picture=given.picture)
     if table.kind != given.kind or table.labels is None:
-        raise DataError(f"{part.source} is for {table.kind}, but the model was trained for {given.kind}")
+        raise DataError(
+            f"{part.source} is for {table.kind}, but the model was trained for {given.kind}",
+            fix=f"give data for {given.kind}, or another model",
+        )
     _require_kin(table, part, given)
     labels = encode_known_labels(table.labels, given.kind, given.label_names, table.origins, table.columns.get("label"))
     return _for_inference(table, labels, part, given)
@@ -314,7 +284,7 @@ def _require_kin(table: Table, part: DataPart, given: Given) -> None:
             "the second text is missing",
             file=table.origins.files[0],
             why=f"the model was trained on pairs of texts, and only column {table.columns.get('text')!r} was found",
-            fix="name both: --set data.text=COLUMN --set data.pair=COLUMN",
+            fix="name both: --set data.text=COLUMN --set data.pair=COLUMN; typed ones: --text TEXT --pair TEXT",
         )
     if given.tokenizer is not None and table.tokens is not None:
         raise DataError(
@@ -325,7 +295,7 @@ def _require_kin(table: Table, part: DataPart, given: Given) -> None:
     if given.tokenizer is None and table.texts is not None:
         raise DataError(
             f"{part.source} holds texts, but the model was trained on bare tokens",
-            why="without a tokenizer nothing turns one into the other",
+            why="there is no tokenizer that makes tokens of them",
             fix="train it on texts",
         )
 
@@ -338,7 +308,7 @@ def _for_inference(table: Table, labels: Labels, part: DataPart, given: Given) -
     inputs = _inputs(table, given.tokenizer, given.max_length or part.max_length)
     if isinstance(inputs, Images) and given.image_shape is not None:
         inputs = Images(_of_shape(inputs.pixels, given.image_shape, part))
-    return _dataset(inputs, labels, given.kind, {"all": everything}, table.origins, table.notices)
+    return _dataset(inputs, labels, given.kind, {"all": everything}, table.origins, table.notices + labels.notices)
 
 
 def _of_shape(pixels: NDArray[np.uint8], shape: tuple[int, int, int], part: DataPart) -> NDArray[np.uint8]:
@@ -478,7 +448,6 @@ def _cache_key(
     part: DataPart,
     task: TaskPart,
     tokenizer: str | None,
-    max_length: int,
     modality: str,
     head: Sequence[str],
 ) -> str:
@@ -486,5 +455,5 @@ def _cache_key(
     # absolute, so that a run finds the entry from every folder
     idle = {"max_length", "augment", "resident", "pad_to_multiple_of"}
     settings = absolute_data(part).model_dump(mode="json", exclude=idle)
-    decides = [FORMAT, content, settings, task.type, tokenizer, max_length, modality, list(head)]
+    decides = [FORMAT, content, settings, task.type, tokenizer, part.max_length, modality, list(head)]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]

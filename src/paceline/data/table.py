@@ -33,8 +33,6 @@ class Table:
     """The original rows, kept only where they are written out again (predict)."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role -> column name, as given or guessed."""
-    fingerprint: str = ""
-    """Digest of the content the table was read from."""
     notices: tuple[str, ...] = ()
     """Guesses and warnings that the user should read."""
 

@@ -27,6 +27,7 @@ from paceline.engine.sharded import build_sharded_updates
 from paceline.engine.statistics import kept_from_filler, running_statistics
 from paceline.engine.step import Objective, Step
 from paceline.engine.takes_inputs import takes_inputs
+from paceline.engine.text_ends import check_text_ends
 from paceline.engine.token_ids import check_token_ids
 from paceline.engine.torch_engine import SEVERAL, TorchEngine
 from paceline.engine.unreached import unreached_notice, unreached_weights
@@ -86,7 +87,7 @@ def assemble_build(
 
     Raises:
         RecipeError: a technique was asked for that this model cannot have.
-        ModelError: the data have a token that the model has no embedding for.
+        ModelError: the data have a token that the model has no embedding for, or a text that it takes beside no other.
     """
     check_token_ids(recipe, model, dataset)
     switches = recipe.techniques
@@ -110,6 +111,7 @@ def assemble_build(
         decisions=decisions,
         path={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
     )
+    check_text_ends(model, build.forward, layout, dataset, device)
     found = next(iter(dataset.splits.values()))
     texts = dataset.inputs if isinstance(dataset.inputs, Tokens) else None
     ids = np.resize(found[:2], 2) if texts is None else compared_samples(texts, found)
@@ -253,10 +255,12 @@ def over(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
     """The build of a model that is only used, over other samples.
 
     Raises:
-        ModelError: they have a token that the model has no embedding for.
+        ModelError: they have a token that the model has no embedding for, or a text that it takes beside no other.
     """
     check_token_ids(recipe, build.model, dataset)
-    return replace(build, layout=build.layout.over(dataset.inputs, dataset.labels))
+    build = replace(build, layout=build.layout.over(dataset.inputs, dataset.labels))
+    check_text_ends(build.model, build.forward, build.layout, dataset, build.device)
+    return build
 
 
 def objective_for(build: Build, world: World = Alone()) -> Objective:  # noqa: B008 - it has no state
@@ -289,9 +293,9 @@ def forward_for(model: nn.Module, device: torch.device) -> Forward:
         known = {name: value for name, value in batch.inputs.items() if takes_any or name in parameters}
         if not known and not (parameters and len(batch.inputs) == 1):
             raise ModelError(
-                f"the model's forward takes {', '.join(parameters) or 'nothing'}",
-                f"this data gives {', '.join(batch.inputs)}",
-                "name the forward's parameters so",
+                f"{type(model).__name__}: its forward takes {', '.join(parameters) or 'nothing'}",
+                f"the data give it {', '.join(batch.inputs)}",
+                "name the forward's parameters as the data's inputs are named",
             )
         with unread_masks() if is_card(device) else contextlib.nullcontext(), takes_inputs(model, batch, device):
             output = model(**known) if known else model(*batch.inputs.values())

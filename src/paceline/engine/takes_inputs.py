@@ -45,7 +45,7 @@ def takes_inputs(model: nn.Module, batch: Batch, device: torch.device) -> Iterat
         raise ModelError(
             f"{type(model).__name__}: its forward pass fails with {shapes}",
             f"{type(error).__name__}: {lines[0]}",
-            "another model, or data that it takes; where it is about lengths, --set data.pad_to_multiple_of=64",
+            "choose another model or other data; if it is about lengths, --set data.pad_to_multiple_of=64",
         ) from error
 
 

@@ -48,6 +48,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     noted[key] = partial(_made, kernel.warmup, *map(_without_memory, arguments), grid=grid, **options)
 
 
+def threshold(dropout: float) -> int:
+    """A draw or a product of keys, read as int32, below this is dropped."""
+    return min(round(dropout * 2**32), 2**32 - 1) - 2**31
+
+
 def are_noted() -> bool:
     """Whether kernels are noted and not run just now, so that what they would have written is undefined."""
     return _noted is not None

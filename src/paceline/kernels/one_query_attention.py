@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.kernels.launch import HAS_TRITON, launch
+from paceline.kernels.launch import HAS_TRITON, launch, threshold
 from paceline.kernels.short_attention import supports
 
 TILE_ELEMENTS: Final = 4096
@@ -173,7 +173,7 @@ def _forward(q: Tensor, kv: Tensor, cu_seqlens: Tensor, dropout: float, scale: f
     out, exact, log_sums, draws = _outputs(q, kv, cu_seqlens, dropout, scale)
     if dropout > 0:
         draws.random_(-(2**31), 2**31)
-    numbers = (scale * math.log2(math.e), _threshold(dropout), 1 / (1 - dropout))
+    numbers = (scale * math.log2(math.e), threshold(dropout), 1 / (1 - dropout))
     with torch.cuda.device_of(q):
         launch(
             _attend_kernel,
@@ -200,7 +200,7 @@ def _backward(
     """Gradients of q [P, H, D] and kv [T, 2, H, D], contiguous, from ``grad`` [P, H, D] of the output."""
     grad = grad if grad.stride(2) == 1 else grad.contiguous()
     dq, dkv = q.new_empty(q.shape), kv.new_empty(kv.shape)
-    numbers = (scale, scale * math.log2(math.e), _threshold(dropout), 1 / (1 - dropout))
+    numbers = (scale, scale * math.log2(math.e), threshold(dropout), 1 / (1 - dropout))
     with torch.cuda.device_of(q):
         launch(
             _differentiate_kernel,
@@ -241,11 +241,6 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 def _grid(q: Tensor) -> tuple[int, int]:
     """Heads first: programs that run at the same time read the same rows."""
     return q.shape[1], q.shape[0]
-
-
-def _threshold(dropout: float) -> int:
-    """A draw below this is dropped."""
-    return min(round(dropout * 2**32), 2**32 - 1) - 2**31
 
 
 def _options(q: Tensor, dropout: float) -> dict[str, Any]:

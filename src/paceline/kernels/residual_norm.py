@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.kernels.launch import HAS_TRITON, launch, runs_kernels
+from paceline.kernels.launch import HAS_TRITON, launch, runs_kernels, threshold
 
 WIDEST: Final = 4096
 """A row is held in the registers of one program."""
@@ -99,7 +99,7 @@ def _forward(
             _residual_norm_kernel,
             (-(-rows // together),),
             *(x, bias, residual, weight, shift, out, out_narrow, moments, keys, rows),
-            *(_threshold(dropout), 1 / (1 - dropout), eps),
+            *(threshold(dropout), 1 / (1 - dropout), eps),
             H=width, BLOCK=block, R=together, DROPOUT=dropout > 0, NARROW=narrow,
             num_warps=FORWARD["warps"],
         )  # fmt: skip
@@ -134,7 +134,7 @@ def _backward(
             _residual_norm_backward_kernel,
             (programs,),
             *(*grads, x, bias, residual, weight, moments, keys, dx, dresidual, partial, rows),
-            *(_threshold(dropout), 1 / (1 - dropout)),
+            *(threshold(dropout), 1 / (1 - dropout)),
             H=width, BLOCK=block, DROPOUT=dropout > 0, WIDE=grad is not None, NARROW=grad_narrow is not None,
             num_warps=min(16, max(1, block // BACKWARD["elements_a_warp"])), STAGES=BACKWARD["stages"],
         )  # fmt: skip
@@ -207,7 +207,7 @@ def _plain_sum(x: Tensor, bias: Tensor, residual: Tensor, keys: Tensor, dropout:
         rows = x.numel() // x.shape[-1]
         # a product of int32 wraps around, which is what the kernels do
         products = keys[:rows, None] * keys[None, rows:]
-        kept = ((products >= _threshold(dropout)) / (1 - dropout)).view(x.shape)
+        kept = ((products >= threshold(dropout)) / (1 - dropout)).view(x.shape)
         value = value * kept
     return value + residual, kept
 
@@ -237,11 +237,6 @@ def _plain_backward(
 def processors(device: torch.device) -> int:
     """Multiprocessors of a card; 1 where kernels are interpreted."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _threshold(dropout: float) -> int:
-    """A product of keys, read as int32, below this is dropped."""
-    return min(round(dropout * 2**32), 2**32 - 1) - 2**31
 
 
 if HAS_TRITON:

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from paceline.device import PLANNED, capability, is_card
-from paceline.kernels.launch import HAS_TRITON, launch
+from paceline.kernels.launch import HAS_TRITON, launch, threshold
 
 LONGEST: Final = 1024
 """Longer sequences are better served by a kernel made for them."""
@@ -296,7 +296,7 @@ def _attend(
     length, heads, dim = q.shape
     blocks = FORWARD[dim]
     strides = tuple(tensor.stride(axis) for tensor in (q, k, v) for axis in (0, 1))
-    numbers = (scale * math.log2(math.e), _threshold(dropout), 1 / (1 - dropout))
+    numbers = (scale * math.log2(math.e), threshold(dropout), 1 / (1 - dropout))
     grid = (_tiles(max_length, blocks.queries), heads, cu_seqlens.shape[0] - 1)
     with torch.cuda.device_of(q):
         launch(
@@ -328,7 +328,7 @@ def _differentiate_into(
     sequences = cu_seqlens.shape[0] - 1
     tensors = (q, k, v, grad, log_sums, deltas, cu_seqlens, keys, length, keys.shape[1])
     strides = (*(tensor.stride(axis) for tensor in (q, k, v, grad) for axis in (0, 1)), dq.stride(0))
-    numbers = (scale, scale * math.log2(math.e), _threshold(dropout), 1 - dropout)
+    numbers = (scale, scale * math.log2(math.e), threshold(dropout), 1 - dropout)
     with torch.cuda.device_of(q):
         blocks = QUERY_GRADIENT[dim]
         grid = (_tiles(max_length, blocks.queries), heads, sequences)
@@ -362,11 +362,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, dropout: float, 
 
 def _tiles(rows: int, block: int) -> int:
     return -(-rows // block)
-
-
-def _threshold(dropout: float) -> int:
-    """A product of keys, read as int32, below this is dropped."""
-    return min(round(dropout * 2**32), 2**32 - 1) - 2**31
 
 
 def _options(blocks: Blocks, dim: int, dropout: float) -> dict[str, Any]:

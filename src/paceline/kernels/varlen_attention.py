@@ -220,7 +220,7 @@ def _(grad: Tensor, q: Tensor, *_: Any) -> Gradients:
     return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
 
 
-def _keep_flash(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, cu_seqlens, *ctx.settings = inputs
     ctx.save_for_backward(q, k, v, *output, cu_seqlens)
     ctx.set_materialize_grads(False)
@@ -230,7 +230,7 @@ def _differentiate_flash(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     return (*_flash_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.settings), *(None,) * 5)
 
 
-_flash.register_autograd(_differentiate_flash, setup_context=_keep_flash)
+_flash.register_autograd(_differentiate_flash, setup_context=_keep)
 
 
 @torch.library.custom_op("paceline::flash_varlen_joined", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
@@ -431,14 +431,8 @@ def _(grad: Tensor, q: Tensor, *_: Any) -> Gradients:
     return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
 
 
-def _keep_efficient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, cu_seqlens, *ctx.settings = inputs
-    ctx.save_for_backward(q, k, v, *output, cu_seqlens)
-    ctx.set_materialize_grads(False)
-
-
 def _differentiate_efficient(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     return (*_efficient_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.settings), *(None,) * 4)
 
 
-_efficient.register_autograd(_differentiate_efficient, setup_context=_keep_efficient)
+_efficient.register_autograd(_differentiate_efficient, setup_context=_keep)

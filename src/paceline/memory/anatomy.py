@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 from paceline.facts import Card
 from paceline.memory.constants import constants_for
-from paceline.memory.expandable import ExpandableAllocator
+from paceline.memory.expandable import ExpandableAllocator, Stretch
 from paceline.memory.ledger import Allocation
 from paceline.memory.subject import Subject
 from paceline.memory.trace import Trace
@@ -32,36 +32,14 @@ LEFT_OVER: Final = {"model": "buffers", "preparation": "data", "optimizer": "opt
 """Phase -> what it leaves behind that has no name of its own."""
 
 
-class Allocator(Protocol):
-    """What a trace is replayed through: ``ExpandableAllocator``, or ``CachingAllocator`` for torch's own settings."""
-
-    allocated: int
-    peak_reserved: int
-
-    def allocate(self, num_bytes: int, pool: Hashable = ..., stream: Hashable = ...) -> Any:
-        """A block."""
-
-    def free(self, block: Any) -> None:
-        """Give it back."""
-
-    def empty_cache(self) -> None:
-        """Hand back what no block lives in."""
-
-
 PRODUCTS: Final = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation"))
 """Operators that cuBLAS computes."""
 
 
-def plan_of(trace: Trace, subject: Subject, card: Card, allocator: Allocator | None = None) -> MemoryPlan:
-    """Replay the trace through torch's allocator and look at its fullest moment.
-
-    Args:
-        allocator: as torch's is set up; None: as ``paceline`` does it, with expandable segments.
-    """
-    if allocator is None:
-        allocator = ExpandableAllocator()
+def plan_of(trace: Trace, subject: Subject, card: Card) -> MemoryPlan:
+    """Replay the trace through torch's allocator, as ``paceline`` starts it, and look at its fullest moment."""
+    allocator, blocks = ExpandableAllocator(), dict[int, Stretch]()
     constants = constants_for(card)
-    blocks: dict[int, Any] = {}
     names = _names(trace)
     alive: Counter[str] = Counter()
     kept: Counter[str] = Counter()

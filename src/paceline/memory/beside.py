@@ -15,6 +15,7 @@ import torch
 
 from paceline.errors import UserError
 from paceline.facts import Card
+from paceline.memory.gauge import taken_at_most
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.records import MemoryPlan, MemoryRecord, Observer, Record, StepRecord
@@ -125,8 +126,5 @@ def measured(device: torch.device, world: World, beside: PlanBeside | None) -> M
 
 def _taken(device: torch.device) -> list[int]:
     """Bytes: allocated and reserved at their peaks, and taken from the card when most was reserved."""
-    reserved = torch.cuda.max_memory_reserved(device)
-    free, whole = torch.cuda.mem_get_info(device)
-    # what the allocator has given back since then was taken too
-    given_back = reserved - torch.cuda.memory_reserved(device)
-    return [torch.cuda.max_memory_allocated(device), reserved, whole - free + given_back]
+    highest = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return [*highest, taken_at_most(device)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final, Protocol, get_args
 
 from paceline.cards import peak_rates
@@ -11,7 +12,8 @@ from paceline.errors import UserError
 from paceline.facts import Card
 from paceline.recipe import Recipe
 from paceline.recipe.choose import num_processes
-from paceline.recipe.techniques import Preserves
+from paceline.recipe.entries import Preserves, Saving, TechniqueEntry
+from paceline.recipe.techniques import CATALOGUE, STRATEGIES, entry_of, one_process
 from paceline.records import MemoryPlan
 
 
@@ -29,8 +31,6 @@ ACCUMULATION_SLOWDOWN: Final = 0.05
 EIGHT_BIT_SLOWDOWN: Final = 0.02
 # The host waits for the card once a step (docs/decisions/0002-one-norm-gates-the-update.md), and the update is launched
 # where it was captured (docs/techniques/capture.md). Not measured.
-RECOMPUTE_SLOWDOWN: Final = 1 / 3
-# One forward pass more, where a step is worth three: docs/techniques/recompute.md; Chen et al., arXiv 1604.06174.
 
 MORE_CARDS: Final = (2, 4, 8)
 """Shared between, as machines have them."""
@@ -187,25 +187,31 @@ def single_changes(recipe: Recipe, card: Card) -> Iterator[Change]:
         return  # no step is made
     yield from _less_precise(recipe, card)
     yield from _eight_bit(recipe)
-    if not recipe.techniques.recompute:
-        yield Change(
-            settings=("techniques.recompute=true",),
-            slowdown=RECOMPUTE_SLOWDOWN,
-            speed=f"up to {RECOMPUTE_SLOWDOWN:.0%} slower: one forward pass more",
-            preserves="bit-exact",
-        )
+    for entry in CATALOGUE:
+        if entry.saving is not None and not entry.is_on(recipe):
+            yield _saving(entry, entry.saving)
+
+
+def _saving(entry: TechniqueEntry, saving: Saving, cards: int | None = None) -> Change:
+    """What the catalogue says of it."""
+    return Change(
+        settings=(f"{entry.setting}={saving.value}",),
+        gpus=cards,
+        slowdown=saving.slowdown,
+        speed=saving.speed.format(slowdown=saving.slowdown, cards=cards),
+        preserves=entry.preserves,
+    )
 
 
 def _more_cards(recipe: Recipe, plan: MemoryPlan, gpus: int) -> Iterator[Change]:
     """Shards of the model, the optimizer's states and the batch: first on as many cards as there are."""
-    strategy = recipe.parallel.strategy
     if recipe.model.train == "features":
         return  # fitted in one process
-    for cards in sorted({gpus, *MORE_CARDS}):
-        if cards > gpus or (cards == gpus > 1 and strategy != "fsdp"):
-            speed = f"each of {cards} cards has its share of a step, and they exchange weights and gradients"
-            change = Change(settings=("parallel.strategy=fsdp",), gpus=cards, speed=speed)
-            dealt_as_now = cards == gpus and strategy != "dp"
+    strategies = [(entry, entry.saving) for entry in STRATEGIES if entry.saving is not None]
+    for cards, (entry, saving) in product(sorted({gpus, *MORE_CARDS}), strategies):
+        if cards > gpus or (cards == gpus > 1 and not entry.is_on(recipe)):
+            change = _saving(entry, saving, cards)
+            dealt_as_now = cards == gpus and not one_process(recipe.parallel.strategy)
             yield change if dealt_as_now else _dealt_anew(change, plan, "each card's share by itself")
 
 
@@ -238,9 +244,10 @@ def _less_precise(recipe: Recipe, card: Card) -> Iterator[Change]:
         # bf16 has fp16's rate on every card that has both
         times = rates.fp16_flops / rates.fp32_flops
         speed = f"faster: matrix products at up to {times:.0f} times the rate, by the data sheet"
-    # NVIDIA, CUDA programming guide, arithmetic by compute capability: bf16 from 8.0
-    value = "bf16" if capability >= (8, 0) else "fp16"
-    yield Change(settings=(f"techniques.precision={value}",), speed=speed)
+    precision = entry_of("precision")
+    formats = [value.name for value in precision.values if capability >= value.capability]
+    value = "bf16" if "bf16" in formats else "fp16"
+    yield Change(settings=(f"{precision.setting}={value}",), speed=speed, preserves=precision.preserves)
 
 
 def _eight_bit(recipe: Recipe) -> Iterator[Change]:

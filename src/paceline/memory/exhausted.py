@@ -22,7 +22,7 @@ from paceline.memory.search import usable_bytes
 from paceline.observe.formats import size
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose, num_processes
-from paceline.recipe.parts import TechniquesPart
+from paceline.recipe.techniques import CATALOGUE, opened, shards
 from paceline.records import MemoryPlan
 
 SHOWN: Final = 3
@@ -235,11 +235,7 @@ def traced_offers(
 
 def _opened(recipe: Recipe) -> Recipe:
     """With what is switched on left open, as a resume leaves it: a change may have no room for it."""
-    fields = TechniquesPart.model_fields.items()
-    switched_on = [
-        name for name, field in fields if field.default == "auto" and getattr(recipe.techniques, name) is True
-    ]
-    return recipe.with_settings(f"techniques.{name}=auto" for name in switched_on)
+    return recipe.with_settings(opened(recipe))
 
 
 def _usable(card: Card, shortage: Shortage, outside: int) -> int:
@@ -290,8 +286,9 @@ def _plain_advice(at: Situation, names: set[str], setting: str, now: int) -> lis
         on = [name for name in switches if getattr(recipe.techniques, name.partition(".")[2]) is not False]
         return [tuple(f"{name}=false" for name in on)] if on else []
     found: list[tuple[str, ...]] = [(f"{setting}={-(-now // 2)}",)] if now > smallest else []
-    if setting == "loop.micro_batch_size" and not recipe.techniques.recompute:
-        found.append(("techniques.recompute=true",))
+    if setting == "loop.micro_batch_size":
+        entries = (entry for entry in CATALOGUE if not entry.is_on(recipe))
+        found.extend((f"{entry.setting}={entry.saving.value}",) for entry in entries if entry.saving)
     return found
 
 
@@ -305,7 +302,7 @@ def _splits(names: set[str], recipe: Recipe) -> bool:
     """Whether ``on_oom: split`` would have been of use."""
     return (
         recipe.loop.on_oom == "fail"
-        and recipe.parallel.strategy != "fsdp"
+        and not shards(recipe.parallel.strategy)
         and recipe.model.train != "features"
         and bool(names & {"warm_up", "accumulate", "evaluated"})  # the last one is the loop's
     )

@@ -15,7 +15,13 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, MutableMapping
 from typing import Final, final
 
-from paceline.memory.allocator import DEFAULT, LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
+DEFAULT: Final = (0, 0)
+"""The pool of everything outside CUDA graphs; torch's own id of it."""
+
+MIN_BLOCK = 512  # kMinBlockSize: sizes are rounded up to multiples of it
+SMALL_SIZE = 2**20  # kSmallSize: up to it from small segments
+SMALL_SEGMENT = 2 * 2**20  # kSmallBuffer: a page of small segments
+LARGE_SEGMENT = 20 * 2**20  # large_segment_size, once kLargeBuffer: a page of large ones
 
 VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings of torch's allocator, which it reads when it is loaded; the second is their older name."""

@@ -30,6 +30,12 @@ class Reading:
         )
 
 
+def taken_at_most(device: torch.device) -> int:
+    """Bytes that were taken from the card when most was reserved: what has been given back since then, too."""
+    free, whole = torch.cuda.mem_get_info(device)
+    return whole - free + torch.cuda.max_memory_reserved(device) - torch.cuda.memory_reserved(device)
+
+
 class Gauge(ABC):
     """Reads the memory of a device."""
 
@@ -54,14 +60,11 @@ class CardGauge(Gauge):
         device = self._device
         torch.cuda.synchronize(device)
         reserved = torch.cuda.max_memory_reserved(device)
-        free, whole = torch.cuda.mem_get_info(device)
-        # what the allocator has given back since then was taken too
-        given_back = reserved - torch.cuda.memory_reserved(device)
         found = Reading(
             allocated=torch.cuda.memory_allocated(device),
             peak=torch.cuda.max_memory_allocated(device),
             reserved=reserved,
-            in_use=max(whole - free + given_back - self._others, reserved),
+            in_use=max(taken_at_most(device) - self._others, reserved),
         )
         torch.cuda.reset_peak_memory_stats(device)
         return found

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from paceline.memory.allocator import DEFAULT
+from paceline.memory.expandable import DEFAULT
 from paceline.memory.workspaces import workspace_bytes
 
 

@@ -28,8 +28,6 @@ from paceline.records import Decision
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-RANDOM = PREFIX + "random"
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -90,7 +88,6 @@ def _encoded_before(recipe: Recipe, config: PretrainedConfig | None, processor: 
             recipe.data,
             recipe.task,
             tokenizer=source,
-            max_length=None,
             modality=reads,
             cache=cache,
             head=head,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError, nearest
+from paceline.label_names import are_unnamed
 from paceline.models.hub import CONFIG_FILES, fetch
 from paceline.models.imports import import_transformers
 from paceline.recipe.parts import ModelPart
@@ -61,7 +62,7 @@ def read_config(part: ModelPart) -> PretrainedConfig | None:
     from transformers import AutoConfig
 
     folder = fetch(part.source, CONFIG_FILES, revision=part.revision, code=part.trust_remote_code)
-    written = _read_json(part.source, folder)
+    written = _read_config_json(part.source, folder)
     _require_trust(part, written)
     if "quantization_config" in written:
         raise ModelError(
@@ -113,11 +114,23 @@ def counts_from_padding(config: PretrainedConfig) -> bool:
 
 
 def checkpoint_labels(part: ModelPart, config: PretrainedConfig | None) -> tuple[str, ...]:
-    """Class names of a checkpoint's head in index order; empty where it names none (``LABEL_0``), or has no weights."""
+    """Class names of a checkpoint's head in index order, ``LABEL_0`` where nobody has named one.
+
+    Empty where there are no weights, or no head among them: a configuration counts two classes whether there are any
+    or not, so that the architecture that wrote it has to tell.
+    """
     if config is None or part.source is None:
         return ()
-    names = tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
-    return () if names == tuple(f"LABEL_{index}" for index in range(len(names))) else names
+    names = head_labels(config)
+    written_by = getattr(config, "architectures", None) or ()
+    if written_by or are_unnamed(names):
+        return names if any("Classification" in str(name) for name in written_by) else ()
+    return names
+
+
+def head_labels(config: PretrainedConfig) -> tuple[str, ...]:
+    """Class names in a configuration, in index order."""
+    return tuple(str(config.id2label[index]) for index in sorted(config.id2label or ()))
 
 
 def max_positions(config: PretrainedConfig | None) -> int | None:
@@ -197,10 +210,24 @@ def _is_read(config_class: type, key: str) -> bool:
     return any(word.search(path.read_text(encoding="utf-8")) for path in folder.glob("modeling_*.py"))
 
 
-def _read_json(source: str, folder: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Any:
+    """What a JSON file beside a model holds.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ModelError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ModelError(f"{path}: not JSON", why, "download or copy it again") from None
+
+
+def _read_config_json(source: str, folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))
+        written = read_json(path)
     except FileNotFoundError:
         fix = "give the folder that holds config.json"
         if Path(source).expanduser().is_dir() and not source.startswith((".", "/", "~")):
@@ -208,9 +235,6 @@ def _read_json(source: str, folder: Path) -> dict[str, Any]:
         raise ModelError(
             f"model.source = {source}: has no config.json", "it is not a transformers model", fix
         ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ModelError(f"{path}: not JSON", why, "download or copy it again") from None
     if not isinstance(written, dict):
         raise ModelError(f"{path}: not a configuration", f"found {type(written).__name__}")
     return written
@@ -229,7 +253,10 @@ def _require_trust(part: ModelPart, written: dict[str, Any]) -> None:
                 "read that code, then set model.trust_remote_code=true (and model.revision to the commit you read)",
             )
         if model_type is None:
-            raise ModelError(f"model.source = {part.source}: its config.json names no model_type")
+            raise ModelError(
+                f"model.source = {part.source}: its config.json names no model_type",
+                fix="add model_type, such as bert, to it",
+            )
         raise ModelError(
             f"model.source = {part.source}: model_type {model_type!r} is unknown to this transformers",
             nearest(str(model_type), CONFIG_MAPPING),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from paceline.errors import ModelError
 from paceline.references import current_folder_importable, described, resolve
@@ -13,7 +14,7 @@ def build(reference: str, num_labels: int) -> nn.Module:
 
     Raises:
         RecipeError: it cannot be imported.
-        ModelError: it failed when called, or returned something else.
+        ModelError: it failed when called, returned something else, or a model with layers that have no shape yet.
     """
     function = resolve(reference, "model.factory")
     try:
@@ -30,4 +31,11 @@ def build(reference: str, num_labels: int) -> nn.Module:
             "an nn.Module is needed",
             "return the model",
         )
+    for name, module in model.named_modules():
+        if any(is_lazy(held) for held in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            raise ModelError(
+                f"model.factory = {reference}: {name or 'the model'} is a {type(module).__name__} without a shape",
+                "it takes its shape from the first batch, and weights are counted and moved before there is one",
+                "call the model once on a made-up batch in the factory, or give the layer its in_features",
+            )
     return model

@@ -33,31 +33,43 @@ def collect(
         batches: batches of any kind that ``forward`` takes, without filling.
 
     Raises:
-        ModelError: the layer sees something else than one vector a sample, or is not run.
+        ModelError: the layer sees something else than one vector a sample, is not run, or what it puts out are not the
+            logits.
     """
-    seen: list[torch.Tensor] = []
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     modes = [(module, module.training) for module in model.modules()]
-    hook = linear.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    hook = linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     rows: list[NDArray[np.float32]] = []
     model.eval()
     try:
         with torch.inference_mode():
             for batch in batches:
                 seen.clear()
-                forward(model, batch)
-                if len(seen) != 1 or seen[0].ndim != 2:
-                    found = f"it was given {list(seen[0].shape)}" if len(seen) == 1 else f"it was run {len(seen)} times"
-                    raise ModelError(
-                        f"model.train = features: {type(model).__name__} does not end in one vector a sample",
-                        found,
-                        "set model.train=head",
-                    )
-                rows.append(seen[0].float().cpu().numpy())
+                logits = forward(model, batch)
+                given, puts_out = seen[0] if len(seen) == 1 else (None, None)
+                if given is None or given.ndim != 2:
+                    found = f"run {len(seen)} times" if given is None else f"given {list(given.shape)}"
+                    raise _unfit(model, "does not end in one vector a sample", f"its last linear layer is {found}")
+                if not _same(logits, puts_out):
+                    what = "makes its logits of more than its last linear layer"
+                    raise _unfit(model, what, "that layer is all that features fits")
+                rows.append(given.float().cpu().numpy())
     finally:
         hook.remove()
         for module, mode in modes:
             module.training = mode
     return np.concatenate(rows) if rows else np.zeros((0, linear.in_features), np.float32)
+
+
+def _same(logits: object, puts_out: torch.Tensor | None) -> bool:
+    """Whether the logits are what the layer puts out, maybe in another number format."""
+    if not isinstance(logits, torch.Tensor) or puts_out is None or logits.shape != puts_out.shape:
+        return False
+    return torch.equal(logits.float().nan_to_num(), puts_out.float().nan_to_num())
+
+
+def _unfit(model: nn.Module, what: str, why: str) -> ModelError:
+    return ModelError(f"model.train = features: {type(model).__name__} {what}", why, "set model.train=head")
 
 
 def fit_final_linear(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ModelError
-from paceline.models.config import modality
+from paceline.models.config import modality, read_json
 from paceline.models.hub import CONFIG_FILES, fetch
 from paceline.models.processor import Processor, open_processor
 from paceline.recipe.parts import ModelPart
@@ -109,10 +107,7 @@ def _preprocessor(part: ModelPart) -> dict[str, Any]:
     path: Path = fetch(part.source, CONFIG_FILES, revision=part.revision) / "preprocessor_config.json"
     if not path.is_file():
         return {}
-    try:
-        written = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ModelError(f"{path}: not JSON", str(error), "download or copy it again") from None
+    written = read_json(path)
     return written if isinstance(written, dict) else {}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from paceline.errors import ModelError
+from paceline.label_names import are_unnamed, listed, numbered, rows_by_number
 from paceline.models import factory
-from paceline.models.config import checkpoint_labels, counts_from_padding, modality
+from paceline.models.config import counts_from_padding, head_labels, modality
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights
-from paceline.models.structure import final_linear, head_names
+from paceline.models.structure import head_names
 from paceline.recipe.parts import ModelPart
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def load_model(
     image_shape: tuple[int, int, int] | None = None,
     seed: int = 0,
     weights: bool = True,
+    tell: Callable[[str], None] = log.warning,
 ) -> nn.Module:
     """The model of a recipe, on the CPU, in fp32 and in training mode. The caller's random numbers are left alone.
 
@@ -89,6 +91,7 @@ def load_model(
         image_shape: height, width, channels; None for text.
         seed: of new weights.
         weights: False: read none, and leave them as the configuration has them drawn; for who asks for sizes alone.
+        tell: is given what a person should know: which weights are new, and what became of the checkpoint's head.
 
     Raises:
         ModelError: weights that are missing, damaged, pickled or of another shape; a model that does not fit the data.
@@ -96,7 +99,7 @@ def load_model(
     if part.factory or config is None:
         with seeded(seed):
             return factory.build(part.factory or "", num_labels).train()
-    old = checkpoint_labels(part, config) if kind != "regression" else ()
+    old = head_labels(config) if kind != "regression" else ()
     config = copy.deepcopy(config)
     config.num_labels = num_labels  # a field of its own in some configurations (PVT), which id2label leaves as it was
     config.id2label = dict(enumerate(label_names))
@@ -107,11 +110,12 @@ def load_model(
     if modality(part, config) == "image":
         _fit_images(part, config, image_shape)
     else:
+        _require_start(part, config)
         _fit_tokens(part, config, vocabulary_size)
         late = not _pads_when_built(part, config)
         if pad_id is not None and not late:
             config.pad_token_id = pad_id
-    model = _pretrained(part, config, seed, old) if part.source and weights else _random(part, config, seed)
+    model = _pretrained(part, config, seed, old, tell) if part.source and weights else _random(part, config, seed)
     # RoBERTa and its kin count positions from their own padding, whatever the tokenizer fills with
     if pad_id is not None and late and not counts_from_padding(config):
         _tell_padding(model, pad_id)
@@ -200,15 +204,17 @@ def _without_prefix(folder: Path) -> dict[str, Tensor] | None:
     return found or None
 
 
-def _pretrained(part: ModelPart, config: PretrainedConfig, seed: int, old: Sequence[str]) -> nn.Module:
+def _pretrained(
+    part: ModelPart, config: PretrainedConfig, seed: int, old: Sequence[str], tell: Callable[[str], None]
+) -> nn.Module:
     source = part.source or ""
     folder = fetch(source, CONFIG_FILES + WEIGHT_FILES, revision=part.revision, code=part.trust_remote_code)
     if not any(folder.glob("*.safetensors")):
         raise no_safetensors(part, folder)
     with seeded(seed):
         model, account = from_folder(folder, config, modality(part, config), trust_remote_code=part.trust_remote_code)
-    _check_fit(part, model, account)
-    _settle_head(part, model, account, old, seed)
+    _check_fit(part, model, account, tell)
+    _settle_head(part, model, account, old, seed, tell)
     config = model.config
     config.name_or_path = source
     return model
@@ -223,6 +229,19 @@ def _random(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:
             f"model.config: makes no {config.model_type} model", _told(error), "change the setting that it names"
         ) from error
     return model
+
+
+def _require_start(part: ModelPart, config: PretrainedConfig) -> None:
+    """T5 and its kin give their decoder one token to begin with, which nothing but their configuration names."""
+    if config.model_type not in ("mt5", "t5", "umt5") or getattr(config, "decoder_start_token_id", None) is not None:
+        return
+    setting = f"model.source = {part.source}" if part.source else "model.config"
+    padding = getattr(config, "pad_token_id", None)
+    raise ModelError(
+        f"{setting}: a {config.model_type} without decoder_start_token_id",
+        "its decoder begins every text with that token, as a rule the padding",
+        f"--set model.config.decoder_start_token_id={0 if padding is None else padding}",
+    )
 
 
 def _pads_when_built(part: ModelPart, config: PretrainedConfig) -> bool:
@@ -297,16 +316,18 @@ def _fit_images(part: ModelPart, config: PretrainedConfig, shape: tuple[int, int
         )
 
 
-def _check_fit(part: ModelPart, model: nn.Module, account: dict[str, Any]) -> None:
+def _check_fit(part: ModelPart, model: nn.Module, account: dict[str, Any], tell: Callable[[str], None]) -> None:
     """Weights that are not there would be random without a word: new ones are for the head only."""
     source = f"model.source = {part.source}"
     head = set(head_names(model))
     for name, found, wanted in sorted(account["mismatched_keys"]):
-        if name not in head:
+        if name not in head and name not in _of_classes(model):
             raise ModelError(
                 f"{source}: {name} has the shape {list(found)}, the configuration asks for {list(wanted)}",
                 "weights of another shape cannot be kept",
-                "leave out the model.config setting that changes it" if part.config else "the folder's files disagree",
+                "leave out the model.config setting that changes it"
+                if part.config
+                else "use a whole copy: its config.json and its weights are of two models",
             )
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if name not in head}
     missing = {name: sizes[name] for name in account["missing_keys"] if name in sizes}
@@ -319,40 +340,72 @@ def _check_fit(part: ModelPart, model: nn.Module, account: dict[str, Any]) -> No
             "choose a checkpoint of this architecture, or correct model_type in its config.json",
         )
     if missing:
-        log.warning("%s has no weights for %s: they start random", part.source, ", ".join(sorted(missing)))
+        tell(f"{source}: has no weights for {listed(sorted(missing))}; they start random")
 
 
-def _settle_head(part: ModelPart, model: Any, account: dict[str, Any], old: Sequence[str], seed: int) -> None:
-    """Rows of a head stand for its classes: where the data have others of the same number, draw it anew, and say so.
+def _settle_head(
+    part: ModelPart,
+    model: Any,
+    account: dict[str, Any],
+    old: Sequence[str],
+    seed: int,
+    tell: Callable[[str], None],
+) -> None:
+    """Rows of a head stand for its classes: keep it where the data's are the same ones, else draw a new one; say so.
 
     Args:
-        old: class names of the checkpoint; empty where it has none.
+        old: class names of the checkpoint; empty for regression, whose one row needs none.
     """
-    names = [str(model.config.id2label[index]) for index in range(len(model.config.id2label))]
-    lost = f"model.source = {part.source}: its head for {len(old):,} classes ({', '.join(old[:5])}) is lost"
-    if any(name in set(head_names(model)) for name, *_ in account["mismatched_keys"]):
-        if not old:
-            lost = f"model.source = {part.source}: its head is lost"
-        log.warning("%s: the data need %d outputs, and a new head starts random", lost, len(names))
+    names = head_labels(model.config)
+    head, missing = set(head_names(model)), set(account["missing_keys"])
+    counted = f"its head for {len(old):,} classes ({listed(old, 5)})" if old else "its head"
+    lost = f"model.source = {part.source}: {counted} is lost; a new head for {listed(names, 5)} starts random"
+    if account["mismatched_keys"]:  # of the head: the others are refused
+        rows = rows_by_number(names, len(old)) if are_unnamed(old) else {}
+        written = ", ".join(old[row] for row in rows.values())
+        tell(f"{lost}; labels that are written {written} keep it" if len(rows) == len(names) else lost)
         return
     if not old or [name.casefold() for name in names] == [name.casefold() for name in old]:
         return
-    final = final_linear(model, len(names))
-    missing = set(account["missing_keys"])
-    if any(parameter is final.weight and name in missing for name, parameter in model.named_parameters()):
-        return
-    if names == [str(index) for index in range(len(old))]:
-        log.warning("labels 0 to %d are taken for the head's classes by number: %s", len(old) - 1, ", ".join(old[:10]))
-        return
+    if head & missing and (head <= missing or missing.issuperset(_of_classes(model))):
+        return  # the checkpoint has no head
+    rows = rows_by_number(names, len(old))
+    if list(rows.values()) == list(range(len(names))):
+        tell(numbered(rows, old))
+    elif are_unnamed(old):
+        pairs = [f"{name} is {row}" for name, row in zip(names, old, strict=True)]
+        tell(f"the model's classes have no names, and are matched with the labels in this order: {listed(pairs)}")
+    else:
+        _draw_again(model, seed)
+        tell(lost)
+
+
+def _draw_again(model: Any, seed: int) -> None:
+    """New weights for whatever puts out the logits."""
+    layers = [model.get_submodule(name) for name in dict.fromkeys(n.rpartition(".")[0] for n in _of_classes(model))]
+    # as most families of transformers do; its own initialisation passes over what was loaded
+    std = getattr(model.config, "initializer_range", None)
     with seeded(seed), torch.no_grad():
-        final.reset_parameters()
-        # as most families of transformers do; its own initialisation passes over what was loaded
-        std = getattr(model.config, "initializer_range", None)
-        if isinstance(std, float):
-            final.weight.normal_(0.0, std)
-            if final.bias is not None:
-                final.bias.zero_()
-    log.warning("%s: the data's labels are %s, and a new head starts random", lost, ", ".join(names[:5]))
+        for layer in layers:
+            layer.reset_parameters()
+            if isinstance(std, float):
+                layer.weight.normal_(0.0, std)
+                if layer.bias is not None:
+                    layer.bias.zero_()
+
+
+def _of_classes(model: Any) -> list[str]:
+    """Names of the parameters whose shapes follow from the number of classes, in whatever family.
+
+    Some have two layers of logits (SwiftFormer), some have theirs inside the base model (Perceiver).
+    """
+    config = copy.deepcopy(model.config)
+    config.num_labels = count = len(config.id2label) + 1
+    config.id2label = {row: f"LABEL_{row}" for row in range(count)}
+    config.label2id = {name: row for row, name in config.id2label.items()}
+    with quiet(), torch.device("meta"):
+        shapes = {name: parameter.shape for name, parameter in type(model)(config).named_parameters()}
+    return [name for name, parameter in model.named_parameters() if shapes[name] != parameter.shape]
 
 
 def no_safetensors(part: ModelPart, folder: Path) -> ModelError:

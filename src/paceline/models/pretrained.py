@@ -27,10 +27,13 @@ _UNLIMITED: Final = 10**9
 
 
 def names_a_model(path: Path) -> bool:
-    """Whether a model is meant: a folder that holds one, or OWNER/NAME of the Hub where no such folder is."""
+    """Whether a model is meant: a folder that holds one, or NAME or OWNER/NAME of the Hub where no such folder is."""
     if path.exists():
         return (path / "config.json").is_file()
-    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) is not None and not path.parent.exists()
+    name = r"[\w-][\w.-]*"
+    if re.fullmatch(name, str(path)):
+        return True
+    return re.fullmatch(f"{name}/{name}", str(path)) is not None and not path.parent.exists()
 
 
 def load_pretrained(source: Path, *, pairs: bool, trust_remote_code: bool = False) -> LoadedModel:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ModelError
+from paceline.models.config import read_json
 
 FILE = "preprocessor_config.json"
 
@@ -126,10 +127,7 @@ def open_processor(folder: Path, what: str, *, trust_remote_code: bool = False) 
     path = folder / FILE
     if not path.is_file():
         return None
-    try:
-        written = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ModelError(f"{path}: not JSON", str(error), "download or copy it again") from None
+    written = read_json(path)
     if not isinstance(written, dict):
         raise ModelError(f"{path}: no settings of an image processor", f"found {type(written).__name__}")
     import transformers

@@ -228,7 +228,8 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
     model, account = from_folder(folder, config, saved.modality, trust_remote_code=trust_remote_code)
     absent = sorted({*account["missing_keys"], *(name for name, *_ in account["mismatched_keys"])})
     if absent:
-        raise ModelError(f"{folder}: not the weights of this model", f"{absent[0]} is missing or of another shape")
+        why = f"{absent[0]} is missing or of another shape"
+        raise ModelError(f"{folder}: not the weights of this model", why, "use a copy that is whole")
     return model
 
 

@@ -42,10 +42,10 @@ def head_names(model: nn.Module) -> list[str]:
 
 
 def final_linear(model: nn.Module, num_labels: int) -> nn.Linear:
-    """The last linear layer, whose output is the logits.
+    """The last linear layer outside the base model with ``num_labels`` outputs, which ``model.train: features`` fits.
 
     Raises:
-        ModelError: no linear layer has ``num_labels`` outputs.
+        ModelError: there is none.
     """
     prefix = _base(model)[0]
     found = [
@@ -56,10 +56,11 @@ def final_linear(model: nn.Module, num_labels: int) -> nn.Linear:
         and not (prefix and name.startswith(f"{prefix}."))
     ]
     if not found:
+        where = f" outside its base model ({prefix})" if prefix else ""
         raise ModelError(
-            f"model: {type(model).__name__} has no final linear layer with {num_labels} outputs",
-            "train: features fits that layer",
-            "set model.train=head, or end the model in nn.Linear",
+            f"model.train = features: {type(model).__name__} has no linear layer with {num_labels} outputs{where}",
+            "that layer is what features fits",
+            f"set model.train={'head' if head_names(model) else 'all'}",
         )
     return found[-1]
 
@@ -91,7 +92,8 @@ def set_trained(model: nn.Module, train: str) -> list[str]:
     else:
         trained = set(head_names(model))
         if not trained:
-            raise ModelError(f"model.train = {train}: {type(model).__name__} has no head", fix="set model.train=all")
+            what = f"model.train = {train}: {type(model).__name__} has no parameters outside its base model"
+            raise ModelError(what, "those are what is called its head", "set model.train=all")
         if train.startswith("last:"):
             trained |= _last(model, int(train.partition(":")[2]))
     for name, parameter in model.named_parameters():

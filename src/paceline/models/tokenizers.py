@@ -37,38 +37,18 @@ _TRAINING_CHARACTERS = 20_000_000
 
 
 @final
-class TokenizerSource:
-    """Gives the tokenizer of a recipe; built by ``tokenizer_source``.
+class Pretrained:
+    """Gives a tokenizer that is there already, as ``WordPieceTrainer`` gives one that it trains."""
 
-    Attributes:
-        key: digest of everything but the training texts that decides how a text is encoded.
-    """
-
-    def __init__(self, key: str, pretrained: PreTrainedTokenizerFast | None, trainer: WordPieceTrainer | None) -> None:
+    def __init__(self, key: str, tokenizer: PreTrainedTokenizerFast) -> None:
         self.key = key
-        self._pretrained = pretrained
-        self._trainer = trainer
+        self._tokenizer = tokenizer
 
-    def settle(self, dataset: str) -> PreTrainedTokenizerFast | None:
-        """The tokenizer that a data set was encoded with, whether it was encoded now or long ago.
+    def get(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+        return self._tokenizer
 
-        Args:
-            dataset: fingerprint of the encoded data set.
-
-        Returns:
-            None when the data set came out of a cache and the vocabulary trained for it is no longer there.
-        """
-        return self._pretrained if self._trainer is None else self._trainer.settle(dataset)
-
-    def get(self, training_texts: Iterable[str]) -> PreTrainedTokenizerFast:
-        """The tokenizer: trained on ``training_texts``, or the pretrained one, for which they are not looked at.
-
-        Raises:
-            ModelError: a tokenizer is to be trained and the texts hold no words.
-        """
-        if self._trainer is None:
-            return self._pretrained
-        return self._trainer.get(list(training_texts))
+    def settle(self, dataset: str) -> PreTrainedTokenizerFast:
+        return self._tokenizer
 
 
 @final
@@ -92,12 +72,17 @@ class WordPieceTrainer:
 
     @property
     def key(self) -> str:
+        """Digest of everything but the training texts that decides how a text is encoded."""
         settings = ("wordpiece", self._vocabulary_size, _TRAINING_CHARACTERS, tokenizers.__version__)
         return _digest(repr((*settings, self._has_token_types, self._padding_side)).encode())
 
-    def get(self, texts: Sequence[str]) -> PreTrainedTokenizerFast:
-        """A tokenizer from the cache, or trained and put there."""
-        texts = _sample(texts)
+    def get(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+        """A tokenizer from the cache, or trained and put there.
+
+        Raises:
+            ModelError: the texts hold no words.
+        """
+        texts = _sample(list(texts))
         digest = hashlib.sha256(self.key.encode())
         for text in texts:
             encoded = text.encode("utf-8", "surrogatepass")
@@ -112,7 +97,11 @@ class WordPieceTrainer:
         return self._around(vocabulary)
 
     def settle(self, dataset: str) -> PreTrainedTokenizerFast | None:
-        """See ``TokenizerSource.settle``: texts are not read again for a cached data set, so its name must do."""
+        """The tokenizer that a data set was encoded with, now or long ago; None: its vocabulary is no longer there.
+
+        Args:
+            dataset: fingerprint of the encoded data set: of one out of a cache the texts are not read again.
+        """
         path = self._cache / "tokenizers" / f"of-{dataset}.json" if self._cache else None
         vocabulary = self._latest or (_read_vocabulary(path) if path else None)
         if self._latest and path and _read_vocabulary(path) is None:
@@ -123,7 +112,9 @@ class WordPieceTrainer:
         return bert_tokenizer(vocabulary, self._max_length, self._has_token_types, self._padding_side)
 
 
-def tokenizer_source(part: ModelPart, config: PretrainedConfig | None, cache: Path | None) -> TokenizerSource:
+def tokenizer_source(
+    part: ModelPart, config: PretrainedConfig | None, cache: Path | None
+) -> Pretrained | WordPieceTrainer:
     """Where the tokenizer of a recipe comes from.
 
     With ``model.tokenizer: auto`` it is the pretrained model's own; where the weights are random (``model.config``
@@ -142,14 +133,13 @@ def tokenizer_source(part: ModelPart, config: PretrainedConfig | None, cache: Pa
         has_token_types = config is None or (getattr(config, "type_vocab_size", 0) or 0) > 1
         # the head reads the last position of a row, filling or not
         side = "left" if getattr(config, "model_type", None) in _READ_AT_THE_END else "right"
-        trainer = WordPieceTrainer(part.vocabulary_size, limit or UNLIMITED, has_token_types, cache, side)
-        return TokenizerSource(trainer.key, None, trainer)
+        return WordPieceTrainer(part.vocabulary_size, limit or UNLIMITED, has_token_types, cache, side)
     own = part.tokenizer == "auto"
     source = part.source if own else part.tokenizer
     tokenizer, folder = _pretrained(part, source or "", config if own else None)
     if limit is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
-    return TokenizerSource(_files_key(folder, tokenizer), tokenizer, None)
+    return Pretrained(_files_key(folder, tokenizer), tokenizer)
 
 
 def train_wordpiece(texts: Sequence[str], vocabulary_size: int) -> dict[str, int]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any, final
@@ -25,6 +23,7 @@ from paceline.records import (
     RunStarted,
     StepRecord,
     TraceRecord,
+    plain,
 )
 
 KINDS: dict[str, type[Record]] = {
@@ -81,7 +80,7 @@ class MetricsFile(Observer):
 def record_to_json(record: Record) -> bytes:
     """One line of valid JSON for any record, a RunRecord for summary.json too; ``kind`` first where it has a name."""
     named = {"kind": _NAMES[type(record)]} if type(record) in _NAMES else {}
-    return json.dumps({**named, **_plain(record)}, ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps({**named, **plain(record)}, ensure_ascii=False, allow_nan=False).encode()
 
 
 def read_metrics(path: Path) -> list[Record]:
@@ -115,23 +114,6 @@ def _record(path: Path, number: int, line: bytes) -> Record:
         why = type(error).__name__ if isinstance(error, ValidationError) else str(error)
         shown = excerpt(line.decode("utf-8", "replace"))
         raise RunFolderError(f"{path}:{number}: not a record: {shown}", why, "remove the line") from None
-
-
-def _plain(value: Any) -> Any:
-    if value is None or type(value) in (int, bool):  # most of a step's numbers, and quicker than all that follows
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-    if isinstance(value, str):
-        # file names may hold bytes that are not text, which JSON cannot carry
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, Mapping):
-        return {_plain(str(key)): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return value
 
 
 def _drop_cut_line(file: FileIO) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from paceline.errors import RecipeError
 from paceline.facts import Card, Facts
+from paceline.recipe.entries import value_of, written
 from paceline.recipe.parts import ParallelPart
 from paceline.recipe.recipe import Recipe
-from paceline.recipe.techniques import check_rules
+from paceline.recipe.rules import check_rules, decision_of, why_off
+from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, STRATEGIES, entry_of, one_process
 from paceline.records import Decision
 
 Decide = Callable[[Recipe, Facts], Decision | None]
@@ -21,13 +24,8 @@ EVALUATED_ON_CARD = 128
 """Samples of an evaluation's forward pass on a card, at least: it is launched kernel by kernel, and with 24 texts the
 host took 5 ms for 2 ms of work (H200, DistilBERT)."""
 
-_CAPABILITY = {"bf16": (8, 0), "pure_bf16": (8, 0), "tf32": (8, 0), "fp16": (5, 3)}
-# NVIDIA, CUDA programming guide, arithmetic by compute capability: bf16 and tf32 from 8.0, fp16 from 5.3
-
-_CARDS_ONLY = {
-    "fp16": "fp16 with loss scaling is for cards: CPUs compute it in software",
-    "tf32": "tf32 is a mode of the tensor cores of cards and has no effect on a CPU",
-}
+_CAPABILITY = {value.name: value.capability for value in entry_of("precision").values}
+_CARDS_ONLY = {value.name: value.cards_only for value in entry_of("precision").values if value.cards_only}
 
 STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "sgd": 4}
 """Bytes of an optimizer's states for each trained number, beside 4 of the weight and 4 of its gradient."""
@@ -35,21 +33,6 @@ STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "sgd": 4}
 STATES_SHARE = 0.7
 """Of a card's memory, what weights, gradients and states may take for every rank to keep them whole. The rest is for
 activations, the workspace of kernels, and what the driver keeps: a margin, not a measurement."""
-
-_COPIED = "DataParallel copies the model at every pass, and a copy would compute with the first card's weights"
-_IN_PLACE = ("fully_connected", "fused_qkv", "fusion", "embedding_gradient", "compile", "capture")
-_WITH_STRATEGY: dict[str, dict[str, str]] = {
-    "fsdp": {
-        "techniques.channels_last": "a shard is cut from a weight in its usual order in memory",
-        "techniques.embedding_gradient": "not measured beside shards",
-    },
-    "dp": {
-        "techniques.packing": "a packed row cannot be dealt to several cards",
-        **dict.fromkeys((f"techniques.{name}" for name in _IN_PLACE), _COPIED),
-    },
-}
-"""Strategy -> what is switched off beside it where it was left to us, and why. What cannot be is refused where it was
-asked for, see the catalogue."""
 
 
 def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, tuple[Decision, ...]]:
@@ -67,7 +50,9 @@ def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, t
         RecipeError: a setting that cannot work on this machine.
     """
     decisions = []
-    for decide in (_device, *_sharing(world_size), _precision, _micro_batch_size, _evaluation_batch_size, *_SWITCHES):
+    first: list[Decide] = [_device, *_sharing(world_size), _precision]
+    techniques: list[Decide] = [partial(decision_of, entry) for entry in CATALOGUE]
+    for decide in (*first, _micro_batch_size, _evaluation_batch_size, _resident, *techniques):
         decision = decide(recipe, facts)
         if decision is not None:
             decisions.append(decision)
@@ -116,11 +101,12 @@ def choose_strategy(
         most = f"{STATES_SHARE:.0%} of the smallest card's {min(sizes) / 2**30:.0f} GiB"
         reason = f"{told}, {'at most' if value == 'ddp' else 'more than'} {most}"
     taken = [Decision(setting="parallel.strategy", value=value, reason=reason)]
-    for setting, why in _WITH_STRATEGY.get(value, {}).items():
-        ours = any(decision.setting == setting for decision in decisions)
-        now = _setting(recipe, setting)
-        if now == "auto" or (ours and now is True):
-            taken.append(Decision(setting=setting, value="false", reason=why))
+    ours, shared = {decision.setting for decision in decisions}, recipe.with_settings([f"parallel.strategy={value}"])
+    for entry in CATALOGUE:
+        now = value_of(recipe, entry.setting)
+        why = why_off(entry, shared, facts)
+        if why is not None and (now == "auto" or (entry.setting in ours and now is True)):
+            taken.append(Decision(setting=entry.setting, value="false", reason=why))
     recipe = recipe.with_settings([f"{decision.setting}={decision.value}" for decision in taken])
     check_rules(recipe, facts)
     anew = {decision.setting for decision in taken}
@@ -152,7 +138,7 @@ def bucket_decision(recipe: Recipe, link_rate: Callable[[], float | None]) -> De
 
 def num_processes(recipe: Recipe, num_cards: int) -> int:
     """Of a run on so many cards: one a card, or, with ``dp``, one that has them all."""
-    return 1 if recipe.parallel.strategy == "dp" else num_cards
+    return 1 if one_process(recipe.parallel.strategy) else num_cards
 
 
 def with_smallest_card(facts: Facts, sizes: Iterable[int | None]) -> Facts:
@@ -179,18 +165,20 @@ def _device(recipe: Recipe, facts: Facts) -> Decision | None:
 def _sharing(world_size: int) -> tuple[Decide, ...]:
     if world_size > 1:
         return (_strategy,)
-    settings = {"strategy": "auto", "backend": "auto", "reduce_dtype": "fp32", "shard_size": "null", "offload": "false"}
-    return tuple(_unshared(name, plain) for name, plain in settings.items())
+    own = (name for name, setting in OWN_SETTINGS.items() if not setting.stays)
+    return tuple(_unshared(name) for name in ("strategy", "backend", *own))
 
 
-def _unshared(name: str, plain: str) -> Decide:
+def _unshared(name: str) -> Decide:
     """A setting of several processes, where there is one: a run that they began may go on, or be evaluated, in one."""
+    plain = ParallelPart.model_fields[name].default
 
     def decide(recipe: Recipe, facts: Facts) -> Decision | None:
         part = recipe.parallel
-        if part.strategy == "dp" or getattr(part, name) == ParallelPart.model_fields[name].default:
+        if one_process(part.strategy) or getattr(part, name) == plain:
             return None
-        return Decision(setting=f"parallel.{name}", value=plain, reason="one process has nobody to share with")
+        reason = "one process has nobody to share with"
+        return Decision(setting=f"parallel.{name}", value=written(plain), reason=reason)
 
     return decide
 
@@ -199,11 +187,11 @@ def _strategy(recipe: Recipe, facts: Facts) -> Decision | None:
     part = recipe.parallel
     if part.strategy != "auto" or recipe.model.train == "features":
         return None
-    sharded = [f"parallel.{name}" for name in ("shard_size", "offload") if getattr(part, name)]
-    if sharded:
-        return Decision(
-            setting="parallel.strategy", value="fsdp", reason=f"{' and '.join(sharded)} is set, of fsdp alone"
-        )
+    for strategy in STRATEGIES:
+        wishes = [own.setting for own in strategy.settings if own.chooses and getattr(part, own.name) != own.default]
+        if wishes:
+            reason = f"{' and '.join(wishes)} is set, of {strategy.name} alone"
+            return Decision(setting="parallel.strategy", value=strategy.name, reason=reason)
     if recipe.device == "cpu":
         reason = "the ranks share the host's memory, and a whole model is quicker"
         return Decision(setting="parallel.strategy", value="ddp", reason=reason)
@@ -212,8 +200,8 @@ def _strategy(recipe: Recipe, facts: Facts) -> Decision | None:
 
 def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
     part = recipe.parallel
-    if part.strategy == "dp":
-        what, fix = "parallel.strategy = dp", "--set parallel.strategy=auto"
+    if one_process(part.strategy):
+        what, fix = f"parallel.strategy = {part.strategy}", "--set parallel.strategy=auto"
         if world_size > 1:
             raise RecipeError(what, f"it is one process with several cards, and there are {world_size} processes", fix)
         if recipe.device == "cuda" and len(facts.cards) < 2:
@@ -235,9 +223,6 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
             f"--set loop.batch_size={world_size}, or start "
             + (f"{size} processes or fewer" if size > 1 else "1 process"),
         )
-    if part.offload and recipe.device != "cuda":
-        why = "the device is a CPU, whose memory the weights are in already"
-        raise RecipeError("parallel.offload = true", why, "--set parallel.offload=false")
 
 
 def _precision(recipe: Recipe, facts: Facts) -> Decision | None:
@@ -294,110 +279,10 @@ def _evaluation_batch_size(recipe: Recipe, facts: Facts) -> Decision | None:
     return Decision(setting="loop.evaluation_batch_size", value=str(2 * micro), reason=reason)
 
 
-def _on_cards_only(path: str, reason: str) -> Decide:
-    """Switches off what has no use on a CPU; on a card it stays open."""
-
-    def decide(recipe: Recipe, facts: Facts) -> Decision | None:
-        if recipe.device != "cpu" or _setting(recipe, path) != "auto":
-            return None
-        return Decision(setting=path, value="false", reason=reason)
-
-    return decide
-
-
-def _compile(recipe: Recipe, facts: Facts) -> Decision | None:
-    if recipe.techniques.compile is False or recipe.device != "cuda":
+def _resident(recipe: Recipe, facts: Facts) -> Decision | None:
+    if recipe.device != "cpu" or recipe.data.resident != "auto":
         return None
-    setting = "techniques.compile"
-    if recipe.techniques.compile is True:
-        if facts.versions.get("triton") is None:
-            raise RecipeError(f"{setting} = true", "needs triton, which is not installed", f"--set {setting}=false")
-        return None
-    if recipe.model.train == "features":
-        return Decision(setting=setting, value="false", reason="no step is made with train: features")
-    if facts.versions.get("triton") is None:
-        return Decision(setting=setting, value="false", reason="triton is not installed")
-    return None
-
-
-def _fusion(recipe: Recipe, facts: Facts) -> Decision | None:
-    if recipe.techniques.fusion != "auto" or recipe.device != "cuda":
-        return None
-    setting, card = "techniques.fusion", facts.cards[0] if facts.cards else None
-    capability = card.compute_capability if card else None
-    reason = None
-    if recipe.model.train == "features":
-        reason = "no step is made with train: features"
-    elif recipe.techniques.precision not in ("bf16", "fp16"):
-        reason = "its kernels are for autocast: products in bf16 or fp16 beside sums in fp32"
-    elif facts.versions.get("triton") is None:
-        reason = "triton is not installed"
-    elif capability is None or capability < (8, 0):
-        reason = "its kernels need a card of compute capability 8.0 or above"
-    if reason:
-        return Decision(setting=setting, value="false", reason=reason)
-    return Decision(setting=setting, value="true", reason="fewer passes over memory, and nothing to compile")
-
-
-def _embedding_gradient(recipe: Recipe, facts: Facts) -> Decision | None:
-    """What is open after this depends on whether the embeddings are compiled."""
-    if recipe.techniques.embedding_gradient != "auto" or recipe.device != "cuda":
-        return None
-    reason = None
-    if recipe.model.train != "all":
-        reason = f"no embedding is trained with train: {recipe.model.train}"
-    elif facts.versions.get("triton") is None:
-        reason = "triton is not installed"
-    return Decision(setting="techniques.embedding_gradient", value="false", reason=reason) if reason else None
-
-
-def _capture(recipe: Recipe, facts: Facts) -> Decision | None:
-    if recipe.techniques.capture != "auto" or recipe.device != "cuda":
-        return None
-    setting = "techniques.capture"
-    if recipe.model.train == "features":
-        return Decision(setting=setting, value="false", reason="no step is made with train: features")
-    if recipe.parallel.offload:
-        reason = "the host waits for what travels between its memory and the card"
-        return Decision(setting=setting, value="false", reason=reason)
-    if recipe.techniques.recompute:
-        reason = "recompute saves and restores the random numbers' state on the host"
-        return Decision(setting=setting, value="false", reason=reason)
-    return Decision(setting=setting, value="true", reason="replayed steps cost the host next to nothing")
-
-
-def _beside_strategy(path: str) -> Decide:
-    """Switches off what cannot be had beside the strategy."""
-
-    def decide(recipe: Recipe, facts: Facts) -> Decision | None:
-        reason = _WITH_STRATEGY.get(recipe.parallel.strategy, {}).get(path)
-        if reason is None or _setting(recipe, path) != "auto":
-            return None
-        return Decision(setting=path, value="false", reason=reason)
-
-    return decide
-
-
-def _setting(recipe: Recipe, path: str) -> object:
-    part, _, name = path.partition(".")
-    return getattr(getattr(recipe, part), name)
-
-
-_SWITCHES: tuple[Decide, ...] = (
-    *(_beside_strategy(path) for path in dict.fromkeys(p for paths in _WITH_STRATEGY.values() for p in paths)),
-    _on_cards_only("data.resident", "the device's memory is the host's"),
-    _on_cards_only("techniques.channels_last", "not measured to pay on a CPU"),
-    _on_cards_only("techniques.fully_connected", "not measured to pay on a CPU"),
-    _on_cards_only("techniques.fused_qkv", "not measured to pay on a CPU"),
-    _on_cards_only("techniques.fusion", "its kernels are for cards"),
-    _on_cards_only("techniques.embedding_gradient", "its kernels are for cards"),
-    _on_cards_only("techniques.compile", "not measured to pay on a CPU"),
-    _on_cards_only("techniques.capture", "CUDA graphs need a card"),
-    _compile,
-    _fusion,
-    _embedding_gradient,
-    _capture,
-)
+    return Decision(setting="data.resident", value="false", reason="the device's memory is the host's")
 
 
 def _check_optimizer(recipe: Recipe, facts: Facts) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from encodings.aliases import aliases
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from paceline.recipe.techniques import OWN_SETTINGS, STRATEGIES, entry_of, told_strategies, users_of
 from paceline.recipe.windows import problem_of
 
 EXECUTION: dict[str, Any] = {"execution": True}
@@ -144,8 +145,9 @@ class DataPart(Part):
 
     source: str = Field(
         "memory",
-        description="Path of a csv, tsv, jsonl (also .gz) or parquet file or of a folder per class; hub:NAME;"
-        " builtin:docstrings, builtin:digits, builtin:random; memory: rows given from Python.",
+        description="Path of a csv, tsv, jsonl or json (also .gz), xlsx, parquet or arrow file, of a folder per class"
+        " or of what save_to_disk left; hub:NAME; builtin:docstrings, builtin:digits, builtin:random; memory: rows"
+        " given from Python.",
     )
     validation: str | None = Field(None, description="A file of its own for validation.")
     test: str | None = Field(None, description="A file of its own for the test.")
@@ -206,7 +208,8 @@ class DataPart(Part):
     @classmethod
     def _usable_delimiter(cls, value: str) -> str:
         if value != "auto" and (len(value) != 1 or value in '"\r\n\0'):
-            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}")
+            hint = "" if value else "; YAML needs quotes around | and #, as in --set 'data.delimiter=\"|\"'"
+            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}{hint}")
         return value
 
 
@@ -382,115 +385,55 @@ class LoopPart(Part):
         return self
 
 
+def _technique(name: str) -> Any:
+    """The field of a technique, as the catalogue has it."""
+    entry = entry_of(name)
+    return Field(entry.default, json_schema_extra=EXECUTION if entry.execution else None, description=entry.description)
+
+
 class TechniquesPart(Part):
     """One field a technique; see ``paceline techniques``."""
 
-    packing: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Put the texts of a micro-batch one after the other in one row, so that nothing is padded. auto:"
-        " wherever packed and padded gradients of this model are found equal at the start.",
-    )
-    early_pooling: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="In the last block compute only the position of each text that the head reads. auto: of packed"
-        " rows, wherever gradients with and without the other positions are found equal at the start.",
-    )
-    channels_last: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Keep images and convolution weights with the channels last in memory. auto: for convolutions on"
-        " a card.",
-    )
-    fully_connected: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Compute convolutions that put out one pixel as matrix products over the pixels they see. auto: on"
-        " a card.",
-    )
-    cudnn_benchmark: bool = Field(
-        False,
-        json_schema_extra=EXECUTION,
-        description="Try all of cuDNN's kernels for each convolution of a step, and keep the quickest.",
-    )
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "pure_bf16"] = Field(
-        "auto",
-        description="auto: bf16 on cards that compute in it, fp32 elsewhere. pure_bf16: weights, gradients and the"
-        " optimizer's states too.",
-    )
-    fused_qkv: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Compute query, key and value of an attention layer in one matrix product. auto: on a card.",
-    )
-    fusion: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Compute bias and GELU, and dropout, residual and LayerNorm, by kernels of our own. auto: on a"
-        " card, in bf16 or fp16.",
-    )
-    embedding_gradient: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Add up the gradients of embeddings by kernels of our own. auto: on a card, where the step is not"
-        " compiled.",
-    )
-    recompute: bool = Field(
-        False,
-        json_schema_extra=EXECUTION,
-        description="Recompute each block's activations in the backward pass instead of keeping them.",
-    )
-    compile: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Compile each block of the model for training. auto: on a card, when the run is long enough to win"
-        " back the seconds of compiling.",
-    )
-    capture: Switch = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="Record the kernels of a step as CUDA graphs and replay them. auto: on a card.",
-    )
+    packing: Switch = _technique("packing")
+    early_pooling: Switch = _technique("early_pooling")
+    channels_last: Switch = _technique("channels_last")
+    fully_connected: Switch = _technique("fully_connected")
+    cudnn_benchmark: bool = _technique("cudnn_benchmark")
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "pure_bf16"] = _technique("precision")
+    fused_qkv: Switch = _technique("fused_qkv")
+    fusion: Switch = _technique("fusion")
+    embedding_gradient: Switch = _technique("embedding_gradient")
+    recompute: bool = _technique("recompute")
+    compile: Switch = _technique("compile")
+    capture: Switch = _technique("capture")
+
+
+def _own(name: str) -> Any:
+    """The field of a setting that only some strategies have, as the catalogue has it."""
+    own = OWN_SETTINGS[name]
+    told = f"Of {' and '.join(users_of(own))}: {own.words}"
+    return Field(own.default, ge=own.least, json_schema_extra=EXECUTION, description=told)
+
+
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[("auto", *(entry.name for entry in STRATEGIES))]
 
 
 class ParallelPart(Part):
     """How a run's processes share its work. With one process there is nothing to share: only ``dp`` has a meaning."""
 
-    strategy: Literal["auto", "ddp", "fsdp", "dp"] = Field(
-        "auto",
-        json_schema_extra=EXECUTION,
-        description="ddp: every process keeps the model. fsdp: each keeps a shard of it. dp: one process, all its cards"
-        " (torch's DataParallel, slow). auto: ddp where weights, gradients and states fit a card, else fsdp.",
-    )
+    strategy: StrategyName = Field("auto", json_schema_extra=EXECUTION, description=told_strategies())
     backend: Literal["auto", "nccl", "gloo", "mpi"] = Field(
         "auto",
         json_schema_extra=EXECUTION,
         description="Carries what ranks exchange. auto: nccl between cards, gloo between CPUs; mpi where torch has it.",
     )
-    reduce_dtype: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        json_schema_extra=EXECUTION,
-        description="Number format in which ranks sum gradients; bf16 halves the bytes and rounds each rank's share.",
-    )
-    bucket_mib: int | None = Field(
-        None,
-        ge=1,
-        json_schema_extra=EXECUTION,
-        description="Of ddp: MiB of gradients that ranks sum in one go; null: 192 over NVLink, where many small sums"
-        " slow the backward pass down, else 25, which begin early.",
-    )
-    shard_size: int | None = Field(
-        None,
-        ge=2,
-        json_schema_extra=EXECUTION,
-        description="Of fsdp: processes that share one copy of the model, as those of one machine; null: all.",
-    )
-    offload: bool = Field(
-        False,
-        json_schema_extra=EXECUTION,
-        description="Of fsdp: keep shards, their gradients and states in main memory, and update there.",
-    )
+    reduce_dtype: Literal["fp32", "bf16"] = _own("reduce_dtype")
+    bucket_mib: int | None = _own("bucket_mib")
+    shard_size: int | None = _own("shard_size")
+    offload: bool = _own("offload")
 
     @model_validator(mode="before")
     @classmethod
@@ -500,16 +443,11 @@ class ParallelPart(Part):
 
     @model_validator(mode="after")
     def _effect(self) -> Self:
-        if self.strategy in ("ddp", "dp"):
-            for name in ("shard_size", "offload"):
-                if getattr(self, name):
-                    raise ValueError(f"{name}: has no effect with strategy: {self.strategy}; set strategy: fsdp")
-        if self.strategy in ("fsdp", "dp") and self.bucket_mib is not None:
-            raise ValueError(f"bucket_mib: has no effect with strategy: {self.strategy}; set strategy: ddp")
-        if self.strategy == "dp" and self.reduce_dtype != "fp32":
-            raise ValueError(
-                f"reduce_dtype: {self.reduce_dtype} has no effect with strategy: dp, whose sums are torch's"
-            )
+        for name, own in OWN_SETTINGS.items():
+            users = users_of(own)
+            if self.strategy not in ("auto", *users) and getattr(self, name) != own.default:
+                told = f"{name}: has no effect with strategy: {self.strategy}"
+                raise ValueError(f"{told}; set strategy: {' or '.join(users)}")
         return self
 
 

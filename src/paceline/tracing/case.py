@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-from paceline.recipe.techniques import CATALOGUE, STRATEGIES
+from paceline.recipe.rules import is_refused
 from paceline.tracing.budgets import FEW, Budget, Budgets
 from paceline.tracing.cut import CATEGORIES, EXPOSED, GAP
 from paceline.tracing.places import OUTSIDE, STEP
@@ -142,7 +142,7 @@ class Case:
     def switch(self, setting: str, value: bool | int | str) -> Switch | None:
         """To this value, if the run has another one and its recipe would take it."""
         settings: Mapping[str, Any] = self.facts.settings
-        if settings.get(setting, value) == value or _refused(settings, setting, value):
+        if settings.get(setting, value) == value or is_refused(settings, setting, value):
             return None
         return Switch(setting=setting, value=value)
 
@@ -196,32 +196,6 @@ class Case:
                 for piece, seconds in (own | {(place, True): gap for place, gap in budget.gaps.items()}).items():
                     pieces[piece] = pieces.get(piece, 0.0) + seconds / len(self.steps)
         return pieces
-
-
-def _refused(settings: Mapping[str, Any], setting: str, value: bool | int | str) -> bool:
-    """Whether the catalogue of techniques has a rule against it, as far as the settings are known."""
-    entry = next((one for one in CATALOGUE if one.setting == setting), None)
-    if entry is None or value == entry.off:
-        return False
-    needed = (condition.partition("=") for condition in entry.needs)
-    if any(path in settings and _written(settings[path]) not in values.split("|") for path, _, values in needed):
-        return True
-    split = [one for one in STRATEGIES if one.name == settings.get("parallel.strategy")]
-    return any(_holds(settings, condition) for condition in entry.excludes) or any(
-        entry.name in one.excludes for one in split
-    )
-
-
-def _holds(settings: Mapping[str, Any], condition: str) -> bool:
-    path, equals, values = condition.partition("=")
-    if equals:
-        return _written(settings.get(path)) in values.split("|")
-    return _written(settings.get(f"techniques.{path}")) == "true"
-
-
-def _written(value: object) -> str:
-    """As a rule of the catalogue has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _beside_parts(gaps: Mapping[str, float]) -> float:

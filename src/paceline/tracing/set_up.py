@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.cards import peak_rates
 from paceline.data.dataset import Dataset
 from paceline.device import card_name
 from paceline.engine.engine import Engine
@@ -109,13 +108,9 @@ def _measured(
 
 def _about(recipe: Recipe, build: Build, engine: Engine) -> Mapping[str, Any]:
     card = card_name(build.device) if build.device.type == "cuda" else None
-    rates = peak_rates(card) if card else None
     return {
         "device": card or "cpu",
         "peak_flops": peak_flops(card, recipe.techniques.precision),
-        "peak_bytes_per_second": rates.memory_bytes_per_second if rates else None,
-        # no table says what links the cards of a machine
-        "link_bytes_per_second": None,
         "path": {**build.path, **fused(build.model), **engine.path},
         "settings": dict(flatten(recipe.resolved())),
     }

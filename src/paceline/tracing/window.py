@@ -62,8 +62,6 @@ class WindowFacts(_Facts):
     """``launched``: the run replays graphs, and launched its kernels one by one for the window's sake."""
     steps: tuple[TracedStep, ...] = ()
     peak_flops: float | None = None
-    peak_bytes_per_second: float | None = None
-    link_bytes_per_second: float | None = None
     path: dict[str, Any] = Field(default_factory=dict)
     settings: dict[str, Any] = Field(default_factory=dict)
     recompiles: tuple[Recompile, ...] = ()

@@ -22,6 +22,8 @@ def build_recipe(
 ) -> Recipe:
     """The recipe that a command is about: the file's, then ``--model`` and ``--data``, then ``--set``.
 
+    A file of data in the recipe's place stands for ``--data``.
+
     What ``--model`` and ``--data`` say can be set too, as it has to be for a factory or a configuration.
 
     ``--model`` and ``--data`` replace the file's model and data source, and with them what belongs to the source
@@ -34,9 +36,11 @@ def build_recipe(
     """
     if target is not None and target.is_dir():
         raise RecipeError(f"{target}: is a folder", "a recipe is a YAML file", _of_folder(target, verb))
-    if target is not None and target.suffix in _DATA_SUFFIXES:
-        fix = f"paceline {verb} --model {model or 'NAME'} --data {target}"
-        raise RecipeError(f"{target}: is no recipe", "a recipe is a YAML file; this seems to be data", fix)
+    if target is not None and target.suffix.lower() in _DATA_SUFFIXES:
+        if data:
+            why = "a recipe is a YAML file; the first of them seems to be data, too"
+            raise RecipeError(f"{target} with --data {data}: two sources of data", why, "leave one of them out")
+        target, data = None, str(target)
     plain = read_yaml(target) if target else {}
     if model:
         plain["model"] = {**_without(plain.get("model"), "config", "factory", "revision"), "source": model}
@@ -44,7 +48,7 @@ def build_recipe(
         plain["data"] = {**_without(plain.get("data"), "validation", "test"), "source": data}
     changed = merge(plain, settings)
     if target is None:
-        _require_both(changed, verb)
+        _require_both(changed, verb, data or "FILE")
     source = changed["data"]["source"] if target is None else ""
     changed.setdefault("name", _run_name(target.stem if target else str(source)))
     recipe = Recipe.parse(changed)
@@ -55,13 +59,13 @@ def build_recipe(
     return recipe
 
 
-def _require_both(plain: Mapping[str, Any], verb: str) -> None:
+def _require_both(plain: Mapping[str, Any], verb: str, data: str) -> None:
     """A model and data, from options or settings, where no file names them."""
     origins = {"--model": ("source", "config", "factory"), "--data": ("source",)}
     parts = {option: plain.get(option.removeprefix("--")) for option in origins}
     named = [option for option, part in parts.items() if isinstance(part, dict) and any(map(part.get, origins[option]))]
     if missing := [option for option in origins if option not in named]:
-        fix = f"paceline {verb} --model distilbert-base-uncased --data FILE, or paceline {verb} RECIPE.yaml"
+        fix = f"paceline {verb} --model distilbert-base-uncased --data {data}, or paceline {verb} RECIPE.yaml"
         raise RecipeError(f"{' and '.join(missing)}: missing", "there is no recipe to take it from", fix)
 
 
@@ -78,7 +82,9 @@ def _of_folder(folder: Path, verb: str) -> str:
     return f"paceline {verb} RECIPE.yaml; or, where it holds data, paceline {verb} --model NAME --data {folder}"
 
 
-_DATA_SUFFIXES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".txt"})
+_DATA_SUFFIXES = frozenset(
+    {".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".xlsx", ".xls", ".gz", ".txt"}
+)
 
 
 def _without(part: object, *keys: str) -> dict[str, Any]:

@@ -56,7 +56,8 @@ class Commands(TyperGroup):
             typer.echo("paceline: interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
         except _USAGE_ERROR as error:
-            told = meant(getattr(error, "option_name", None) or "")
+            verb = getattr(getattr(error, "ctx", None), "info_name", None) or ""
+            told = meant(getattr(error, "option_name", None) or "", verb)
             if told is None:
                 raise
             typer.echo(f"paceline: {told}", err=True)
@@ -116,7 +117,9 @@ def paceline(
 def train(
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="TARGET", help="Recipe (YAML); with --resume, a run folder.", show_default=False),
+        typer.Argument(
+            metavar="TARGET", help="Recipe (YAML), or data; with --resume, a run folder.", show_default=False
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Hub name or folder of a pretrained model.")] = None,
     data: Annotated[str | None, typer.Option(help="File or folder, hub:NAME or builtin:NAME.")] = None,
@@ -152,7 +155,7 @@ def train(
     """Fine-tune, evaluate and save a model.
 
     \b
-    paceline train --model distilbert-base-uncased --data reviews.csv
+    paceline train reviews.csv --model distilbert-base-uncased
     paceline train --model distilbert-base-uncased --data reviews.csv --epochs 3 --lr 3e-5 --batch-size 16
     paceline train recipes/imdb_distilbert.yaml --set optimizer.lr=3e-5
     paceline train runs/x --resume
@@ -497,10 +500,10 @@ def predict(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv, .tsv or .jsonl.")] = None,
     texts: Annotated[
-        list[str] | None, typer.Option("--text", metavar="TEXT", help="A text to label; repeatable.")
+        list[str] | None, typer.Option("--text", metavar="TEXT", help="A text to label; repeatable; - as INPUT.")
     ] = None,
     pairs: Annotated[
-        list[str] | None, typer.Option("--pair", metavar="TEXT", help="The second text of each --text.")
+        list[str] | None, typer.Option("--pair", metavar="TEXT", help="Each --text's second text; -: after a tab.")
     ] = None,
     safe_csv: Annotated[
         bool, typer.Option("--safe-csv", help="An apostrophe before cells that a spreadsheet takes for formulas.")
@@ -515,6 +518,7 @@ def predict(
     paceline predict runs/reviews --text "A wonderful evening."
     paceline predict runs/reviews new.csv -o out.csv
     cut -f 2 new.tsv | paceline predict runs/reviews -
+    cut -f 2,3 pairs.tsv | paceline predict runs/pairs - --pair -
     paceline predict OWNER/NAME new.csv -o out.csv
     """
     from paceline.verbs.predict import predict as predict_rows

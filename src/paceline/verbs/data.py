@@ -16,7 +16,7 @@ def data(name: str, folder: Path) -> tuple[Path, ...]:
 
     Raises:
         UserError: an unknown name.
-        DataError: no connection, a wrong checksum, or a damaged archive.
+        DataError: no connection, or a wrong checksum.
         DiskFullError: not enough room.
     """
     if name not in KNOWN:

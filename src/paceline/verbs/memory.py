@@ -18,6 +18,7 @@ from paceline.memory.predict import PlanFailed, Predictor
 from paceline.observe.formats import difference, printable, rate
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
+from paceline.recipe.techniques import one_process
 from paceline.records import MemoryPlan, MemoryStages, StageRecord
 from paceline.report.stages import LABELS, described, highest, rows, signed, speed, stages_page
 from paceline.verbs.plan import gib
@@ -190,9 +191,9 @@ def _refuse(recipe: Recipe, here: Facts) -> None:
         raise UserError("there is no card to measure on", here.cuda_problem, plans)
     if recipe.model.train == "features":
         raise RecipeError("model.train = features", "no step is made, so there are no stages", "--set model.train=all")
-    if recipe.parallel.strategy == "dp":
+    if one_process(recipe.parallel.strategy):
         why = "one card is measured, and it shares the work among several"
-        raise RecipeError("parallel.strategy = dp", why, "--set parallel.strategy=auto")
+        raise RecipeError(f"parallel.strategy = {recipe.parallel.strategy}", why, "--set parallel.strategy=auto")
     if recipe.data.source == "memory":
         raise RecipeError("data.source: missing", "there are no rows to take steps on", "--data FILE")
 

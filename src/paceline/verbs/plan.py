@@ -23,6 +23,7 @@ from paceline.memory.search import LargestMicroBatch, largest_micro_batch, usabl
 from paceline.observe.formats import amount, printable, share
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose, num_processes
+from paceline.recipe.techniques import one_process, shards
 from paceline.records import Decision, MemoryPlan
 
 GIB: Final = 2**30
@@ -243,9 +244,10 @@ def planned(
 
 def _chosen_for(recipe: Recipe, card: Card, gpus: int, here: Facts) -> tuple[Recipe, tuple[Decision, ...]]:
     """What ``train`` would choose on a machine like ``here`` with so many of this card."""
-    if recipe.parallel.strategy == "dp" and gpus == 1:
+    strategy = recipe.parallel.strategy
+    if one_process(strategy) and gpus == 1:
         why = "it deals a batch to several cards, and a plan is of one unless it is told"
-        raise RecipeError("parallel.strategy = dp", why, "--gpus 2, or as many as the process will see")
+        raise RecipeError(f"parallel.strategy = {strategy}", why, "--gpus 2, or as many as the process will see")
     return choose(recipe, facts_with([card] * gpus, here), num_processes(recipe, gpus))
 
 
@@ -256,7 +258,7 @@ def _formula(recipe: Recipe, memory: MemoryPlan, gpus: int) -> Textbook:
         precision=recipe.techniques.precision,
         optimizer=recipe.optimizer.type,
         momentum=recipe.optimizer.momentum,
-        num_shards=(recipe.parallel.shard_size or gpus) if recipe.parallel.strategy == "fsdp" else 1,
+        num_shards=(recipe.parallel.shard_size or gpus) if shards(recipe.parallel.strategy) else 1,
     )
 
 
@@ -438,7 +440,7 @@ def _typed(settings: Iterable[str], gpus: int | None = None) -> str:
 
 def _cards(plan: Plan) -> str:
     name = printable(plan.memory.card)
-    which = "the first" if plan.recipe.parallel.strategy == "dp" else "one"
+    which = "the first" if one_process(plan.recipe.parallel.strategy) else "one"
     return name if plan.gpus == 1 else f"{which} of {plan.gpus} x {name}"
 
 

@@ -75,11 +75,15 @@ def without(arguments: Sequence[str], change: str) -> list[str]:
     return kept
 
 
-def meant(option: str) -> UserError | None:
+def meant(option: str, verb: str) -> UserError | None:
     """The error for an option that is called otherwise here; None where nothing is known of it."""
     from paceline.recipe.meant import of_option
 
     name = option.lstrip("-")
+    if name == "model" and verb in ("evaluate", "predict"):
+        why = "the model, or the run that trained it, is named without an option"
+        data = "--data FILE" if verb == "evaluate" else "new.csv -o out.csv"
+        return UserError("--model: no such option", why, f"paceline {verb} NAME {data}")
     told = of_option(name)
     if told is None:
         if "." not in name:

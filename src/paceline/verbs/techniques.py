@@ -11,8 +11,9 @@ from paceline.errors import RecipeError
 from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
+from paceline.recipe.entries import TechniqueEntry, written
 from paceline.recipe.parts import ParallelPart, TechniquesPart
-from paceline.recipe.techniques import CATALOGUE, STRATEGIES, TechniqueEntry
+from paceline.recipe.techniques import ENTRIES, told
 
 
 def techniques() -> tuple[TechniqueEntry, ...]:
@@ -22,16 +23,15 @@ def techniques() -> tuple[TechniqueEntry, ...]:
         The catalogue, and the ways of splitting a run.
     """
     facts = this_machine()
-    entries = (*CATALOGUE, *STRATEGIES)
-    sections = [_machine(facts), *(_shown(entry, facts) for entry in entries)]
+    sections = [_machine(facts), *(_shown(entry, facts) for entry in ENTRIES)]
     sys.stdout.write("\n\n".join(sections) + "\n")
-    return entries
+    return ENTRIES
 
 
 def unavailable(entry: TechniqueEntry, value: object, facts: Facts) -> str | None:
     """Why a technique cannot be set to ``value`` on this machine, whatever is trained; None when it can."""
     try:
-        _chosen(facts, f"{entry.setting}={_word(value)}")
+        _chosen(facts, f"{entry.setting}={written(value)}")
     except RecipeError as error:
         # that a card is needed says little where one is there and cannot be used
         needs_card = facts.cuda_problem is not None and "device" in error.why
@@ -57,20 +57,22 @@ def _machine(facts: Facts) -> str:
 def _shown(entry: TechniqueEntry, facts: Facts) -> str:
     part, name = (ParallelPart, "strategy") if entry.choice else (TechniquesPart, entry.name)
     field = part.model_fields[name]
-    needs = list(entry.needs) + list(entry.packages)
-    if entry.capability:
-        needs.append(f"a card of compute capability {_dotted(entry.capability)}")
+    values = " | ".join(map(written, _values(field.annotation)))
     lines = [
-        f"{entry.name}: {entry.summary}",
-        f"  setting    {entry.setting} = {' | '.join(map(_word, _values(field.annotation)))}"
-        f"  (default {_word(field.default)})",
-        *(f"  {label:<10} {text}" for label, text in _here(entry, field, facts)),
-        f"  preserves  {'; '.join([entry.preserves, *(f'{value} changes the result' for value in entry.changing)])}",
-        f"  needs      {', '.join(needs)}" if needs else "",
-        f"  excludes   {', '.join(entry.excludes)}" if entry.excludes else "",
-        f"  card       {entry.card}",
+        ("setting", f"{entry.setting} = {values}  (default {written(field.default)})"),
+        *_here(entry, field, facts),
+        # what auto makes of it is told above, as it is on this machine
+        *((label, text) for label, text in told(entry) if label != "auto"),
+        ("card", entry.card),
     ]
-    return "\n".join(line for line in lines if line)
+    labels = [label for label, _ in lines]
+    shown = ("" if label == before else label for label, before in zip(labels, ["", *labels], strict=False))
+    return "\n".join(
+        [
+            f"{entry.name}: {entry.summary}",
+            *(f"  {label:<10} {text}" for label, (_, text) in zip(shown, lines, strict=True)),
+        ]
+    )
 
 
 def _here(entry: TechniqueEntry, field: Any, facts: Facts) -> Iterator[tuple[str, str]]:
@@ -86,16 +88,14 @@ def _here(entry: TechniqueEntry, field: Any, facts: Facts) -> Iterator[tuple[str
     elif len(refused) == len(values):
         yield "here", f"not available: {'; '.join(dict.fromkeys(refused.values()))}"
     else:
-        yield "here", f"available: {', '.join(_word(value) for value in values if value not in refused)}"
+        yield "here", f"available: {', '.join(written(value) for value in values if value not in refused)}"
         for value, reason in refused.items():
-            yield "", f"not {_word(value)}: {reason}"
+            yield "here", f"not {written(value)}: {reason}"
     if field.default == "auto":
         recipe, reasons = _chosen(facts)
-        chosen = _word(getattr(recipe.techniques, entry.name))
-        told = (
-            f"{chosen}: {reasons.get(entry.setting)}" if chosen != "auto" else "decided when model and data are known"
-        )
-        yield "auto", told
+        chosen = written(getattr(recipe.techniques, entry.name))
+        known = f"{chosen}: {reasons.get(entry.setting)}"
+        yield "auto", known if chosen != "auto" else "decided when model and data are known"
 
 
 def _values(annotation: Any) -> list[Any]:
@@ -111,8 +111,3 @@ def _values(annotation: Any) -> list[Any]:
 
 def _dotted(capability: tuple[int, int] | None) -> str:
     return "{}.{}".format(*capability) if capability else "unknown"
-
-
-def _word(value: object) -> str:
-    """A value as YAML writes it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

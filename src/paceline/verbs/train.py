@@ -14,7 +14,7 @@ from paceline.errors import CheckpointError, RecipeError
 from paceline.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.recipe.parts import TechniquesPart
+from paceline.recipe.techniques import opened
 from paceline.recipe.trust import NONE, Trust, is_of_a_run, require_trust
 from paceline.run_folder import RunFolder, way_to_more
 from paceline.stop import NOT_BEGUN, Stop
@@ -223,14 +223,12 @@ def _shared(world: World, make: Callable[[], RunFolder]) -> Iterator[RunFolder]:
 
 def _open_again(recipe: Recipe) -> Recipe:
     """A run's own recipe with what was switched on for its machine left open: this one may be another."""
-    fields = TechniquesPart.model_fields.items()
-    names = [name for name, field in fields if field.default == "auto" and getattr(recipe.techniques, name) is True]
-    opened = [f"techniques.{name}=auto" for name in names]
+    settings = list(opened(recipe))
     if recipe.data.resident is True:
-        opened.append("data.resident=auto")
+        settings.append("data.resident=auto")
     if recipe.parallel.strategy == "ddp":
-        opened.append("parallel.strategy=auto")
-    return recipe.with_settings(opened)
+        settings.append("parallel.strategy=auto")
+    return recipe.with_settings(settings)
 
 
 def _facts_beside_imports(watch: Stopwatch) -> Facts:

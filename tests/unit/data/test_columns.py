@@ -1,5 +1,7 @@
 """Columns are found by name, guesses are told, and nothing ambiguous is guessed."""
 
+import shlex
+
 import pytest
 
 from paceline.data.columns import find_roles
@@ -114,3 +116,24 @@ def test_unlabelled_rows_need_no_label():
 def test_labels_among_unlabelled_rows_are_no_text():
     sample = [{"phrase": "good value", "label": "positive", "split": "test"}]
     assert roles_of(["phrase", "label", "split"], sample, labelled=False).content == "phrase"
+
+
+def test_text_columns_that_are_not_read_are_named_with_the_way_to_read_them():
+    told = roles_of(["标题", "内容", "标签"]).notices[1]
+    assert told.startswith("text columns that are not read: '标题' (--set ")
+    chosen = dict(word.split("=") for word in shlex.split(told[told.index("(") + 1 :]) if "=" in word)
+    assert chosen == {"data.text": "标题", "data.pair": "内容"}
+    roles = roles_of(["标题", "内容", "标签"], text=chosen["data.text"], pair=chosen["data.pair"])
+    assert (roles.content, roles.pair) == ("标题", "内容")
+    assert not [notice for notice in roles.notices if "not read" in notice]
+
+
+def test_of_other_columns_and_of_choices_nothing_is_said():
+    for columns, settings in [
+        (["id", "内容", "作者", "标签"], {}),
+        (["title", "body", "label"], {"text": "body"}),
+        (["title", "body"], {"labelled": False}),
+    ]:
+        assert not [notice for notice in roles_of(columns, **settings).notices if "not read" in notice]
+    told = roles_of(["question", "answer", "body", "label"], text="auto").notices
+    assert "text columns that are not read: 'body'" in told

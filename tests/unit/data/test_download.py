@@ -1,4 +1,4 @@
-"""Fetching the IMDB archive from a loopback server: cut, changed, hostile or absent."""
+"""Fetching the IMDB archive from a loopback server: cut, changed or absent."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import io
 import json
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.data import download
-from paceline.data.download import download_imdb, fetch, reviews
+from paceline.data.download import download_imdb
 from paceline.errors import DataError, DiskFullError
 from paceline.recipe.parts import SplitsPart
 from paceline.testing.ports import free_port
@@ -117,7 +116,7 @@ def _md5(content: bytes) -> str:
 
 
 def _get(server: Server, folder: Path, **options: Any) -> dict[str, Path]:
-    options = {"url": server.url, "md5": _md5(server.content), "splits": SPLITS, "pause_seconds": 0} | options
+    options = {"url": server.url, "md5": _md5(server.content), "splits": SPLITS} | options
     return download_imdb(folder, **options)
 
 
@@ -164,11 +163,11 @@ def test_a_cut_connection_is_taken_up_where_it_broke(server: Server, tmp_path: P
 
 def test_a_later_call_takes_up_the_download(server: Server, tmp_path: Path) -> None:
     server.content = _archive(_honest())
-    server.cuts = [10] * 5
+    server.cuts = [50, 0]
     with pytest.raises(DataError, match=r"cannot be downloaded(.|\n)*50 bytes are kept(.|\n)*goes on where it stopped"):
         _get(server, tmp_path)
     _get(server, tmp_path)
-    assert server.asked[-1] == "bytes=50-"
+    assert server.asked == [None, "bytes=50-", "bytes=50-"], "a connection that brings nothing ends the call"
 
 
 def test_a_server_without_ranges_sends_everything_again(server: Server, tmp_path: Path) -> None:
@@ -177,9 +176,19 @@ def test_a_server_without_ranges_sends_everything_again(server: Server, tmp_path
     assert len(_rows(_get(server, tmp_path)["train"])) == 12
 
 
-def test_a_download_that_was_complete_but_not_renamed(server: Server, tmp_path: Path) -> None:
+def test_an_archive_that_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
     server.content = _archive(_honest())
-    (tmp_path / "aclImdb_v1.tar.gz.part").write_bytes(server.content)
+    (tmp_path / "aclImdb_v1.tar.gz").write_bytes(server.content)
+    assert len(_rows(_get(server, tmp_path)["train"])) == 12
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("left", [b"x" * 10, b"x" * 100_000], ids=["shorter", "longer"])
+def test_a_damaged_archive_is_removed_and_fetched_again(server: Server, tmp_path: Path, left: bytes) -> None:
+    server.content = _archive(_honest())
+    (tmp_path / "aclImdb_v1.tar.gz").write_bytes(left)
+    with pytest.raises(DataError, match=r"wrong checksum(.|\n)*run the command again"):
+        _get(server, tmp_path)
     assert len(_rows(_get(server, tmp_path)["train"])) == 12
 
 
@@ -190,24 +199,18 @@ def test_a_wrong_checksum_removes_the_file(server: Server, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("status", "attempts"), [(404, 1), (403, 1), (503, 5)])
-def test_refusals(server: Server, tmp_path: Path, status: int, attempts: int) -> None:
+@pytest.mark.parametrize("status", [403, 404, 503])
+def test_refusals(server: Server, tmp_path: Path, status: int) -> None:
     server.content, server.status = b"x", status
     with pytest.raises(DataError, match="cannot be downloaded"):
         _get(server, tmp_path)
-    assert len(server.asked) == attempts, "only a busy server is asked again"
+    assert len(server.asked) == 1
 
 
 def test_no_network(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}/archive.tar.gz"
     with pytest.raises(DataError, match=r"cannot be downloaded\n  why: .*refused\n  fix: check the network"):
-        download_imdb(tmp_path, url=url, pause_seconds=0)
-
-
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "/etc/passwd"])
-def test_other_addresses_are_refused(url: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="only http and https"):
-        fetch(url, tmp_path / "x", "")
+        download_imdb(tmp_path, url=url)
 
 
 def test_a_disk_without_room(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,63 +218,4 @@ def test_a_disk_without_room(server: Server, tmp_path: Path, monkeypatch: pytest
     usage = type("Usage", (), {"free": 999})
     monkeypatch.setattr("paceline.files.shutil.disk_usage", lambda folder: usage)
     with pytest.raises(DiskFullError, match="1,000 bytes needed, 999 bytes free"):
-        _get(server, tmp_path)
-
-
-def test_an_endless_answer_is_stopped(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.content = b"x" * 1000
-    monkeypatch.setattr(download, "_MOST_BYTES", 500)
-    with pytest.raises(DataError, match="sends more than 500 bytes"):
-        _get(server, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("member", "message"),
-    [
-        (_file("aclImdb/../../outside.txt"), "leads out of the archive"),
-        (_file("/tmp/absolute.txt"), "leads out of the archive"),
-        (_file("aclImdb\\..\\outside.txt"), "leads out of the archive"),
-        (_special("aclImdb/train/pos/9_9.txt", tarfile.SYMTYPE, "/etc/passwd"), "is a link or a device"),
-        (_special("aclImdb/train/pos/9_9.txt", tarfile.LNKTYPE, "/etc/passwd"), "is a link or a device"),
-        (_special("aclImdb/zero", tarfile.CHRTYPE), "is a link or a device"),
-        (_special("aclImdb/pipe", tarfile.FIFOTYPE), "is a link or a device"),
-        (_file("aclImdb/train/pos/9_9.txt", b"x" * (2**20 + 1)), "1,048,577 bytes, which is no review"),
-        (_file("aclImdb/train/pos/9_9.txt", b"\xff\xfe"), "damaged"),
-    ],
-)
-def test_hostile_members(member: tuple[tarfile.TarInfo, bytes], message: str, server: Server, tmp_path: Path) -> None:
-    server.content = _archive([*_honest(), member])
-    folder = tmp_path / "inner" / "imdb"
-    with pytest.raises(DataError, match=message):
-        _get(server, folder)
-    found = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert found == ["aclImdb_v1.tar.gz"], "nothing of the archive is written"
-
-
-@pytest.mark.parametrize(
-    ("name", "limit", "message"),
-    [("_MOST_BYTES", 20_000, "unpacks to more than 20,000 bytes"), ("_MOST_MEMBERS", 10, "more than 10 members")],
-)
-def test_bombs(name: str, limit: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = tmp_path / "bomb.tar.gz"
-    archive.write_bytes(_archive([*_honest(), _file("aclImdb/train/labeledBow.feat", bytes(10_000_000))]))
-    monkeypatch.setattr(download, name, limit)
-    with pytest.raises(DataError, match=message):
-        list(reviews(archive))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [lambda content: content[: len(content) // 2], lambda content: b"no gzip", lambda content: content[:300] + b"xx"],
-)
-def test_damaged_archives(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    archive = tmp_path / "archive.tar.gz"
-    archive.write_bytes(damage(_archive(_honest())))
-    with pytest.raises(DataError, match="it is damaged"):
-        list(reviews(archive))
-
-
-def test_an_archive_without_reviews(server: Server, tmp_path: Path) -> None:
-    server.content = _archive([_file("other/file.txt")])
-    with pytest.raises(DataError, match="it holds no reviews"):
         _get(server, tmp_path)

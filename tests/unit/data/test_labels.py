@@ -136,3 +136,79 @@ def test_a_list_of_columns_keeps_its_order() -> None:
     encoded = encode_labels(labels, "multi_label", _splits(train=[0, 1]), _origins(2), order=order)
     assert encoded.names == order
     assert encoded.values.tolist() == [[1, 0, 1], [0, 1, 0]]
+
+
+UNNAMED = tuple(f"LABEL_{row}" for row in range(12))
+
+
+@pytest.mark.parametrize(
+    ("labels", "head", "names"),
+    [
+        ([f"LABEL_{row}" for row in range(11)], (), UNNAMED[:11]),
+        ([str(row) for row in range(12)], UNNAMED, tuple(str(row) for row in range(12))),
+        (["LABEL_10", "LABEL_2"], UNNAMED, UNNAMED),
+        (["label_10", "Label_2"], UNNAMED[:11], (*UNNAMED[:2], "Label_2", *UNNAMED[3:10], "label_10")),
+        (["2", "10"], UNNAMED, (*(str(row) for row in range(12)),)),
+        (["0.0", "2.0"], UNNAMED[:3], ("0.0", "1", "2.0")),
+        (["2", "10"], ("10", "2"), ("10", "2")),
+        (["0", "1"], UNNAMED[:3], ("0", "1")),
+        (["1", "2", "3"], UNNAMED[:3], ("1", "2", "3")),
+        (["0", "LABEL_2"], UNNAMED[:3], ("0", "LABEL_2")),
+        (["0", "0.0", "2"], UNNAMED[:3], ("0", "0.0", "2")),
+        (["0", "2"], HEAD, ("0", "2")),
+    ],
+)
+def test_classes_go_by_number_where_rows_have_no_names(
+    labels: list[str], head: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    everything = _splits(train=list(range(len(labels))))
+    encoded = encode_labels(labels[::-1], "classification", everything, _origins(len(labels)), head=head)
+    assert encoded.names == names
+    assert [names[value] for value in encoded.values] == labels[::-1]
+    assert bool(encoded.notices) == (len(names) > len(labels)), "classes that do not occur are told of"
+
+
+@pytest.mark.parametrize(
+    ("labels", "rows", "by_number"),
+    [
+        (["LABEL_2", "LABEL_10"], [2, 10], False),
+        (["10", "2", "0"], [10, 2, 0], True),
+        (["1.0", "0.0"], [1, 0], True),
+        (["label_3", "LABEL_3"], [3, 3], False),
+    ],
+)
+def test_a_model_without_names_is_measured_by_number(labels: list[str], rows: list[int], by_number: bool) -> None:
+    encoded = encode_known_labels(labels, "classification", UNNAMED, _origins(len(labels)))
+    assert encoded.values.tolist() == rows
+    assert encoded.names == UNNAMED
+    assert any("by number: " in notice for notice in encoded.notices) == by_number
+
+
+def test_numbers_of_several_labels_are_columns() -> None:
+    encoded = encode_known_labels([("0", "2"), ()], "multi_label", UNNAMED[:3], _origins(2))
+    assert encoded.values.tolist() == [[1, 0, 1], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("label", "names", "fix"),
+    [
+        ("3", UNNAMED[:3], "write their numbers, 0 to 2"),
+        ("positive", UNNAMED[:2], "write their numbers, 0 to 1"),
+        ("1", HEAD, "write the classes' names; by number 1 would be 'neutral'"),
+        ("us", ("US", "Us"), "correct the label"),
+    ],
+)
+def test_an_unknown_label_is_answered_by_what_the_model_calls_its_classes(
+    label: str, names: tuple[str, ...], fix: str
+) -> None:
+    with pytest.raises(DataError, match=f"label '{label}' is unknown to the model") as found:
+        encode_known_labels([names[0], label], "classification", names, _origins(2))
+    assert (found.value.line, fix in found.value.fix) == (3, True), found.value
+
+
+def test_a_listed_column_that_is_never_1_is_told_of() -> None:
+    encoded = encode_labels(
+        [("toxic",), ("spam",)], "multi_label", _splits(train=[0, 1]), _origins(2), order=("toxic", "rude", "spam")
+    )
+    assert encoded.names == ("toxic", "spam")
+    assert encoded.notices == ("label column 'rude' is 1 in no row of train and is left out",)

@@ -20,7 +20,8 @@ import pytest
 
 from paceline.data import cache as entries
 from paceline.data.dataset import Dataset, Images, Tokens
-from paceline.data.prepare import Given, outline, prepare, prepare_to_evaluate, prepare_to_predict
+from paceline.data.encode import wanted
+from paceline.data.prepare import Given, outline, prepare_to_evaluate, prepare_to_predict
 from paceline.data.table import Table
 from paceline.errors import DataError
 from paceline.recipe.parts import DataPart, RandomPart, SplitsPart, TaskPart
@@ -67,13 +68,13 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def _part(path: Path | str, **settings: Any) -> DataPart:
-    settings = {"splits": SplitsPart(validation=4, test=8), "text": "text", "label": "label"} | settings
-    return DataPart(source=str(path), **settings)
+    usual = {"splits": SplitsPart(validation=4, test=8), "text": "text", "label": "label", "max_length": 16}
+    return DataPart(source=str(path), **(usual | settings))
 
 
 def _prepare(part: DataPart, cache: Path | None, tokenizer: Words | None = None, **options: Any) -> Dataset:
-    options = {"max_length": 16, "modality": "text", "task": TaskPart()} | options
-    return prepare(part, options.pop("task"), tokenizer=tokenizer or Words(), cache=cache, **options)
+    options = {"modality": "text", "task": TaskPart()} | options
+    return outline(part, options.pop("task"), tokenizer=tokenizer or Words(), cache=cache, **options).finish(wanted)
 
 
 def _same(one: Dataset, other: Dataset) -> bool:
@@ -109,7 +110,7 @@ def test_texts_are_dealt_labelled_and_encoded(tmp_path: Path) -> None:
 
 def test_what_a_model_is_built_for_is_known_before_a_text_is_encoded(tmp_path: Path) -> None:
     part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
-    options: dict[str, Any] = {"tokenizer": Words(), "max_length": 16, "modality": "text", "cache": cache}
+    options: dict[str, Any] = {"tokenizer": Words(), "modality": "text", "cache": cache}
     found = outline(part, TaskPart(), **options)
     assert (found.kind, found.label_names, found.pad_id) == ("classification", ("bad", "good"), 0)
     assert (len(found.tokenizer), found.image_shape, found.cached) == (len(VOCABULARY), None, None)
@@ -125,7 +126,7 @@ def test_what_a_model_is_built_for_is_known_before_a_text_is_encoded(tmp_path: P
 def test_encoding_ends_when_it_is_no_longer_wanted(tmp_path: Path) -> None:
     part = _part(_write(tmp_path / "data.jsonl", _rows()))
     cache = tmp_path / "cache"
-    found = outline(part, TaskPart(), tokenizer=Words(), max_length=16, modality="text", cache=cache)
+    found = outline(part, TaskPart(), tokenizer=Words(), modality="text", cache=cache)
 
     def unwanted() -> None:
         raise KeyError
@@ -142,9 +143,9 @@ def test_what_happens_on_the_card_does_not_encode_anew(tmp_path: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
-def test_max_length_defaults_to_the_recipes(tmp_path: Path) -> None:
+def test_texts_are_cut_to_the_recipes_length(tmp_path: Path) -> None:
     part = _part(_write(tmp_path / "data.jsonl", _rows()), max_length=5)
-    dataset = _prepare(part, None, max_length=None)
+    dataset = _prepare(part, None)
     assert isinstance(dataset.inputs, Tokens)
     assert dataset.inputs.lengths.max() == 5
 
@@ -168,10 +169,9 @@ def test_cached_and_fresh_are_equal(tmp_path: Path) -> None:
 
 
 def test_the_cache_keeps_how_long_texts_were(tmp_path: Path) -> None:
-    part = _part(_write(tmp_path / "data.jsonl", _rows()))
-    fresh = _prepare(part, tmp_path / "cache", max_length=5).inputs
-    cached = _prepare(part, tmp_path / "cache", max_length=5).inputs
-    uncut = _prepare(part, None).inputs
+    path = _write(tmp_path / "data.jsonl", _rows())
+    fresh, cached = (_prepare(_part(path, max_length=5), tmp_path / "cache").inputs for _ in range(2))
+    uncut = _prepare(_part(path), None).inputs
     assert isinstance(fresh, Tokens)
     assert isinstance(cached, Tokens)
     assert isinstance(uncut, Tokens)
@@ -187,7 +187,7 @@ def test_the_cache_keeps_how_long_texts_were(tmp_path: Path) -> None:
     [
         {"part": {"splits": SplitsPart(validation=4, test=8, seed=1)}},
         {"part": {"label": "id"}},
-        {"max_length": 5},
+        {"part": {"max_length": 5}},
         {"tokenizer": Words(key="other words")},
         {"task": TaskPart(type="classification")},
     ],
@@ -295,14 +295,14 @@ def test_a_faster_process_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 CONTENDER = """
 import sys
 from pathlib import Path
-from paceline.data.prepare import prepare
+from paceline.data.encode import wanted
+from paceline.data.prepare import outline
 from paceline.recipe.parts import DataPart, TaskPart
 
 cache = Path(sys.argv[1])
 for _ in range(30):
-    dataset = prepare(
-        DataPart(source="builtin:random"), TaskPart(), tokenizer=None, max_length=8, modality="text", cache=cache
-    )
+    part = DataPart(source="builtin:random")
+    dataset = outline(part, TaskPart(), tokenizer=None, modality="text", cache=cache).finish(wanted)
     assert not any("cannot be kept" in notice for notice in dataset.notices), dataset.notices
     print(dataset.fingerprint, int(dataset.inputs.flat.sum()))
     for entry in cache.glob("[!.]*/labels.npy"):
@@ -353,7 +353,7 @@ def test_pairs_know_where_the_second_text_begins(tmp_path: Path) -> None:
 def test_a_task_that_the_data_have_no_labels_for_is_refused(kind: str) -> None:
     part, task = DataPart(source="builtin:random"), TaskPart(type=kind)
     with pytest.raises(DataError, match=f"task.type = {kind}: builtin:random is for classification"):
-        outline(part, task, tokenizer=None, max_length=None, modality="any", cache=None)
+        outline(part, task, tokenizer=None, modality="any", cache=None)
 
 
 def test_multi_label(tmp_path: Path) -> None:
@@ -376,9 +376,9 @@ def test_regression(tmp_path: Path) -> None:
 
 def test_builtin_images_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = DataPart(source="builtin:digits")
-    first = prepare(part, TaskPart(), tokenizer=None, max_length=None, modality="image", cache=tmp_path)
+    first = outline(part, TaskPart(), tokenizer=None, modality="image", cache=tmp_path).finish(wanted)
     monkeypatch.setattr("paceline.data.sources.read", None)
-    second = prepare(part, TaskPart(), tokenizer=None, max_length=None, modality="image", cache=tmp_path)
+    second = outline(part, TaskPart(), tokenizer=None, modality="image", cache=tmp_path).finish(wanted)
     assert isinstance(first.inputs, Images)
     assert isinstance(second.inputs, Images)
     assert second.inputs.pixels.shape == (1797, 8, 8, 1)
@@ -387,8 +387,8 @@ def test_builtin_images_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_random_tokens_need_no_tokenizer_and_are_cut() -> None:
-    part = DataPart(source="builtin:random", random=RandomPart(samples=20, length=(10, 60)))
-    dataset = prepare(part, TaskPart(), tokenizer=None, max_length=32, modality="text", cache=None)
+    part = DataPart(source="builtin:random", random=RandomPart(samples=20, length=(10, 60)), max_length=32)
+    dataset = outline(part, TaskPart(), tokenizer=None, modality="text", cache=None).finish(wanted)
     assert isinstance(dataset.inputs, Tokens)
     assert dataset.inputs.lengths.max() == 32
 
@@ -400,7 +400,7 @@ def test_the_model_must_take_what_the_source_holds(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="builtin:digits holds image data, but the model takes text data"):
         _prepare(DataPart(source="builtin:digits"), None)
     with pytest.raises(DataError, match="the model comes without a tokenizer"):
-        prepare(_part(path), TaskPart(), tokenizer=None, max_length=16, modality="text", cache=None)
+        outline(_part(path), TaskPart(), tokenizer=None, modality="text", cache=None)
 
 
 def test_a_text_without_tokens_is_named(tmp_path: Path) -> None:
@@ -503,3 +503,12 @@ def test_the_source_of_cached_data_is_not_read_where_nothing_can_have_been_dropp
     monkeypatch.setattr("paceline.data.sources.read", lambda *_, **__: pytest.fail("the source was parsed"))
     _prepare(part, cache, quarantine=tmp_path / "quarantine.jsonl")
     assert not (tmp_path / "quarantine.jsonl").exists()
+
+
+def test_doubts_about_labels_are_told_once_and_out_of_the_cache_too(tmp_path: Path) -> None:
+    rows = [*_rows(), *({"text": f"w4{number} w2", "label": "nan", "id": 0} for number in range(4))]
+    part = _part(_write(tmp_path / "a.jsonl", rows))
+    first, again = _prepare(part, tmp_path / "cache"), _prepare(part, tmp_path / "cache")
+    assert [notice for notice in first.notices if "called like a missing value: 'nan' (4 rows)" in notice]
+    assert first.notices == again.notices
+    assert len(set(first.notices)) == len(first.notices)

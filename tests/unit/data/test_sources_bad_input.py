@@ -41,7 +41,7 @@ CASES = {
     "carriage returns": ("a.csv", b"text,label\ra,x\rb,y\r", "a.csv:1", ["carriage return"], "tr "),
     "damaged utf-8": (
         *("a.csv", "text,label\n好的,x\n".encode() + b"caf\xe9,y\n"),
-        *("a.csv:3", ["UTF-8", "byte offset 23"], "iconv"),
+        *("a.csv:3", ["UTF-8", "byte offset 23", "the rest of the file"], "write the row anew"),
     ),
     "nul byte": ("a.csv", b"text,label\na,x\nb\0c,y\n", "a.csv:3", ["NUL", "byte offset 16"], "tr -d"),
     "nul in a json string": (
@@ -236,7 +236,14 @@ def test_missing_test_file_is_found_before_anything_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "fix"),
-    [("a.json", "jq"), ("a.xlsx", "CSV"), ("a.txt", "folder per class"), ("a", ".csv"), ("a.gz", ".csv")],
+    [
+        ("a.xls", "save it as .xlsx or as CSV"),
+        ("a.json.xz", "unxz"),
+        ("a.xlsx.gz", ".csv"),
+        ("a.txt", "folder per class"),
+        ("a", ".csv"),
+        ("a.gz", ".csv"),
+    ],
 )
 def test_unknown_format(tmp_path, name, fix):
     (tmp_path / name).write_text("{}")

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.data.sources.fingerprint import source_fingerprint
 from paceline.data.sources.reader import read, read_unlabelled
+from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
 
 CHINESE = [("这家店的东西很好吃，服务也好", "正面"), ("质量太差，不会再买了", "负面"), ("一般般吧", "正面")]
@@ -79,3 +80,95 @@ def test_chinese_headers_are_known(tmp_path, text, label):
     table = read(DataPart(source=str(path)))
     assert table.texts == [content for content, _ in CHINESE]
     assert table.columns == {"text": text, "label": label}
+
+
+KOREAN = [("이 영화는 정말 재미있어요", "좋음"), ("배송이 너무 늦었습니다. 다시는 안 사요", "나쁨")]
+CYRILLIC = [("Очень хороший фильм, рекомендую всем", "да"), ("Скучно и плохо, зря потратил время", "нет")]
+TAIWANESE = [("這家店的東西很好吃，服務也很好", "正面"), ("品質太差，不會再買了", "負面")]
+GREEK = [("Πολύ καλή ταινία, την συνιστώ σε όλους", "ναι"), ("Βαρετή και κακή, έχασα τον χρόνο μου", "όχι")]
+PLAIN = [("nothing beyond ASCII in this row", "plain")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "encoding", "said"),
+    [(KOREAN, "cp949", "cp949"), (CYRILLIC, "cp1251", "cp1251"), (TAIWANESE, "big5", "cp950")],
+)
+def test_other_languages_are_told_from_their_neighbours(tmp_path, rows, encoding, said):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv(rows).encode(encoding))
+    table = read(DataPart(source=str(path)))
+    assert table.texts == [text for text, _ in rows]
+    (told,) = [notice for notice in table.notices if "read as" in notice]
+    assert f"read as {said} (--set data.encoding=... to change); line 2 reads" in told
+    assert rows[0][0] in told
+
+
+def test_a_few_chinese_words_that_could_be_syllables_are_chinese(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv([("fine silk", "高档"), ("plain cotton", "低档")] * 20).encode("gbk"))
+    assert set(read(DataPart(source=str(path))).labels) == {"高档", "低档"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "encoding"), [(CYRILLIC, "koi8-r"), (CYRILLIC, "cp866"), (GREEK, "cp1253"), (JAPANESE, "euc_jp")]
+)
+def test_what_no_rule_tells_is_refused_with_the_setting(tmp_path, rows, encoding):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv(rows).encode(encoding))
+    with pytest.raises(DataError, match="not UTF-8") as caught:
+        read(DataPart(source=str(path)))
+    assert "--set data.encoding=NAME" in caught.value.fix
+    assert "latin-1" not in str(caught.value)
+    assert read(DataPart(source=str(path), encoding=encoding)).texts == [text for text, _ in rows]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("rows", "encoding"), [(CHINESE, "gbk"), (WESTERN, "cp1252"), (CHINESE, "utf-8")])
+def test_bytes_after_a_megabyte_of_ascii_decide_as_well(tmp_path, rows, encoding, packed):
+    path = tmp_path / ("a.csv.gz" if packed else "a.csv")
+    raw = csv(PLAIN * 40_000 + rows).encode(encoding)
+    assert len(raw) > 1_500_000
+    path.write_bytes(gzip.compress(raw, 1) if packed else raw)
+    table = read(DataPart(source=str(path)))
+    assert table.texts[-len(rows) :] == [text for text, _ in rows]
+    told = [notice for notice in table.notices if "read as" in notice]
+    assert all("line 40,002 reads" in notice and rows[0][0][:8] in notice for notice in told)
+    assert len(told) == (encoding != "utf-8")
+
+
+@pytest.mark.parametrize("known", ["é", "好的"])
+def test_a_stray_byte_does_not_turn_utf_8_into_windows_1252(tmp_path, known):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv([(known, "x"), ("plain", "y")]).encode() + b'"a \x93quote\x94",y\n')
+    with pytest.raises(DataError, match=r"a\.csv:4, column 'text': not UTF-8") as caught:
+        read(DataPart(source=str(path)))
+    assert "the rest of the file is UTF-8" in caught.value.why
+    assert "write the row anew" in caught.value.fix
+
+
+def test_a_damaged_byte_among_gbk_is_reported_where_it_is(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv(CHINESE * 20).encode("gbk") + b'"\xff\xff",y\n')
+    with pytest.raises(DataError, match=r"a\.csv:62.*: not gb18030") as caught:
+        read(DataPart(source=str(path)))
+    assert "the rest of the file is gb18030" in caught.value.why
+
+
+def test_a_setting_that_does_not_fit_names_the_one_that_does(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv(CHINESE).encode("gbk"))
+    with pytest.raises(DataError, match="not UTF-8") as caught:
+        read(DataPart(source=str(path), encoding="utf-8"))
+    assert caught.value.fix.startswith("--set data.encoding=gb18030, as which it reads")
+    assert CHINESE[0][0][:5] in caught.value.fix
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "utf-16"])
+def test_texts_in_folders_are_read_as_set(tmp_path, encoding):
+    for number, (text, label) in enumerate(CHINESE):
+        (tmp_path / label).mkdir(exist_ok=True)
+        (tmp_path / label / f"{number}.txt").write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match="not UTF-8") as caught:
+        read(DataPart(source=str(tmp_path)))
+    named = caught.value.fix.partition(",")[0].removeprefix("--set data.encoding=")
+    assert sorted(read(DataPart(source=str(tmp_path), encoding=named)).texts) == sorted(text for text, _ in CHINESE)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.facts import Card
-from paceline.memory.allocator import DEFAULT
+from paceline.memory.expandable import DEFAULT
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import known, main

@@ -10,18 +10,17 @@ import contextlib
 import gc
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.fixed_segments import Block, FixedSegments
 from paceline.cards import card_for
-from paceline.memory.allocator import CachingAllocator
-from paceline.memory.anatomy import plan_of
+from paceline.memory.anatomy import PRODUCTS
+from paceline.memory.constants import constants_for
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
-from paceline.memory.subject import Subject
-from paceline.memory.trace import Trace
 from tests.unit.memory.apart import answer
 
 CARD = card_for("h200")
@@ -88,20 +87,18 @@ def plan(loop: Loop, device: torch.device, ledger: Ledger) -> dict[str, Any]:
     gc.enable()
     gc.collect()
     events = [event for event in ledger.events[start:] if event is not None and max(event, ~event) >= first]
-    trace = Trace(
-        allocations=ledger.allocations[first:],
-        events=[event - first if event >= 0 else event + first for event in events],
-        path={},
-        decisions=(),
-        samples=loop.samples,
-        slots=loop.samples * loop.length,
-        attention=(),
-        num_parameters=0,
-        num_trained=0,
-    )
-    nobody = cast(Any, None)
-    found = plan_of(trace, Subject(nobody, (), None, nobody, ()), CARD, CachingAllocator())
-    return {"allocated": found.allocated, "reserved": found.reserved}
+    constants = constants_for(CARD)
+    allocator, blocks, threads = FixedSegments(), dict[int, Block](), set[bool]()
+    for event in events:
+        if event < 0:
+            allocator.free(blocks.pop(~event))
+            continue
+        made = ledger.allocations[event]
+        if made.operator in PRODUCTS and made.beside not in threads:
+            threads.add(made.beside)
+            allocator.allocate(constants.workspace(beside=made.beside))
+        blocks[event] = allocator.allocate(made.num_bytes)
+    return {"allocated": allocator.peak_allocated, "reserved": allocator.reserved}
 
 
 if __name__ == "__main__":

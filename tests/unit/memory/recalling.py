@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from paceline.facts import Card
-from paceline.memory.allocator import DEFAULT
+from paceline.memory.expandable import DEFAULT
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import main
 

@@ -9,10 +9,9 @@ from typing import Any, cast
 import pytest
 
 from paceline.facts import Card
-from paceline.memory.allocator import DEFAULT
 from paceline.memory.anatomy import kind_of, plan_of
 from paceline.memory.constants import constants_for
-from paceline.memory.expandable import ExpandableAllocator
+from paceline.memory.expandable import DEFAULT, ExpandableAllocator
 from paceline.memory.ledger import Allocation
 from paceline.memory.subject import Subject
 from paceline.memory.trace import Trace

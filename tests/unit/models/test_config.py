@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models.config import max_positions, modality, read_config
+from paceline.models.config import checkpoint_labels, max_positions, modality, read_config
 from paceline.recipe.parts import ModelPart
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, tiny_vit_config
 
@@ -123,3 +124,26 @@ def test_a_configuration_that_is_nested_too_deeply_is_told(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ModelError, match=r"config.json: not JSON\n.*nested too deeply"):
         read_config(ModelPart(source=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({"architectures": ["BertForSequenceClassification"]}, ("LABEL_0", "LABEL_1")),
+        ({"architectures": ["BertForMaskedLM"]}, ()),
+        ({"architectures": ["BertModel"], "id2label": {"0": "a", "1": "b"}}, ()),
+        ({"id2label": {"0": "a", "1": "b"}}, ("a", "b")),
+        ({}, ()),
+        (
+            {"architectures": ["BertForSequenceClassification"], "id2label": {str(n): f"c{n}" for n in range(11)}},
+            tuple(f"c{n}" for n in range(11)),
+        ),
+    ],
+)
+def test_classes_are_those_of_a_head_that_is_there(
+    tmp_path: Path, written: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **written}))
+    part = ModelPart(source=str(tmp_path))
+    assert checkpoint_labels(part, read_config(part)) == expected
+    assert checkpoint_labels(ModelPart(config={"model_type": "bert"}), read_config(part)) == ()

@@ -102,11 +102,22 @@ def test_collected_features_are_what_the_last_layer_sees() -> None:
     found = collect(model, model[2], lambda net, batch: net(batch), inputs.split(4))
     np.testing.assert_allclose(found, model[0](inputs).detach().numpy(), rtol=1e-6)
     assert [module.training for module in model] == [False, True, True], "the modes of the modules were changed"
-    assert not model[2]._forward_pre_hooks
+    assert not model[2]._forward_hooks
     assert collect(model, model[2], lambda net, batch: net(batch), []).shape == (0, 4)
 
 
 def test_a_layer_that_sees_every_token_is_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    with pytest.raises(ModelError, match=r"one vector a sample\n.*\[2, 5, 4\]"):
+    with pytest.raises(ModelError, match=r"one vector a sample\n.*is given \[2, 5, 4\]"):
         collect(model, model[1], lambda net, batch: net(batch), [torch.zeros(2, 5, 3)])
+    with pytest.raises(ModelError, match=r"one vector a sample\n.*is run 2 times"):
+        collect(model[1], model[1], lambda net, batch: net(net(batch) @ torch.ones(2, 4)), [torch.zeros(2, 4)])
+
+
+def test_logits_that_another_layer_has_a_part_in_are_refused() -> None:
+    """SwiftFormer's are the mean of two layers'; the one that was fitted would have its solution halved."""
+    model = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+    with pytest.raises(ModelError, match=r"of more than its last linear layer\n.*\n.*set model.train=head"):
+        collect(model, model[1], lambda net, batch: (net[0](batch) + net[1](batch)) / 2, [torch.ones(2, 3)])
+    half = collect(model, model[1], lambda net, batch: net[1](batch).double(), [torch.ones(2, 3)])
+    assert half.shape == (2, 3), "another number format is no other layer"

@@ -94,8 +94,8 @@ def test_a_name_of_the_hub_is_none_where_a_folder_may_be_meant(tmp_path: Path, m
         "owner/name": True,
         "runs/x": False,
         "runs": False,
-        "x": False,
-        "./a": False,
+        "x": True,
+        "distilbert-base-uncased": True,
         "/a/b": False,
         "a/b/c": False,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,6 +144,25 @@ def test_freezing_leaves_the_modes_of_modules_alone() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_no_final_linear_layer_is_an_error() -> None:
-    with pytest.raises(ModelError, match="no final linear layer with 7 outputs"):
-        final_linear(build(tiny_bert_config()), 7)
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: build(tiny_bert_config()), r"has no linear layer with 7 outputs outside its base model \(bert\)"),
+        (lambda: nn.Linear(4, 2), "Linear has no linear layer with 7 outputs\n"),
+        (lambda: inside(), r"outside its base model \(base\)"),
+    ],
+)
+def test_no_final_linear_layer_is_an_error_whose_way_on_works(model: Callable[[], nn.Module], words: str) -> None:
+    made = model()
+    with pytest.raises(ModelError, match=words) as found:
+        final_linear(made, 7)
+    assert found.value.what.startswith("model.train = features: ")
+    assert set_trained(made, found.value.fix.partition("=")[2])
+
+
+def inside() -> nn.Module:
+    """A model whose layer of logits is in its base model, as Perceiver's is."""
+    model = nn.Module()
+    model.base_model_prefix = "base"  # type: ignore[assignment]
+    model.base = nn.Sequential(nn.Linear(4, 7))
+    return model

@@ -155,6 +155,19 @@ def test_an_option_of_another_program_is_led_to_ours(
         assert part in told
 
 
+@pytest.mark.parametrize(
+    ("verb", "fix"),
+    [("evaluate", "paceline evaluate NAME --data FILE"), ("predict", "paceline predict NAME new.csv -o out.csv")],
+)
+def test_a_trained_model_is_named_without_an_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, verb: str, fix: str
+) -> None:
+    assert run(monkeypatch, verb, "--model", "m") == 2
+    told = capsys.readouterr().err
+    assert "--model: no such option" in told
+    assert f"fix: {fix}" in told
+
+
 def test_an_evaluation_is_run_again_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[list[str], int]] = []
     monkeypatch.setattr("paceline.verbs.launch.again.launch", lambda cmd, ranks: made.append((cmd, ranks.count)) or 7)

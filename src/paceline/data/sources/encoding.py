@@ -1,70 +1,156 @@
-"""Which encoding the bytes of a text file allow, decided over its first megabyte."""
+"""Which encoding the bytes of a text file allow, decided over the whole file."""
 
 from __future__ import annotations
 
 import codecs
 import unicodedata
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import BinaryIO
 
 SAMPLE_BYTES = 1_000_000
-"""Bytes that are looked at: many times the rows in which a rare character first shows, and no burden to memory."""
+"""Bytes that are looked at when they are no UTF-8: lines with characters beyond ASCII, wherever these begin."""
 
 _PLAUSIBLE = 0.7
 """Share of the characters beyond ASCII that must be usual ones of the language; random bytes stay well below half."""
 
+_KOREAN = frozenset("이다는을가에의도고지하한은로서")
+_CHINESE = frozenset("的一是不了在有我这他她们人来大上个到说时要就出会可也你对那得着下自之年过发后里用去能没好很都")
+"""Syllables and characters of which a fifth of all running text is made; the other language hardly has them."""
 
-def detect(file: BinaryIO) -> str:
-    """The Python name of a file's encoding; ``utf-8`` where nothing else is plausible.
+_FUNCTION_WORDS = 0.1
+_FEWEST_PARTICLES = 3
+
+_CYRILLIC = frozenset("оеаинт")
+_CYRILLIC_SHARE = 0.38
+"""Almost half of the letters of a Slavic text; Greek and Hebrew, read as Cyrillic, have 20 to 30 % of them."""
+
+_ONLY_CYRILLIC = frozenset("ыьэюяі")
+"""Where Hebrew has no letters."""
+
+_FEWEST_LETTERS = 20
+_SHORT_TRAILS = 0.1
+"""Share of Big5's characters whose second byte is ASCII, at the least: it is 40 %, and none in the EUC encodings."""
+
+
+def detect(file: BinaryIO) -> str | None:
+    """The Python name of a file's encoding; None where the bytes are no UTF-8 and nothing else is plausible.
 
     The order is from the strictest to the laxest: few texts of another encoding are valid UTF-8, all are valid Latin-1.
     A file of UTF-8 with a few damaged bytes stays UTF-8, so that the damage is reported.
     """
-    sample = file.read(SAMPLE_BYTES)
-    if sample.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    head = file.read(SAMPLE_BYTES)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    if (wide := _utf16(sample)) is not None:
+    if (wide := _utf16(head)) is not None:
         return wide
-    if b"\0" in sample or _decoded(sample, "utf-8") is not None or _mostly_utf8(sample):
+    if b"\0" in head:
         return "utf-8"
+    file.seek(0)
+    if _is_utf8(file):
+        return "utf-8"
+    file.seek(0)
+    return plausible(_beyond_ascii(file))
+
+
+def plausible(sample: bytes) -> str | None:
+    """The encoding of bytes beyond ASCII that are not all UTF-8; ``utf-8`` where they mostly are, None: undecided."""
+    text = sample.decode(errors="replace")
+    damaged = text.count("\ufffd")
+    valid = sum(character > "\x7f" for character in text) - damaged
+    if valid > damaged:
+        return "utf-8"
+    if _is_korean(sample):
+        return "cp949"
     if _share(sample, "gb18030", _is_usual_chinese) >= _PLAUSIBLE:
         return "gb18030"
+    if _is_big5(sample):
+        return "cp950"
     if _share(sample, "cp932", _is_japanese) >= _PLAUSIBLE:
         return "cp932"
-    # Western languages are mostly ASCII letters; Cyrillic, Big5 and the like are not, and would train as mojibake
-    if 2 * sum(byte > 0x7F for byte in sample) > sum(chr(byte).isalpha() for byte in sample if byte < 0x80):
+    if _is_cyrillic(sample):
+        return "cp1251"
+    # a text in one byte a character holds a few pairs that are UTF-8 by chance; more of them are rows of UTF-8
+    if 3 * valid > damaged:
         return "utf-8"
-    return "cp1252" if _share(sample, "cp1252", _is_latin) >= _PLAUSIBLE else "utf-8"
+    # Western languages are mostly ASCII letters; Greek, Hebrew and the like are not, and would train as mojibake
+    if 2 * sum(byte > 0x7F for byte in sample) > sum(chr(byte).isalpha() for byte in sample if byte < 0x80):
+        return None
+    return "cp1252" if _share(sample, "cp1252", _is_latin) >= _PLAUSIBLE else None
 
 
-def _utf16(sample: bytes) -> str | None:
+def _utf16(head: bytes) -> str | None:
     """UTF-16 without a mark: the line ends and commas of any language have a zero byte on one side."""
-    head = sample[: 1 << 16]
+    begin = head[: 1 << 16]
     for encoding, line_end, other in (("utf-16-le", b"\n\0", 0), ("utf-16-be", b"\0\n", 1)):
-        zeros = head[1 - other :: 2].count(0)
-        if line_end in head and zeros > len(head) // 20 and not head[other::2].count(0):
-            return encoding if _decoded(sample, encoding) is not None else None
+        zeros = begin[1 - other :: 2].count(0)
+        if line_end in begin and zeros > len(begin) // 20 and not begin[other::2].count(0):
+            try:
+                # a character that the end of the head cuts is no error
+                codecs.getincrementaldecoder(encoding)().decode(head, final=len(head) < SAMPLE_BYTES)
+            except UnicodeDecodeError:
+                return None
+            return encoding
     return None
 
 
-def _decoded(sample: bytes, encoding: str) -> str | None:
-    """The text, or None; a character that the sample's end cuts is no error."""
+def _is_utf8(file: BinaryIO) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        return codecs.getincrementaldecoder(encoding)().decode(sample, final=len(sample) < SAMPLE_BYTES)
+        for chunk in _until_damage(partial(file.read, SAMPLE_BYTES)):
+            decoder.decode(chunk)
     except UnicodeDecodeError:
-        return None
+        return False
+    return True
 
 
-def _mostly_utf8(sample: bytes) -> bool:
-    text = sample.decode(errors="replace")
-    damaged = text.count("\ufffd")
-    return sum(character > "\x7f" for character in text) - damaged > damaged
+def _beyond_ascii(file: BinaryIO) -> bytes:
+    """Lines that hold bytes beyond ASCII, up to ``SAMPLE_BYTES`` of them."""
+    kept, size = [], 0
+    for line in _until_damage(partial(file.readline, SAMPLE_BYTES)):
+        if not line.isascii():
+            kept.append(line)
+            size += len(line)
+        if size >= SAMPLE_BYTES:
+            break
+    return b"".join(kept)
+
+
+def _until_damage(read: Callable[[], bytes]) -> Iterator[bytes]:
+    """What ``read`` gives, to the end or to where a gzip file is cut: who reads its lines says so, and where."""
+    try:
+        while found := read():
+            yield found
+    except (EOFError, OSError, zlib.error):
+        return
 
 
 def _share(sample: bytes, encoding: str, usual: Callable[[str], bool]) -> float:
-    text = _decoded(sample, encoding)
-    beyond = [character for character in text or "" if character > "\x7f"]
+    """Share of usual characters among those beyond ASCII; what does not decode is unusual."""
+    beyond = _decoded(sample, encoding)
     return sum(map(usual, beyond)) / len(beyond) if beyond else 0.0
+
+
+def _decoded(sample: bytes, encoding: str) -> list[str]:
+    """The characters beyond ASCII; one that the sample's end cuts is left out."""
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(sample)
+    return [character for character in text if character > "\x7f"]
+
+
+def _is_korean(sample: bytes) -> bool:
+    """Whether it reads as Korean rather than as Chinese: all Hangul is in the common part of GB 2312, too.
+
+    What tells them apart is what each language is made of: particles here, pronouns and the like there.
+    """
+    hangul = _decoded(sample, "cp949")
+    if not hangul or sum("가" <= syllable <= "힣" for syllable in hangul) < 0.9 * len(hangul):
+        return False
+    if len(_KOREAN.intersection(hangul)) < _FEWEST_PARTICLES:
+        return False  # a word or two, which many Chinese characters could be
+    korean = sum(syllable in _KOREAN for syllable in hangul)
+    chinese = sum(character in _CHINESE for character in _decoded(sample, "gb18030"))
+    return korean > chinese and korean >= _FUNCTION_WORDS * len(hangul)
 
 
 def _is_usual_chinese(character: str) -> bool:
@@ -73,8 +159,27 @@ def _is_usual_chinese(character: str) -> bool:
     return len(raw) == 2 and (0xB0 <= raw[0] <= 0xD7 or raw[0] in (0xA1, 0xA3)) and raw[1] >= 0xA1
 
 
+def _is_big5(sample: bytes) -> bool:
+    """Whether it is mostly of Big5's frequent characters, and some of them end on a byte of ASCII."""
+    raw = [character.encode("cp950", "replace") for character in _decoded(sample, "cp950")]
+    usual = [pair for pair in raw if len(pair) == 2 and 0xA1 <= pair[0] <= 0xC6]
+    short = sum(pair[1] < 0x80 for pair in usual)
+    return len(usual) >= _PLAUSIBLE * len(raw) and short >= _SHORT_TRAILS * len(raw) > 0
+
+
 def _is_japanese(character: str) -> bool:
     return "\u3000" <= character <= "\u30ff" or "\u4e00" <= character <= "\u9fff" or "\uff01" <= character <= "\uff5e"
+
+
+def _is_cyrillic(sample: bytes) -> bool:
+    """Whether it reads as a Slavic text in small letters; KOI8-R, which has the cases the other way round, does not."""
+    beyond = _decoded(sample, "cp1251")
+    letters = [character for character in beyond if "\u0400" <= character <= "\u04ff"]
+    if len(letters) < _FEWEST_LETTERS or len(letters) < _PLAUSIBLE * len(beyond):
+        return False
+    if _ONLY_CYRILLIC.isdisjoint(letters) or 2 * sum(map(str.islower, letters)) <= len(letters):
+        return False
+    return sum(letter.lower() in _CYRILLIC for letter in letters) >= _CYRILLIC_SHARE * len(letters)
 
 
 def _is_latin(character: str) -> bool:

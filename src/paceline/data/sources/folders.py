@@ -79,7 +79,7 @@ def read_folder(folder: Path, name: str, part: DataPart, bad: BadRows, *, labell
         split="split" if labelled and found.has_splits and part.split is not None else None,
     )
     columns = (found.kind, "label", *(["split"] * found.has_splits), "file")
-    rows = _rows(found, folder, name, bad)
+    rows = _rows(found, folder, name, part.encoding, bad)
     return Source(name=name, rows=rows, columns=columns, roles=roles, notices=found.notices)
 
 
@@ -108,7 +108,9 @@ def _find(folder: Path, name: str) -> _Found:
         samples = [_Sample(path, None, None) for path in _files(folder, ignored)]
     kinds = {_kind(sample.path) for sample in samples}
     if not samples:
-        raise DataError("no texts and no images found", file=name, fix=f"use {_LAYOUT}")
+        arrow = next((path.name for path in sorted(folder.glob("*.arrow"))), None)
+        fix = f"name the file: {name}/{arrow}" if arrow else f"use {_LAYOUT}"
+        raise DataError("no texts and no images found", file=name, fix=fix)
     if len(kinds) > 1:
         raise DataError("texts and images side by side", file=name, fix="keep them in folders of their own")
     notices = [f"{name}: ignored {count:,} {what}" for what, count in sorted(ignored.items())]
@@ -178,13 +180,13 @@ def _kind(path: Path) -> str:
     return "text" if suffix in TEXT_SUFFIXES else "image" if suffix in images.SUFFIXES else ""
 
 
-def _rows(found: _Found, folder: Path, name: str, bad: BadRows) -> Iterator[Row]:
+def _rows(found: _Found, folder: Path, name: str, encoding: str, bad: BadRows) -> Iterator[Row]:
     """Texts as they are read; images are opened by who knows what the model makes of them."""
     for sample in found.samples:
         relative = sample.path.relative_to(folder)
         file = str(Path(name) / relative)
         try:
-            content = _text(sample.path, file) if found.kind == "text" else sample.path
+            content = _text(sample.path, file, encoding) if found.kind == "text" else sample.path
         except DataError as error:
             bad.report(error, str(relative))
             continue
@@ -193,7 +195,7 @@ def _rows(found: _Found, folder: Path, name: str, bad: BadRows) -> Iterator[Row]
         yield Row(file, 0, {found.kind: content, **known, "file": str(relative)})
 
 
-def _text(path: Path, file: str) -> str:
+def _text(path: Path, file: str, encoding: str) -> str:
     try:
         if path.stat().st_size > 4 * MAX_CELL_CHARACTERS:
             raise DataError(
@@ -205,7 +207,7 @@ def _text(path: Path, file: str) -> str:
     except OSError as error:
         raise unreadable(file, error) from None
     try:
-        return raw.decode("utf-8-sig")
+        return raw.decode("utf-8" if encoding == "auto" else encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise bad_encoding(error, file, line) from None

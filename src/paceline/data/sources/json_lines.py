@@ -23,7 +23,7 @@ def read_json_lines(path: Path, name: str, bad: BadRows, encoding: str = "auto")
 
 
 def _rows(lines: Lines, bad: BadRows) -> Iterator[Row]:
-    decode = json.JSONDecoder(object_pairs_hook=_unique).decode
+    decode = json.JSONDecoder(object_pairs_hook=unique).decode
     with lines:
         for line in lines:
             problem = lines.take_problem()
@@ -41,15 +41,15 @@ def _rows(lines: Lines, bad: BadRows) -> Iterator[Row]:
             bad.report(problem, line)
 
 
-class _KeyTwiceError(ValueError):
+class KeyTwiceError(ValueError):
     """An object names a key twice; the standard reader would keep the last and lose the first."""
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         seen: set[str] = set()
-        raise _KeyTwiceError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+        raise KeyTwiceError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
     return values
 
 
@@ -60,16 +60,23 @@ def _no_object(values: object, lines: Lines, line: str) -> DataError:
         file=lines.name,
         line=lines.number,
         found=line.strip(),
-        why="the file is one JSON array" if whole_file else f"found a {_KINDS.get(type(values), 'value')}",
+        why="the file is one JSON array" if whole_file else f"found a {KINDS.get(type(values), 'value')}",
         fix=f"jq -c '.[]' {lines.name} > rows.jsonl" if whole_file else 'write {"text": "...", "label": "..."}',
     )
 
 
-_KINDS = {list: "list", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+KINDS: dict[type, str] = {
+    list: "list",
+    str: "string",
+    int: "number",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
 
 
 def _no_json(error: ValueError | RecursionError, lines: Lines, line: str) -> DataError:
-    if isinstance(error, _KeyTwiceError):
+    if isinstance(error, KeyTwiceError):
         return DataError(
             "a key is given twice",
             file=lines.name,

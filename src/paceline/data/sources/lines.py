@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, Literal, Self, cast
 
 from paceline.data.sources.encoding import detect
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS
@@ -17,6 +18,9 @@ from paceline.errors import DataError
 
 MAX_LINE_BYTES = 4 * MAX_CELL_CHARACTERS
 """Bounds what one line may take of the memory; a cell that is too long is reported by its column below this."""
+
+Asked = Literal["set", "told", "undecided"]
+"""Who says what a file's encoding is: a setting, or its bytes, which may leave it undecided."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -41,19 +45,33 @@ class Lines:
         self._problem: Callable[..., DataError] | None = None
         self._marked = True
         self._file: BinaryIO | None = None
-        self.encoding = self._detected() if encoding == "auto" else codecs.lookup(encoding).name
+        detected = self._detected() if encoding == "auto" else None
+        self._asked: Asked = "set" if encoding != "auto" else "undecided" if detected is None else "told"
+        self.encoding = detected or ("utf-8" if encoding == "auto" else codecs.lookup(encoding).name)
         """How the file is decoded, as set or as its bytes say."""
         self._wide: io.TextIOWrapper | None = None
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What to tell about the encoding: nothing of UTF-8, else which it is and how the first rows read."""
+        """What to tell about the encoding: nothing of UTF-8, else which it is and how a row reads."""
         if self.encoding == "utf-8":
             return ()
-        with Lines(self.path, self.name, self.encoding) as again:
-            rows = [line.rstrip("\r\n") for line, _ in zip(again, range(2), strict=False)]
-        shown = " / ".join(row[:80] for row in rows)  # as it is: the reader's eye judges the decoding
-        return (f"{self.name}: read as {self.encoding} (--set data.encoding=... to change); it begins {shown!r}",)
+        number, row = self._telling()
+        # as it is: the reader's eye judges the decoding
+        at = next((at for at, character in enumerate(row) if character > "\x7f"), 0)
+        shown = f"line {number:,} reads {row[max(0, at - 40) :].rstrip()[:100]!r}"
+        return (f"{self.name}: read as {self.encoding} (--set data.encoding=... to change); {shown}",)
+
+    def _telling(self) -> tuple[int, str]:
+        """The first row by which an eye can judge the decoding, and its number: beyond ASCII, below the header."""
+        header = (1, "")
+        with Lines(self.path, self.name, self.encoding) as again, contextlib.suppress(DataError):
+            for line in again:
+                if again.number == 1:
+                    header = (1, line[:1000])
+                elif not line.isascii():
+                    return again.number, line
+        return header
 
     def __enter__(self) -> Self:
         return self
@@ -85,6 +103,39 @@ class Lines:
         where = [column for column, cell in zip(columns, cells, strict=True) if any(mark in cell for mark in marks)]
         return problem(column=where[0] if where else None)
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether the file's bytes say its encoding; of Windows-1252 they only say that nothing speaks against it."""
+        return self._asked == "told" and self.encoding != "cp1252"
+
+    def fits(self, encoding: str) -> bool:
+        """Whether all of the file is of an encoding."""
+        try:
+            with Lines(self.path, self.name, encoding) as again:
+                return all(again.take_problem() is None for _ in again)
+        except DataError:
+            return False
+
+    def whole(self) -> str:
+        """The text of the whole file at once, for formats that do not go by lines.
+
+        Raises:
+            DataError: it cannot be read, does not decode or holds a NUL.
+        """
+        with self._open() as file:
+            try:
+                raw = self._without_mark(file.read())
+            except (EOFError, OSError, zlib.error) as error:
+                raise self._unread(error) from None
+        try:
+            text = raw.decode(self.encoding)
+        except UnicodeDecodeError as error:
+            line = raw.count(b"\n", 0, error.start) + 1
+            raise bad_encoding(error, self.name, line, asked=self._asked) from None
+        if "\0" in text:
+            raise holds_nul(self.name, text.count("\n", 0, text.index("\0")) + 1, text.encode(errors="replace"))
+        return text
+
     def __iter__(self) -> Iterator[str]:
         with self._open() as file:
             self._file = file
@@ -103,7 +154,7 @@ class Lines:
                     self.first, self._marked = line, False
                 yield line
 
-    def _detected(self) -> str:
+    def _detected(self) -> str | None:
         with self._open() as file:
             try:
                 return detect(file)
@@ -121,24 +172,8 @@ class Lines:
     def _read_line(self, file: BinaryIO) -> bytes:
         try:
             raw = self._wide.readline(MAX_LINE_BYTES + 1).encode() if self._wide else file.readline(MAX_LINE_BYTES + 1)
-        except EOFError:
-            raise DataError(
-                "the gzip file is cut off",
-                file=self.name,
-                line=self.number + 1,
-                why=f"it ends in the middle of its compressed data, after {self.number:,} whole lines",
-                fix=f"copy or download it again; `gzip -t {self.name}` checks it",
-            ) from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(
-                "not a whole gzip file",
-                file=self.name,
-                line=self.number + 1,
-                why=str(error),
-                fix=f"copy or download it again, or drop .gz from its name; `gzip -t {self.name}` checks it",
-            ) from None
-        except OSError as error:
-            raise unreadable(self.name, error) from None
+        except (EOFError, OSError, zlib.error) as error:
+            raise self._unread(error) from None
         if len(raw) > MAX_LINE_BYTES:
             raise DataError(
                 f"a line of over {MAX_LINE_BYTES // 1_000_000} MB",
@@ -149,6 +184,26 @@ class Lines:
                 fix="write one row a line; is the file of another format?",
             )
         return raw
+
+    def _unread(self, error: Exception) -> DataError:
+        """Why the file cannot be read further."""
+        if isinstance(error, EOFError):
+            return DataError(
+                "the gzip file is cut off",
+                file=self.name,
+                line=self.number + 1,
+                why=f"it ends in the middle of its compressed data, after {self.number:,} whole lines",
+                fix=f"copy or download it again; `gzip -t {self.name}` checks it",
+            )
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            return unreadable(self.name, error)
+        return DataError(
+            "not a whole gzip file",
+            file=self.name,
+            line=self.number + 1,
+            why=str(error),
+            fix=f"copy or download it again, or drop .gz from its name; `gzip -t {self.name}` checks it",
+        )
 
     def _without_mark(self, raw: bytes) -> bytes:
         return raw.removeprefix(_BYTE_ORDER_MARK)
@@ -161,36 +216,48 @@ class Lines:
             return raw.decode(encoding)
         except UnicodeDecodeError as error:
             if self._problem is None:
-                self._problem = partial(bad_encoding, error, self.name, self.number, offset)
+                self._problem = partial(bad_encoding, error, self.name, self.number, offset, asked=self._asked)
             return raw.decode(encoding, errors="replace")
 
 
 def bad_encoding(
-    error: UnicodeDecodeError, file: str, line: int, offset: int = 0, column: str | None = None
+    error: UnicodeDecodeError,
+    file: str,
+    line: int,
+    offset: int = 0,
+    column: str | None = None,
+    *,
+    asked: Asked = "set",
 ) -> DataError:
-    """The error for bytes that are no UTF-8; ``offset`` is where the decoded bytes begin in the file."""
+    """The error for bytes that do not decode.
+
+    Args:
+        offset: where the decoded bytes begin in the file.
+        asked: how the encoding was found.
+    """
     raw = error.object
-    # bytes 0x80 to 0x9f are control characters in Latin-1 and quotes and dashes in Windows-1252
-    likely = "cp1252" if any(0x80 <= byte <= 0x9F for byte in raw[error.start : error.start + 200]) else "latin-1"
-    around = bytes(raw[max(0, error.start - 20) : error.start + 20]).decode("latin-1")
-    if error.encoding not in ("utf-8", "utf8"):
-        return DataError(
-            f"not {error.encoding}",
-            file=file,
-            line=line,
-            column=column,
-            found=around,
-            why=f"byte 0x{raw[error.start]:02x} at byte offset {offset + error.start:,} begins no character of it",
-            fix="convert the file to UTF-8 in the program that wrote it",
+    name = "UTF-8" if error.encoding in ("utf-8", "utf8") else error.encoding
+    likely = detect(io.BytesIO(raw)) if asked == "set" else None
+    why = f"byte 0x{raw[error.start]:02x} at byte offset {offset + error.start:,} begins no {name} character"
+    if asked == "told":
+        why += f"; the rest of the file is {name}"
+        fix = f"write the row anew in {name}, or drop it (--set data.on_bad_row=skip drops and counts such rows)"
+    elif likely is not None and likely not in ("utf-8", codecs.lookup(error.encoding).name):
+        shown = raw[: error.start + 40].decode(likely, "ignore").strip()[-60:]
+        fix = f"--set data.encoding={likely}, as which it reads {shown!r}"
+    else:
+        fix = (
+            "--set data.encoding=NAME says what the file was written in (cp1251, big5, euc_jp, cp1253, ...), or save it"
+            " as UTF-8 in the program that wrote it"
         )
     return DataError(
-        "not UTF-8",
+        f"not {name}",
         file=file,
         line=line,
         column=column,
-        found=around,
-        why=f"byte 0x{raw[error.start]:02x} at byte offset {offset + error.start:,} begins no UTF-8 character",
-        fix=f"convert the file, for example from {likely}: {_filtered(file, f'iconv -f {likely} -t utf-8')}",
+        found=bytes(raw[max(0, error.start - 20) : error.start + 20]).decode(errors="backslashreplace"),
+        why=why,
+        fix=fix,
     )
 
 

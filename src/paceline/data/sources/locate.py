@@ -6,10 +6,13 @@ import difflib
 from pathlib import Path
 
 from paceline.data.bad_rows import BadRows
+from paceline.data.sources.arrow import is_saved, read_arrow, read_saved
 from paceline.data.sources.delimited import read_delimited
+from paceline.data.sources.excel import read_excel
 from paceline.data.sources.folders import read_folder
+from paceline.data.sources.json_array import read_json
 from paceline.data.sources.json_lines import read_json_lines
-from paceline.data.sources.lines import unreadable
+from paceline.data.sources.lines import Lines, unreadable
 from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import Source
 from paceline.errors import DataError
@@ -18,13 +21,16 @@ from paceline.recipe.parts import DataPart
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
-FORMATS = (*DELIMITERS, *JSON_LINES, ".parquet")
+BINARY = (".parquet", ".arrow", ".xlsx")
+"""Formats that are not read out of a .gz file."""
+FORMATS = (*DELIMITERS, *JSON_LINES, ".json", *BINARY)
 
 _HINTS = {
-    ".json": "one object a line, as .jsonl; from one JSON array: jq -c '.[]' {name} > rows.jsonl",
     ".txt": "a folder per class with .txt files, or a .csv with a text and a label column",
-    ".xlsx": "export the sheet as CSV (UTF-8)",
-    ".xls": "export the sheet as CSV (UTF-8)",
+    ".xls": "open it in a spreadsheet, and save it as .xlsx or as CSV UTF-8",
+    ".xlsm": "save it as .xlsx, without macros, or as CSV UTF-8",
+    ".xlsb": "save it as .xlsx or as CSV UTF-8",
+    ".ods": "save it as .xlsx or as CSV UTF-8",
     ".zip": "unzip {name}",
     ".zst": "zstd -d {name}",
     ".bz2": "bunzip2 {name}",
@@ -71,21 +77,54 @@ def file_format(path: Path) -> str:
     if suffix != ".gz":
         return suffix
     inner = Path(path.stem).suffix.lower()
-    return "" if inner == ".parquet" else inner
+    return "" if inner in BINARY else inner
 
 
-def open_source(path: Path, name: str, part: DataPart, bad: BadRows, *, labelled: bool) -> Source:
-    """The rows of a file or folder that ``locate`` found."""
+def open_sources(path: Path, name: str, part: DataPart, bad: BadRows, *, labelled: bool) -> list[Source]:
+    """The rows of a file or folder that ``locate`` found; several where it holds splits of their own."""
     if path.is_dir():
-        return read_folder(path, name, part, bad, labelled=labelled)
+        if is_saved(path):
+            return read_saved(path, name)
+        return [read_folder(path, name, part, bad, labelled=labelled)]
     suffix = file_format(path)
     if suffix in DELIMITERS:
-        return read_delimited(path, name, DELIMITERS[suffix], bad, encoding=part.encoding, delimiter=part.delimiter)
-    return read_parquet(path, name) if suffix == ".parquet" else read_json_lines(path, name, bad, part.encoding)
+        usual = DELIMITERS[suffix]
+        return [read_delimited(path, name, usual, bad, encoding=part.encoding, delimiter=part.delimiter)]
+    if suffix == ".arrow":
+        return read_arrow(path, name)
+    if suffix == ".parquet":
+        return [read_parquet(path, name)]
+    if suffix == ".xlsx":
+        return [read_excel(path, name, bad)]
+    read_text = read_json if suffix == ".json" else read_json_lines
+    return [read_text(path, name, bad, part.encoding)]
+
+
+def fitting(part: DataPart) -> dict[str, str]:
+    """Encoding and delimiter for ``part.source``, of which ``part`` only says what those of other files are.
+
+    UTF-8 and whatever else the bytes say for certain goes first; a delimiter has to stand in the header.
+    """
+    path = Path(part.source).expanduser()
+    found = {"encoding": "auto", "delimiter": "auto"}
+    suffix = file_format(path)
+    if suffix in BINARY or suffix not in FORMATS or not path.is_file() or is_irregular(path):
+        return found
+    lines = Lines(path, part.source)
+    if part.encoding != "auto" and not lines.is_certain and lines.fits(part.encoding):
+        found["encoding"] = part.encoding
+    if part.delimiter != "auto" and suffix in DELIMITERS:
+        with Lines(path, part.source, found["encoding"]) as again:
+            if part.delimiter in next(iter(again), ""):
+                found["delimiter"] = part.delimiter
+    return found
 
 
 def _missing(path: Path, name: str, setting: str) -> DataError:
     folder = path.parent
+    if name == "-":
+        why = "of standard input predict alone reads, and only texts without labels"
+        return DataError(f"{setting} = '-': no such file", why=why, fix="write the rows into a .csv or .jsonl file")
     if not folder.is_dir():
         return DataError(
             f"{setting} = {name!r}: no such file", why=f"there is no folder {str(folder)!r}", fix="correct the path"

@@ -12,13 +12,14 @@ from typing import cast
 from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import Roles, find_roles
 from paceline.data.sources import images
-from paceline.data.sources.fingerprint import content_fingerprint, files_named, source_fingerprint
+from paceline.data.sources.fingerprint import files_named
 from paceline.data.sources.gather import Gathered, Gatherer
 from paceline.data.sources.hub import PREFIX, read_hub
 from paceline.data.sources.labels import Interpreted, Labels, interpret
-from paceline.data.sources.locate import locate, open_source
+from paceline.data.sources.locate import locate, open_sources
 from paceline.data.sources.memory import read_memory
 from paceline.data.sources.rows import SAMPLE_ROWS, Row, Source
+from paceline.data.sources.token_tags import no_token_classification, tag_columns
 from paceline.data.table import Table
 from paceline.errors import DataError
 from paceline.recipe.parts import DataPart
@@ -62,8 +63,7 @@ def read(
         found = _interpret(gathered, roles, task, bad)
     notices += (*found.notices, *bad.settle(len(gathered)))
     _check_enough(part, gathered, roles, found)
-    fingerprint = None if rows is not None else source_fingerprint(part)
-    return _table(gathered, roles, found, tuple(notices), fingerprint)
+    return _table(gathered, roles, found, tuple(notices))
 
 
 def read_unlabelled(
@@ -102,7 +102,7 @@ def read_unlabelled(
             _gatherer(part, opened.roles, gathered, bad, picture, keep_rows=True).take(piece, None)
             total += len(gathered)
             if len(gathered):
-                yield _table(gathered, opened.roles, None, (), fingerprint="")
+                yield _table(gathered, opened.roles, None, ())
     for notice in bad.settle(total):
         tell(notice)
     if not total:
@@ -199,8 +199,17 @@ def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: boo
     elif not from_file:
         yield from read_hub(part.source)
     for setting, name in named:
-        source = open_source(paths[setting], name, part, bad, labelled=labelled)
-        yield source if setting == "source" else replace(source, split=setting)
+        sources = open_sources(paths[setting], name, part, bad, labelled=labelled)
+        if setting == "source":
+            yield from sources
+        elif len(sources) == 1:
+            yield replace(sources[0], split=setting)
+        else:
+            raise DataError(
+                f"data.{setting} = {name!r}: holds several splits",
+                why=f"all rows of it would be {setting}",
+                fix=f"name the folder of one: data.{setting}={name}/{setting}",
+            )
 
 
 def _no_rows(source: Source) -> DataError:
@@ -220,7 +229,18 @@ def _roles(part: DataPart, source: Source, columns: Sequence[str], sample: Seque
     values = [row.values for row in sample]
     # an array in a cell is an image, and so is what Pillow and the Hub make of one
     image_columns = [name for name in columns if any(images.is_image(row.get(name)) for row in values[:3])]
-    return find_roles(part, columns, values, file=source.name, labelled=labelled, image_columns=image_columns)
+    tags = tag_columns(columns, values) if labelled else {}
+    try:
+        roles = find_roles(part, columns, values, file=source.name, labelled=labelled, image_columns=image_columns)
+    except DataError:
+        if not tags:
+            raise
+        label = next(iter(tags))
+    else:
+        label = next((name for name in roles.label if name in tags), "")
+        if not label:
+            return roles
+    raise no_token_classification(source.name, label, tags[label], values[0])
 
 
 def _require_columns(roles: Roles, source: Source, columns: Sequence[str]) -> None:
@@ -328,25 +348,17 @@ def _check_enough(part: DataPart, gathered: Gathered, roles: Roles, found: Inter
         )
 
 
-def _table(
-    gathered: Gathered, roles: Roles, found: Interpreted | None, notices: tuple[str, ...], fingerprint: str | None
-) -> Table:
+def _table(gathered: Gathered, roles: Roles, found: Interpreted | None, notices: tuple[str, ...]) -> Table:
     pixels = images.stack(gathered.contents) if roles.is_image else None
-    texts = None if roles.is_image else gathered.contents
-    splits = gathered.splits or None
-    labels = found.labels if found else None
-    if fingerprint is None:
-        fingerprint = content_fingerprint([texts, gathered.pairs, pixels, labels, splits])
     return Table(
-        texts=texts,
+        texts=None if roles.is_image else gathered.contents,
         pairs=gathered.pairs if roles.pair else None,
         images=pixels,
-        labels=labels,
+        labels=found.labels if found else None,
         kind=found.kind if found else None,
-        splits=splits,
+        splits=gathered.splits or None,
         origins=gathered.origins(),
         rows=gathered.rows or None,
         columns=roles.columns,
-        fingerprint=fingerprint,
         notices=notices,
     )

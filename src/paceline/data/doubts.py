@@ -1,0 +1,149 @@
+"""What in labels and texts is most likely a mistake: nothing is changed, each doubt is one line to read."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.table import Table
+
+Ids = NDArray[np.int64]
+
+LOPSIDED = 0.95
+"""Share of one class from which always guessing it looks like a good model."""
+
+_MISSING = frozenset(
+    {"nan", "none", "null", "nil", "na", "n/a", "#n/a", "#na", "<na>", "nat", "-", "--", "?", "无", "空"}
+)
+_DATE = re.compile(
+    r"\d{4}[-/.年]\d{1,2}[-/.月]\d{1,2}日?([ T].*)?"
+    r"|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
+    r"|\d{1,2}[- ](jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*([- ]\d{2,4})?"
+    r"|(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]\d{1,4}"
+    r"|\d{1,2}月\d{1,2}日",
+    re.IGNORECASE,
+)
+_NAMED = 3
+"""Classes that a line names."""
+
+
+def doubts(table: Table, keys: Ids, splits: Mapping[str, Ids]) -> tuple[str, ...]:
+    """One line for each doubt about a table's labels; none for regression.
+
+    Args:
+        table: labelled rows.
+        keys: [n] equal for rows with equal content, see ``duplicate_keys``.
+        splits: row numbers of each split.
+    """
+    if table.labels is None or table.kind not in ("classification", "multi_label"):
+        return ()
+    rows: list[tuple[str, ...]] = [label if isinstance(label, tuple) else (str(label),) for label in table.labels]
+    counts = Counter(name for names in rows for name in names)
+    found = [
+        *_contradictions(table, rows, keys),
+        *_alike(counts),
+        *_missing(counts),
+        *_dates(counts, table.columns.get("label", "label")),
+        *_single(table, rows, counts),
+    ]
+    if table.kind == "classification":
+        found += _lopsided(Counter(rows[row][0] for row in splits["train"]))
+    return tuple(found)
+
+
+def _contradictions(table: Table, rows: Sequence[tuple[str, ...]], keys: Ids) -> Iterator[str]:
+    """Equal content with different labels: no model can be right about all of it."""
+    numbers: dict[frozenset[str], int] = {}
+    labels = np.array([numbers.setdefault(frozenset(names), len(numbers)) for names in rows], dtype=np.int64)
+    pairs, first = np.unique(np.stack([keys, labels]), axis=1, return_index=True)
+    content, different = np.unique(pairs[0], return_counts=True)
+    torn = content[different > 1]
+    if not len(torn):
+        return
+    what = "images" if table.images is not None else "texts"
+    said = sorted(int(row) for row in first[np.isin(pairs[0], torn)])
+    example = [row for row in said if keys[row] == keys[said[0]]][:2]
+    shown = ", ".join(f"{table.origins.of(row)} has {_shown(', '.join(rows[row]))}" for row in example)
+    rows_of = int(np.isin(keys, torn).sum())
+    occur = "occurs" if len(torn) == 1 else "occur"
+    yield (
+        f"{len(torn):,} {what if len(torn) > 1 else what[:-1]} {occur} more than once with different labels"
+        f" ({rows_of:,} rows): {shown}"
+    )
+
+
+def _alike(counts: Mapping[str, int]) -> Iterator[str]:
+    """Classes that are most likely one."""
+    spellings: dict[str, list[str]] = {}
+    for name in counts:
+        spellings.setdefault(_bare(name), []).append(name)
+    twice = [names for names in spellings.values() if len(names) > 1]
+    if twice:
+        spelt = [" and ".join(f"{_shown(name)} ({_rows(counts[name])})" for name in names) for names in twice]
+        shown = "; ".join(spelt[:_NAMED])
+        yield (
+            f"labels that differ only by case, blanks or invisible characters count as different classes: {shown}"
+            f"{_more(len(twice))}"
+        )
+
+
+def _missing(counts: Mapping[str, int]) -> Iterator[str]:
+    """Classes that were a missing value before somebody wrote it as text."""
+    named = [name for name in counts if name.casefold() in _MISSING]
+    if named:
+        shown = ", ".join(f"{_shown(name)} ({_rows(counts[name])})" for name in named[:_NAMED])
+        yield f"a class that is called like a missing value: {shown}{_more(len(named))}; remove these rows if it is one"
+
+
+def _dates(counts: Mapping[str, int], column: str) -> Iterator[str]:
+    """Dates: of another column, or what a spreadsheet made of labels such as 1-2."""
+    named = [name for name in counts if _DATE.fullmatch(name)]
+    if named:
+        shown = ", ".join(map(_shown, named[:_NAMED]))
+        yield (
+            f"labels that look like dates: {shown}{_more(len(named))}; is {column!r} the column of the label, or did a"
+            " spreadsheet change it?"
+        )
+
+
+def _single(table: Table, rows: Sequence[tuple[str, ...]], counts: Mapping[str, int]) -> Iterator[str]:
+    """Classes of which there is nothing to measure on."""
+    named = {name for name, count in counts.items() if count == 1}
+    if named:
+        places = {name: row for row, names in enumerate(rows) for name in names if name in named}
+        shown = ", ".join(f"{_shown(name)} ({table.origins.of(row)})" for name, row in list(places.items())[:_NAMED])
+        of = "1 class has" if len(named) == 1 else f"{len(named):,} classes have"
+        yield f"{of} a single row, on which a model is trained or measured, never both: {shown}{_more(len(named))}"
+
+
+def _lopsided(counts: Counter[str]) -> Iterator[str]:
+    most, count = counts.most_common(1)[0]
+    share = count / counts.total()
+    if len(counts) > 1 and share >= LOPSIDED:
+        yield (
+            f"{count:,} of {counts.total():,} training rows are {_shown(most)}: always guessing it gives an accuracy of"
+            f" {share:.3f}; f1, the mean over classes, tells more (--set loop.best_metric=f1 chooses the step by it)"
+        )
+
+
+def _bare(name: str) -> str:
+    """A label without case, blanks, width and characters that cannot be seen."""
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(mark for mark in folded if not mark.isspace() and unicodedata.category(mark) != "Cf")
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= 40 else f"{name[:40]}…")
+
+
+def _more(count: int) -> str:
+    return f" and {count - _NAMED:,} more" if count > _NAMED else ""

@@ -1,0 +1,221 @@
+"""Arrow files and the folders of them that ``save_to_disk`` of Hugging Face's datasets makes, read by pyarrow alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.data.sources.lines import unreadable
+from paceline.data.sources.memory import read_memory
+from paceline.data.sources.rows import Source
+from paceline.errors import DataError
+
+_PIECE_ROWS = 1024
+_SPLITS, _STATE = "dataset_dict.json", "state.json"
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder is what ``save_to_disk`` of a Dataset or a DatasetDict leaves."""
+    return (folder / _SPLITS).is_file() or (folder / _STATE).is_file()
+
+
+def read_arrow(path: Path, name: str) -> list[Source]:
+    """Rows of an Arrow file, as a stream or with a footer; a row's line is its number, from 1.
+
+    Raises:
+        DataError: pyarrow is not installed, or the file is no whole Arrow file.
+    """
+    return read_memory(_Saved.of([path], name), name)
+
+
+def read_saved(folder: Path, name: str) -> list[Source]:
+    """Rows of a Dataset or, one source a split, of a DatasetDict. Class numbers become the names that it knows.
+
+    Raises:
+        DataError: pyarrow is not installed, a file is missing or damaged, rows are chosen by an index.
+    """
+    if not (folder / _SPLITS).is_file():
+        return read_memory(_Saved.of(_shards(folder, name), name), name)
+    splits = _json(folder / _SPLITS, name).get("splits")
+    if not isinstance(splits, list) or not splits or not all(isinstance(split, str) for split in splits):
+        raise _incomplete(name, f"{_SPLITS} names no splits")
+    found = {split: _Saved.of(_shards(folder / split, f"{name}/{split}"), f"{name}/{split}") for split in splits}
+    return read_memory(found, name)
+
+
+def files_of_saved(folder: Path, name: str) -> list[Path]:
+    """The files that ``read_saved`` reads; raises the same errors."""
+    if not (folder / _SPLITS).is_file():
+        return [folder / _STATE, *_shards(folder, name)]
+    splits = _json(folder / _SPLITS, name).get("splits") or []
+    return [folder / _SPLITS, *(path for split in splits for path in _shards(folder / split, f"{name}/{split}"))]
+
+
+def _shards(folder: Path, name: str) -> list[Path]:
+    state = _json(folder / _STATE, name)
+    if state.get("_indices_data_files"):
+        raise DataError(
+            "the data set chooses its rows by an index",
+            file=name,
+            why="an older release of datasets saved it with all rows of the table and a list of those that count",
+            fix="dataset.flatten_indices().save_to_disk(...) saves these rows alone",
+        )
+    listed = state.get("_data_files") or []
+    files = [folder / Path(str(entry["filename"])).name for entry in listed if isinstance(entry, dict)]
+    if not files:
+        raise _incomplete(name, f"{_STATE} names no files")
+    if missing := next((file for file in files if not file.is_file()), None):
+        raise _incomplete(name, f"{missing.name} is missing")
+    return files
+
+
+def _json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise _incomplete(name, f"{path.name} is missing") from None
+    except OSError as error:
+        raise unreadable(name, error) from None
+    except ValueError as error:
+        raise _incomplete(name, f"{path.name}: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _incomplete(name: str, why: str) -> DataError:
+    return DataError("not a whole saved data set", file=name, why=why, fix="copy it again, or save_to_disk it anew")
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The classes of a column, as a ClassLabel of datasets has them."""
+
+    names: list[str]
+    is_list: bool
+
+    def int2str(self, index: int) -> str:
+        return self.names[index]
+
+
+class _Saved:
+    """What ``read_memory`` asks of a datasets.Dataset, over files that are memory-mapped and opened at once.
+
+    Raises:
+        DataError: pyarrow is not installed, a file is damaged, the files have different columns.
+    """
+
+    def __init__(self, tables: list[Any], name: str, errors: tuple[type[Exception], ...]) -> None:
+        self._tables, self._name, self._errors = tables, name, errors
+        self.column_names: list[str] = list(tables[0].schema.names)
+        named = _class_names(tables[0].schema.metadata)
+        self.features = {column: names for column, names in named.items() if not names.is_list}
+        self._lists = {column: names for column, names in named.items() if names.is_list}
+
+    @classmethod
+    def of(cls, files: list[Path], name: str) -> _Saved:
+        """The rows of several files, one after the other."""
+        try:
+            import pyarrow
+        except ImportError:
+            raise DataError(
+                "Arrow files need pyarrow", file=name, why="it is not installed", fix="pip install 'paceline[parquet]'"
+            ) from None
+        errors = (pyarrow.ArrowException, OSError, UnicodeDecodeError)
+        tables = [_table(file, name, errors) for file in files]
+        names = [table.schema.names for table in tables]
+        if other := next((at for at, found in enumerate(names) if found != names[0]), None):
+            raise DataError(
+                "the files have different columns",
+                file=name,
+                why=f"{files[0].name} has {', '.join(names[0])}; {files[other].name} has {', '.join(names[other])}",
+                fix="save the data set anew",
+            )
+        repeated = next((column for at, column in enumerate(names[0]) if column in names[0][:at]), None)
+        if repeated is not None:
+            raise DataError("a column is named twice", file=name, column=repeated, fix="give each column its own name")
+        return cls(tables, name, errors)
+
+    def __len__(self) -> int:
+        return sum(table.num_rows for table in self._tables)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        """The different values of a column."""
+        return list({value for table in self._tables for value in table.column(column).unique().to_pylist()})
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        number = 0
+        for table in self._tables:
+            for batch in table.to_batches(max_chunksize=_PIECE_ROWS):
+                try:
+                    rows = batch.to_pylist()
+                except self._errors as error:
+                    raise _damaged(self._name, error, number + 1) from None
+                for values in rows:
+                    number += 1
+                    for column, known in self._lists.items():
+                        if values[column] is not None:
+                            values[column] = [self._name_of(known, index, column, number) for index in values[column]]
+                    for column, known in self.features.items():
+                        if values[column] is not None and values[column] != -1:
+                            self._name_of(known, values[column], column, number)
+                    yield values
+
+    def _name_of(self, known: _Names, index: int, column: str, number: int) -> str:
+        if not 0 <= index < len(known.names):
+            raise DataError(
+                "a class number without a name",
+                file=self._name,
+                line=number,
+                column=column,
+                found=str(index),
+                why=f"the data set names {len(known.names):,} classes, counted from 0",
+                fix="save the data set anew with all of its class names",
+            )
+        return known.names[index]
+
+
+def _table(path: Path, name: str, errors: tuple[type[Exception], ...]) -> Any:
+    """A file's table, memory-mapped: pages are read when their rows are."""
+    import pyarrow
+
+    try:
+        if path.stat().st_size == 0:
+            raise DataError(
+                "the file is empty", file=name, fix="write it again; an Arrow file holds at least its schema"
+            )
+        source = pyarrow.memory_map(str(path))
+        if source.read(6) == b"ARROW1":
+            return pyarrow.ipc.open_file(source).read_all()
+        source.seek(0)
+        return pyarrow.ipc.open_stream(source).read_all()
+    except errors as error:
+        raise _damaged(name, error) from None
+
+
+def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, _Names]:
+    """Column -> its classes, of the features that datasets writes into a schema."""
+    try:
+        info = json.loads((metadata or {})[b"huggingface"])["info"]
+        features = info["features"].items()
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+    found = {}
+    for column, feature in features:
+        is_list = isinstance(feature, list) or (isinstance(feature, dict) and "feature" in feature)
+        inner = feature[0] if isinstance(feature, list) and feature else feature
+        inner = inner.get("feature", inner) if isinstance(inner, dict) else inner
+        if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" and isinstance(inner.get("names"), list):
+            found[column] = _Names([str(name) for name in inner["names"]], is_list)
+    return found
+
+
+def _damaged(name: str, error: Exception, line: int | None = None) -> DataError:
+    return DataError(
+        "not a whole Arrow file",
+        file=name,
+        line=line,
+        why=str(error).split("\n", 1)[0],
+        fix="copy or download it again",
+    )

@@ -1,0 +1,117 @@
+"""Files that are one JSON value: an array of objects."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.data.bad_rows import BadRows
+from paceline.data.sources.json_lines import KINDS, KeyTwiceError, unique
+from paceline.data.sources.lines import Lines
+from paceline.data.sources.rows import Row, Source
+from paceline.errors import DataError
+
+
+def read_json(path: Path, name: str, bad: BadRows, encoding: str = "auto") -> Source:
+    """Rows of a file that is an array of objects, or an object with one such array; a row's line is its number, from 1.
+
+    Beside that array an object may hold single values, such as a version. The file is held in memory as a whole.
+
+    Raises:
+        DataError: no JSON, another structure; bytes that do not decode. Elements that are no object go to ``bad``.
+    """
+    lines = Lines(path, name, encoding)
+    whole = lines.whole()
+    if not whole.strip():
+        raise DataError("the file is empty", file=name, fix=_EXAMPLE)
+    try:
+        value = json.loads(whole, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise _no_json(error, whole, name) from None
+    return Source(name=name, rows=_rows(_array(value, name), name, bad), notices=lines.notices)
+
+
+_EXAMPLE = 'write an array: [{"text": "...", "label": "..."}, ...], or one object a line into a .jsonl file'
+
+
+def _array(value: Any, name: str) -> list[Any]:
+    if isinstance(value, list):
+        if value:
+            return value
+        raise DataError("the file is empty", file=name, why="it holds an array without elements", fix=_EXAMPLE)
+    if isinstance(value, dict):
+        compound = {key: held for key, held in value.items() if isinstance(held, list | dict)}
+        rows = next(iter(compound.values())) if len(compound) == 1 else None
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            return rows
+        arrays = [key for key, held in compound.items() if isinstance(held, list) and held and type(held[0]) is dict]
+        found = ", ".join(f"{key!r}: {_kind(held)}" for key, held in list(value.items())[:10]) or "nothing"
+        fix = f"jq -c '.[\"{arrays[0]}\"][]' {name} > {arrays[0]}.jsonl takes one of them" if arrays else _EXAMPLE
+        raise DataError(
+            "an object where an array of rows is needed",
+            file=name,
+            why=f"it holds {found}; read is an array of objects, or an object with one such array",
+            fix=fix,
+        )
+    raise DataError(f"found {_kind(value)} where an array of rows is needed", file=name, fix=_EXAMPLE)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, list):
+        of = f" of {_plural(value[0])}" if value else ""
+        return f"an array{of} ({len(value):,})"
+    return "an object" if isinstance(value, dict) else f"a {KINDS.get(type(value), 'value')}"
+
+
+def _plural(value: object) -> str:
+    kind = {**KINDS, dict: "object", list: "array"}.get(type(value), "value")
+    return f"{kind}s"
+
+
+def _rows(array: list[Any], name: str, bad: BadRows) -> Iterator[Row]:
+    for number, values in enumerate(array, start=1):
+        if type(values) is dict:
+            yield Row(name, number, values)
+            continue
+        error = DataError(
+            "the element is no object",
+            file=name,
+            line=number,
+            found=json.dumps(values, ensure_ascii=False),
+            why=f"found {_kind(values)}; the number is that of the element",
+            fix='write {"text": "...", "label": "..."}',
+        )
+        bad.report(error, str(values))
+
+
+def _no_json(error: ValueError | RecursionError, text: str, name: str) -> DataError:
+    if isinstance(error, KeyTwiceError):
+        return DataError(
+            "a key is given twice in one object",
+            file=name,
+            column=str(error),
+            why="only one of the values could be kept",
+            fix="name each key once",
+        )
+    if not isinstance(error, json.JSONDecodeError):
+        return DataError("the file is not JSON", file=name, why="nested too deeply", fix=_EXAMPLE)
+    if error.msg == "Extra data" and text.lstrip().startswith("{"):
+        lines = re.sub(r"\.json(\.gz)?$", r".jsonl\1", name, flags=re.IGNORECASE)
+        return DataError(
+            "several JSON values, one after the other",
+            file=name,
+            line=error.lineno,
+            why="it seems to be JSON lines, one object a line",
+            fix=f"rename it: mv {name} {lines}" if error.lineno == 2 else f"jq -c . {name} > rows.jsonl",
+        )
+    return DataError(
+        "the file is not JSON",
+        file=name,
+        line=error.lineno,
+        found=text[max(0, error.pos - 20) : error.pos + 20],
+        why=f"{error.msg} at character {error.colno:,} of the line",
+        fix="copy or download it again, if it is cut off; else correct it there",
+    )

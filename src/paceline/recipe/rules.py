@@ -1,0 +1,140 @@
+"""The catalogue's rules at work: what ``auto`` leaves off and why, and what is refused where it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from paceline.errors import RecipeError
+from paceline.facts import Facts
+from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, Who, value_of, written
+from paceline.recipe.recipe import Recipe
+from paceline.recipe.techniques import CATALOGUE, ENTRIES, STRATEGY, capable, exclusions
+from paceline.records import Decision
+
+_UNKNOWN = object()
+"""Stands for a setting that nobody has told; no rule is broken by it."""
+
+ValueAt = Callable[[str], object]
+"""The value at a dotted path, or ``_UNKNOWN``."""
+
+
+def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry] = ENTRIES) -> None:
+    """Refuse techniques that cannot work together, with the rest of the recipe, or on this machine.
+
+    Raises:
+        RecipeError: names the setting, the rule it breaks, and the change that mends it.
+    """
+    value_at = partial(value_of, recipe)
+    for entry in catalogue:
+        for own in entry.settings:
+            _check_own(own, recipe)
+        if not entry.is_on(recipe):
+            continue
+        what = f"{entry.setting} = {written(value_at(entry.setting))}"
+        leave = f"--set {entry.setting}={written(entry.off)}"
+        for rule, needed in _broken(entry, value_at, "asked"):
+            raise RecipeError(what, _refusal(rule, needed, recipe), leave)
+        for package in _missing(entry, recipe, facts):
+            why = f"needs {package}, which is not installed"
+            raise RecipeError(what, why, f"pip install {package}, or {leave}")
+        if entry.capability is not None and not _is_capable(entry.capability, facts):
+            have = facts.cards[0].compute_capability if facts.cards else None
+            found = "none is known here" if have is None else f"this one has {have[0]}.{have[1]}"
+            raise RecipeError(what, f"needs {capable(entry.capability)}; {found}", leave)
+
+
+def decision_of(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> Decision | None:
+    """What becomes of a technique that was left open, as far as the machine and the recipe decide it.
+
+    Args:
+        entry: one that is on or off.
+        recipe: with its device chosen.
+
+    Returns:
+        None where it was not left open, or where it depends on the model and the data.
+    """
+    if value_of(recipe, entry.setting) != "auto" or entry.values:
+        return None
+    why = why_off(entry, recipe, facts)
+    if why is not None:
+        return Decision(setting=entry.setting, value="false", reason=why)
+    return Decision(setting=entry.setting, value="true", reason=entry.takes) if entry.takes else None
+
+
+def why_off(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> str | None:
+    """Why ``auto`` leaves a technique off; None where no rule is against it."""
+    value_at = partial(value_of, recipe)
+    for rule in _of_strategy(entry, value_at, "auto"):
+        return rule.why
+    for rule, _ in _broken(entry, value_at, "auto"):
+        return rule.why
+    for package in _missing(entry, recipe, facts):
+        return f"{package} is not installed"
+    if entry.capability is not None and not _is_capable(entry.capability, facts):
+        return f"its kernels need {capable(entry.capability)}"
+    return None
+
+
+def is_refused(settings: Mapping[str, Any], setting: str, value: object) -> bool:
+    """Whether a rule is against a technique's ``value``, as far as the other settings are known.
+
+    Args:
+        settings: dotted recipe paths, and what they have.
+    """
+    entry = next((one for one in CATALOGUE if one.setting == setting), None)
+    if entry is None or value == entry.off:
+        return False
+
+    def value_at(path: str) -> object:
+        return settings.get(path, _UNKNOWN)
+
+    return any(True for _ in _broken(entry, value_at, "asked")) or any(
+        True for _ in _of_strategy(entry, value_at, "asked")
+    )
+
+
+def _broken(entry: TechniqueEntry, value_at: ValueAt, who: Who) -> Iterator[tuple[Rule, bool]]:
+    """Rules of the entry that do not hold, and whether they are of what it needs; of the device first."""
+    needed = [rule for rule in entry.needs if rule.path == "device"]
+    others = [rule for rule in entry.needs if rule.path != "device"]
+    for rules, is_needed in ((needed, True), (entry.excludes, False), (others, True)):
+        for rule in rules:
+            value = value_at(rule.path)
+            if rule.is_for(who) and value is not _UNKNOWN and rule.holds(value) is not is_needed:
+                yield rule, is_needed
+
+
+def _of_strategy(entry: TechniqueEntry, value_at: ValueAt, who: Who) -> Iterator[Rule]:
+    """Rules between the run's strategy and the technique, in whichever entry they stand."""
+    strategy = value_at(STRATEGY)
+    for rule in exclusions(entry):
+        if rule.path == STRATEGY and rule.holds(strategy) and rule.is_for(who):
+            yield rule
+
+
+def _missing(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> list[str]:
+    """Packages that it needs and that are not there."""
+    return [name for name in entry.packages if recipe.device != "cpu" and facts.versions.get(name) is None]
+
+
+def _is_capable(capability: tuple[int, int], facts: Facts) -> bool:
+    have = facts.cards[0].compute_capability if facts.cards else None
+    return have is not None and have >= capability
+
+
+def _check_own(own: OwnSetting, recipe: Recipe) -> None:
+    value = value_of(recipe, own.setting)
+    broken = [rule for rule in own.needs if not rule.holds(value_of(recipe, rule.path))]
+    if value != own.default and broken:
+        what, leave = f"{own.setting} = {written(value)}", f"--set {own.setting}={written(own.default)}"
+        raise RecipeError(what, _refusal(broken[0], True, recipe), leave)
+
+
+def _refusal(rule: Rule, needed: bool, recipe: Recipe) -> str:
+    """The broken rule for a person, beside what the recipe says."""
+    told = f"{'needs' if needed else 'cannot work with'} {rule.path} = {' or '.join(rule.values)}"
+    if needed or len(rule.values) > 1:
+        told += f" (now {rule.path} = {written(value_of(recipe, rule.path))})"
+    return f"{told}: {rule.why}" if rule.why else told

@@ -1,0 +1,135 @@
+"""Excel workbooks: every cell as a CSV export has it, and what is no table is refused by its cell."""
+
+import datetime
+import sys
+import zipfile
+
+import openpyxl
+import pytest
+
+from paceline.data.sources import read, read_unlabelled, source_fingerprint
+from paceline.errors import DataError
+from paceline.recipe.parts import DataPart
+
+ROWS = [
+    ("文本", "标签"),
+    ("这家店很好", "正面"),
+    ("two\nlines, too", "负面"),
+    (None, None),
+    (12.5, "正面"),
+    ("=1", "负面"),
+]
+
+
+def workbook(path, *sheets):
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for title, rows in sheets:
+        sheet = book.create_sheet(title)
+        for row in rows:
+            sheet.append(row)
+    book.save(path)
+    return book
+
+
+def test_the_first_sheet_is_read_as_text(tmp_path):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", [*ROWS[:-1], ("x", True)]))
+    table = read(DataPart(source=str(path)))
+    assert table.texts == ["这家店很好", "two\nlines, too", "12.5", "x"]
+    assert table.labels == ["正面", "负面", "正面", "TRUE"]
+    assert table.origins.lines.tolist() == [2, 3, 5, 6]
+    assert not [notice for notice in table.notices if "sheet" in notice]
+
+
+def test_of_several_sheets_the_one_that_was_read_is_named(tmp_path):
+    path = tmp_path / "a.xlsx"
+    book = workbook(path, ("hidden", [("a", "b")]), ("train", ROWS[:3]), ("more", ROWS))
+    book["hidden"].sheet_state = "hidden"
+    book.save(path)
+    table = read(DataPart(source=str(path)))
+    assert len(table) == 2
+    (told,) = [notice for notice in table.notices if "sheet" in notice]
+    assert "read is the sheet 'train'; not read: 'hidden', 'more'" in told
+
+
+def test_rows_to_predict_for_keep_their_cells(tmp_path):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", [("text", "day", "id"), ("nice", datetime.datetime(2024, 5, 1), 7), ("bad", None, 8)]))
+    (table,) = read_unlabelled(DataPart(source=str(path)), 10, tell=lambda notice: None)
+    assert table.rows == [{"text": "nice", "day": "2024-05-01", "id": "7"}, {"text": "bad", "day": "", "id": "8"}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "fix"),
+    [
+        ([], "the sheet is empty", "header"),
+        ([("text", None, "label"), ("a", "b", "c")], "column 2 has no name", "name the column"),
+        ([("text", "label", "text"), ("a", "b", "c")], "names a column twice", "of its own"),
+        ([("text", "label"), ("a", "x"), ("b", "y", "!")], r"a\.xlsx:3: a cell beside the named columns", "delete"),
+        ([("text", "label"), ("a", "x"), ("b", None)], r"a\.xlsx:3, column 'label': the label is empty", "fill it in"),
+        ([("text", "label")], "only a header", "add rows"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, rows, words, fix):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", rows))
+    with pytest.raises(DataError, match=words) as caught:
+        read(DataPart(source=str(path)))
+    assert fix in caught.value.fix
+
+
+def test_bad_rows_are_skipped_where_that_is_asked_for(tmp_path):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", [("text", "label"), ("a", "x"), ("b", "y", "!"), ("c", "y")]))
+    table = read(DataPart(source=str(path), on_bad_row="skip", bad_rows_allowed=0.5))
+    assert table.texts == ["a", "c"]
+    assert any("dropped 1 of 3 rows" in notice for notice in table.notices)
+
+
+def test_damaged_and_protected_files_are_told_apart(tmp_path):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", ROWS[:3]))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"not a whole \.xlsx file"):
+        read(DataPart(source=str(path)))
+    path.write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(1000))
+    with pytest.raises(DataError, match=r"not an \.xlsx file") as caught:
+        read(DataPart(source=str(path)))
+    assert "password" in caught.value.why
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", "no workbook")
+    with pytest.raises(DataError, match=r"not a whole \.xlsx file"):
+        read(DataPart(source=str(path)))
+
+
+def test_damage_inside_the_sheet_names_the_row(tmp_path):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", [("text", "label"), *[(f"text {number}", "xy"[number % 2]) for number in range(3000)]]))
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    sheet = next(name for name in parts if name.endswith("sheet1.xml"))
+    parts[sheet] = parts[sheet][: len(parts[sheet]) * 2 // 3]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    with pytest.raises(DataError, match=r"a\.xlsx:\d+: not a whole \.xlsx file"):
+        read(DataPart(source=str(path)))
+
+
+def test_without_openpyxl_the_command_is_given(tmp_path, monkeypatch):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", ROWS[:3]))
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(DataError, match="need openpyxl") as caught:
+        read(DataPart(source=str(path)))
+    assert caught.value.fix == "pip install 'paceline[excel]'"
+
+
+def test_the_fingerprint_is_of_the_file(tmp_path):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", ROWS[:3]))
+    first = source_fingerprint(DataPart(source=str(path)))
+    workbook(path, ("rows", ROWS[:2]))
+    assert first != source_fingerprint(DataPart(source=str(path)))
