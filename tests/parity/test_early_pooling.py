@@ -41,9 +41,7 @@ def packed_build(model: Any, kind: str = "classification", **settings: Any) -> B
     build, layout = made(model, kind, **settings)
     packed = {"layout_kind": LayoutKind.PACKED, "path": {"layout": "packed"}}
     found = tuple(block for _, block in blocks(model))
-    return replace(
-        build, layout=layout, forward=packing.apply_packing(model), blocks=found, path=path, layout_kind=kind_of
-    )
+    return replace(build, layout=layout, forward=packing.apply_packing(model), blocks=found, **packed)
 
 
 def slopes(build: Build, batch: Batch) -> dict[str, Tensor]:
