@@ -84,7 +84,7 @@ def evaluate_saved(
         with explained(partial(_situation, recipe)):
             build = _build(recipe, loaded, dataset, tell if world.is_first else _unsaid, world)
             with contextlib.closing(build.layout):
-                size = _batch_size(recipe)
+                size = recipe.loop.evaluated_together
                 return evaluate(inference(build), build, split, ids, size, step=0, epoch=0, world=world)
 
 
@@ -103,7 +103,7 @@ def predict_rows(
     """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
     file = out if isinstance(out, Predictions) else PredictionFile(out, source=data, safe=safe_csv)
     _, recipe, loaded = _open(folder, settings, tell, trust, own_data=False)
-    part, size = _data_part(recipe, data, settings), _batch_size(recipe)
+    part, size = _data_part(recipe, data, settings), recipe.loop.evaluated_together
     build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
@@ -203,12 +203,8 @@ def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
 
 def _situation(recipe: Recipe) -> Situation:
     """What is told when the memory is full."""
-    size = _batch_size(recipe)
+    size = recipe.loop.evaluated_together
     return Situation(recipe=recipe, resume="the same command again", largest=size, evaluated=size)
-
-
-def _batch_size(recipe: Recipe) -> int:
-    return recipe.loop.evaluation_batch_size or recipe.loop.batch_size
 
 
 def _data_part(recipe: Recipe, source: str | None, settings: Sequence[str]) -> DataPart:

@@ -80,11 +80,6 @@ class Job:
         if self.world.is_first:
             self.folder.write_recipe(recipe)
 
-    @property
-    def evaluation_batch_size(self) -> int:
-        """Samples of a forward pass that nothing is learned from."""
-        return self.recipe.loop.evaluation_batch_size or self.recipe.loop.batch_size
-
 
 def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:
     """The job and where it begins: at the start, or where the checkpoint left off."""

@@ -337,7 +337,7 @@ class Loop:
     def evaluated(self, infer: Infer, split: str, *, step: int, epoch: int) -> EvaluationRecord:
         """A split's record; in smaller batches where memory does not suffice and the recipe has it so. A collective."""
         job = self.job
-        given = infer, job.assembled.build, split, job.dataset.splits[split], job.evaluation_batch_size
+        given = infer, job.assembled.build, split, job.dataset.splits[split], job.recipe.loop.evaluated_together
         if job.recipe.loop.on_oom == "fail":
             return evaluate(*given, step=step, epoch=epoch, world=job.mesh.data)
         return evaluate_fitting(*given, step=step, epoch=epoch, world=job.mesh.data, split_to=self._evaluate_smaller)

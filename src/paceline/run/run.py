@@ -407,7 +407,7 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
         recipe=recipe,
         resume=f"with one of them {_then(request, saved=True)}" if saved else "start it again: no step was saved",
         largest=largest_share(recipe, num_samples, world.size),
-        evaluated=min(recipe.loop.evaluation_batch_size or recipe.loop.batch_size, held_out),
+        evaluated=min(recipe.loop.evaluated_together, held_out),
         step=min(step + 1, loop.job.course.total_steps) if loop else 0,
         total_steps=loop.job.course.total_steps if loop else 0,
         held=engine.held() if isinstance(engine, Weighed) else {},
