@@ -152,7 +152,10 @@ def test_between_the_first_record_and_the_first_step(
 ) -> None:
     """The folder holds a run by then, so it must be one that can go on."""
     chosen = recipe(pretrained, reviews, optimizer=optimizer)
-    with signals_in(monkeypatch, "paceline.run.beginning._started", TERM), pytest.raises(Preempted, match="after step 0 of 12"):
+    with (
+        signals_in(monkeypatch, "paceline.run.beginning._started", TERM),
+        pytest.raises(Preempted, match="after step 0 of 12"),
+    ):
         train(chosen, out=tmp_path / "run")
     assert_same(outcome(resume(tmp_path / "run")), outcome(train(chosen, out=tmp_path / "undisturbed")))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from paceline.contract.errors import CheckpointError, RecipeError
+from paceline.contract.errors import CheckpointError, RecipeError, RunFolderError
 from paceline.contract.records import Decision, Record
 from paceline.contract.stop import Stop
 from paceline.contract.stopwatch import Stopwatch
@@ -79,6 +79,18 @@ class Job:
         """Have the run folder keep a recipe that is carried out in another way from now on."""
         if self.world.is_first:
             self.folder.write_recipe(recipe)
+
+    def found_again(self) -> RunFolderError | None:
+        """Have what the run still has saved where its folder is by now; None where that is where it was.
+
+        A collective: all ranks get the same error.
+        """
+        lost = self.folder.find_again()
+        if lost is not None:
+            self.store.move(self.folder.checkpoints)
+            self.keep(self.recipe)
+        told = self.world.share(lost and [lost.what, lost.why, lost.fix])
+        return RunFolderError(*told) if told else None
 
 
 def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:
