@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -38,6 +37,7 @@ from paceline.models.structure import blocks, final_linear, parameter_counts, se
 from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_source
 from paceline.optim.schedule import lr_decision
 from paceline.prepare.assemble import assemble_build
+from paceline.prepare.beside import Beside
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.seams import Alone, Build, Mesh, World
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def prepare_run(
     """
     world = world or Alone()
     told: list[str] = []  # of the model
-    with _Beside(watch) as beside:
+    with Beside(watch) as beside:
         awake = beside.start("model", partial(_wake, _card_here())) if recipe.device == "cuda" else None
         with watch.importing():
             import_readers(recipe.model)
@@ -106,8 +104,8 @@ def prepare_run(
             with watch.importing():
                 import_class(recipe.model, config)
             with watch.phase("model"):
-                num_tokens = size_of_vocabulary(recipe, known, known.tokenizer)
-                model = model_for(recipe, config, known, num_tokens, tell=told.append)
+                tokens = size_of_vocabulary(recipe, known, known.tokenizer)
+                model = model_for(recipe, config, known, tokens, tell=told.append)
                 recipe, decisions = _shared_by_ranks(recipe, decisions, model, facts, world)
             _wake_tracer(recipe, watch)
             with watch.phase("data"):
@@ -115,17 +113,15 @@ def prepare_run(
                 tokenizer = _settled(source, dataset)
         with watch.phase("model"):
             buckets = _buckets(recipe, facts, world)
-            if awake is not None:
-                _see_awake(awake, recipe)
+            _see_awake(awake, recipe)
             images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
             build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=Mesh(data=world))
-            build = replace(build, notices=(*told, *build.notices))
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
         (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe)),
         dataset,
         tokenizer,
-        build,
+        replace(build, notices=(*told, *build.notices)),
         _saved_model(recipe, dataset, images),
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
@@ -138,8 +134,10 @@ def _while_waiting(recipe: Recipe, config: PretrainedConfig | None, watch: Stopw
     _wake_tracer(recipe, watch)
 
 
-def _see_awake(awake: Future[None], recipe: Recipe) -> None:
+def _see_awake(awake: Future[None] | None, recipe: Recipe) -> None:
     """Wait until the driver is ready, and count from here: the peak is this run's, not the process's."""
+    if awake is None:
+        return
     awake.result()
     # it may come before the first step
     torch.cuda.reset_peak_memory_stats(torch.device(recipe.device))
@@ -200,40 +198,6 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None)
         image=images,
         factory=recipe.model.factory,
     )
-
-
-@final
-class _Beside:
-    """Threads for work beside the main thread's; on the way out it has ended, or been broken off where that failed."""
-
-    def __init__(self, watch: Stopwatch) -> None:
-        self._watch, self._broken_off = watch, threading.Event()
-        self._threads = ThreadPoolExecutor(2, "paceline-prepare")
-
-    def __enter__(self) -> _Beside:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None:
-            self._broken_off.set()
-        self._threads.shutdown(wait=True, cancel_futures=kind is not None)
-
-    def start(self, phase: str, work: Callable[[KeepGoing], Result]) -> Future[Result]:
-        """Begin ``work``; it is given what to call from time to time, and counted as overlapped ``phase``."""
-
-        def timed() -> Result:
-            with self._watch.phase(phase):
-                return work(self._keep_going)
-
-        return self._threads.submit(timed)
-
-    def _keep_going(self) -> None:
-        if self._broken_off.is_set():
-            raise _BrokenOff
-
-
-class _BrokenOff(Exception):
-    """The main thread has failed, so nobody waits for this work; its future is not looked at."""
 
 
 def _card_here() -> torch.device:
