@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import Decision
+from paceline.contract.spans import activity
 from paceline.data.dataset import Dataset, Tokens
 from paceline.engine.capture import Phase
 from paceline.engine.compared import compared_samples, width_notice
@@ -64,6 +65,7 @@ class Assembled:
     """[steps, groups]: learning rate of each applied update."""
 
 
+@activity("placing and checking")
 def assemble_build(
     recipe: Recipe,
     model: nn.Module,
@@ -175,6 +177,7 @@ def _of_width(recipe: Recipe, build: Build, dataset: Dataset, texts: Tokens) -> 
     return () if notice is None else (notice,)
 
 
+@activity("making the optimizer")
 def assemble(
     recipe: Recipe,
     build: Build,

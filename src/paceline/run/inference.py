@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.contract.errors import DataError, ModelError, RecipeError, RunFolderError, UserError, nearest
 from paceline.contract.records import EvaluationRecord
+from paceline.contract.spans import activity
 from paceline.data.dataset import Dataset
 from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
 from paceline.distributed.agree import agree
@@ -114,6 +115,7 @@ def predict_rows(
         return file.finish(loaded.saved.kind, loaded.saved.label_names)
 
 
+@activity("predicting")
 def probabilities(
     infer: Infer, build: Build, ids: Ids, batch_size: int, advance: Callable[[int], None]
 ) -> NDArray[np.float32]:

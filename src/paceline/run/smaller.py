@@ -11,7 +11,9 @@ import torch
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision, EvaluationRecord, Notice
+from paceline.contract.spans import activity
 from paceline.engine.evaluate import Infer, evaluate
+from paceline.memory.exhausted import SPLITTABLE
 from paceline.memory.split import Result, evaluate_fitting, halved, largest_share, let_go, retried
 from paceline.recipe.places import absolute
 from paceline.run.job import Job
@@ -43,7 +45,8 @@ class Smaller:
         """
         job, engine = self.job, self.job.assembled.engine
         if job.recipe.loop.on_oom == "fail" or not isinstance(engine, Retrying):
-            return work()
+            with activity(SPLITTABLE):
+                return work()
         return retried(work, engine, job.world, self._split, step=step, total_steps=job.course.total_steps)
 
     def evaluated(self, infer: Infer, split: str, *, step: int, epoch: int) -> EvaluationRecord:
@@ -51,7 +54,8 @@ class Smaller:
         job = self.job
         given = infer, job.assembled.build, split, job.dataset.splits[split], job.recipe.loop.evaluated_together
         if job.recipe.loop.on_oom == "fail":
-            return evaluate(*given, step=step, epoch=epoch, world=job.mesh.data)
+            with activity(SPLITTABLE):
+                return evaluate(*given, step=step, epoch=epoch, world=job.mesh.data)
         return evaluate_fitting(*given, step=step, epoch=epoch, world=job.mesh.data, split_to=self._evaluate_smaller)
 
     def _split(self, why: str) -> bool:
