@@ -136,7 +136,11 @@ def test_early_stopping_counts_on(at: int, pretrained: Path, reviews: Path, tmp_
     assert_same(outcome(found), outcome(whole))
 
 
-@pytest.mark.parametrize("where", ["run.measure", "ending.save_model", "ending.build_report"])
+@pytest.mark.parametrize(
+    "where",
+    ["run.measure", "ending.save_model", "ending.build_report"],
+    ids=["measure", "save_model", "build_report"],
+)
 def test_a_crash_after_the_last_step_loses_no_step(
     where: str, expected: Any, pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

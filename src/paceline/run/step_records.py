@@ -105,7 +105,9 @@ class StepRecords:
             record = self._record(note, at.applied, loss, norm, bool(finite), correct)
             scaling = self._assembled.build.loss_scaling
             skipped_in_a_row = at.skipped_in_a_row + 1 if record.skipped else 0
-            if not (finite and math.isfinite(loss)) and (not scaling or skipped_in_a_row > MOST_SKIPPED):
+            # a loss that is no number although its gradient is one: no scale is to blame
+            is_overflow = scaling and record.skipped and skipped_in_a_row <= MOST_SKIPPED
+            if not (finite and math.isfinite(loss)) and not is_overflow:
                 where = {"step": note.step, "epoch": note.epoch}
                 raise not_finite(
                     self._assembled, self._dataset, note.samples, **where, loss=loss, norm=norm, lr=self._lr
