@@ -55,9 +55,13 @@ def house() -> Any:
             "strategies_named_above",
             {
                 "strategies/ddp/__init__.py": "",
+                "strategies/strategy.py": "",
                 "verbs/train.py": "x = 'ddp'\nfrom paceline.strategies.ddp import y\n",
             },
-            {"recipe/parts.py": "x = 'ddp'\n", "verbs/plan.py": "x = 'of ddp alone'\ny = 'alone'\n"},
+            {
+                "recipe/parts.py": "x = 'ddp'\n",
+                "verbs/plan.py": "x = 'of ddp alone'\ny = 'alone'\nfrom paceline.strategies.strategy import z\n",
+            },
             ["verbs/train.py:1: 'ddp'", "verbs/train.py:2: imports paceline.strategies.ddp.y"],
         ),
         ("strategies_named_above", {}, {"verbs/train.py": "x = 'ddp'\n"}, []),

@@ -101,14 +101,14 @@ def test_what_has_taken_the_place_of_a_run_is_left_as_it_is(
 def test_a_trained_model_is_saved_though_the_folder_is_gone(
     how: str, pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, moved, measure = tmp_path / "run", tmp_path / "moved", run._measure
+    path, moved, measure = tmp_path / "run", tmp_path / "moved", run.measure
 
     def measured(*arguments: Any) -> Any:
         found = measure(*arguments)
         path.rename(moved) if how == "renamed" else shutil.rmtree(path)
         return found
 
-    monkeypatch.setattr(run, "_measure", measured)
+    monkeypatch.setattr(run, "measure", measured)
     with pytest.raises(RunFolderError, match="the trained model is saved in it"):
         train(recipe(pretrained, reviews), out=path)
     place = moved if how == "renamed" else path

@@ -55,15 +55,15 @@ def test_a_baseline_that_cannot_be_fitted_is_refused_at_the_start(tmp_path: Path
 
 
 def test_data_that_are_gone_at_the_end_cost_the_baseline_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.run import run
+    from paceline.run import ending
 
-    data, measure = write_csv(tmp_path / "reviews.csv", reviews(60)), run.measure_baseline
+    data, measure = write_csv(tmp_path / "reviews.csv", reviews(60)), ending.measure_baseline
 
     def too_late(*arguments: Any) -> Any:
         data.unlink()
         return measure(*arguments)
 
-    monkeypatch.setattr(run, "measure_baseline", too_late)
+    monkeypatch.setattr(ending, "measure_baseline", too_late)
     found = library.train(recipe(data), out=tmp_path / "run")
     assert found.status == "finished"
     assert found.baseline == {}

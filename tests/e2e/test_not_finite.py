@@ -12,7 +12,7 @@ import torch
 
 from paceline.contract.errors import NonFiniteError
 from paceline.run.checkpoint.store import CheckpointStore
-from paceline.run.loop import MOST_SKIPPED
+from paceline.run.step_records import MOST_SKIPPED
 from paceline.techniques import precision
 from paceline.verbs.train import resume, train
 from tests.e2e import losses

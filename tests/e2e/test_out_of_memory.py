@@ -24,6 +24,7 @@ from paceline.engine.step import Step
 from paceline.engine.torch_engine import TorchEngine
 from paceline.recipe import Recipe
 from paceline.run.checkpoint.store import CheckpointStore
+from paceline.seams import StepInput
 from paceline.testing.distributed import run_processes
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 from paceline.verbs.train import resume, train
@@ -61,7 +62,7 @@ def fill(full: Full, patch: pytest.MonkeyPatch) -> None:
     micro, accumulate, infer = Step.micro, TorchEngine.accumulate, TorchEngine.infer
     at = {"step": 0}
 
-    def noted(engine: Any, given: Any) -> Any:
+    def noted(engine: Any, given: StepInput) -> Any:
         at["step"] = given.step + 1
         return accumulate(engine, given)
 

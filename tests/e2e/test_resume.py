@@ -136,19 +136,22 @@ def test_early_stopping_counts_on(at: int, pretrained: Path, reviews: Path, tmp_
     assert_same(outcome(found), outcome(whole))
 
 
-@pytest.mark.parametrize("where", ["measure", "save_model", "build_report"])
+@pytest.mark.parametrize(
+    "where",
+    ["run.measure", "ending.save_model", "ending.build_report"],
+    ids=["measure", "save_model", "build_report"],
+)
 def test_a_crash_after_the_last_step_loses_no_step(
     where: str, expected: Any, pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*arguments: Any, **named: Any) -> None:
         raise Crashed
 
-    name = {"measure": "_measure"}.get(where, where)
     with monkeypatch.context() as during:
-        during.setattr(f"paceline.run.run.{name}", crash)
+        during.setattr(f"paceline.run.{where}", crash)
         with pytest.raises(Crashed):
             train(recipe(pretrained, reviews, observe={"console": "off", "report": True}), out=tmp_path / "run")
-    if where == "build_report":  # the run itself was finished
+    if where == "ending.build_report":  # the run itself was finished
         with pytest.raises(CheckpointError, match="finished"):
             resume(tmp_path / "run")
         return

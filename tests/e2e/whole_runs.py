@@ -17,6 +17,7 @@ from paceline.engine import torch_engine
 from paceline.engine.step import Step
 from paceline.recipe import Recipe
 from paceline.run.checkpoint.store import CheckpointStore
+from paceline.seams import StepInput
 
 STEPS = 12
 """Of ``recipe``: 2.4 epochs of five steps, the last of them of 6 samples, in micro-batches of 4."""
@@ -118,7 +119,7 @@ class Disturb:
         self._is_first = True
         disturb = self
 
-        def accumulate(engine: Any, given: Any) -> Any:
+        def accumulate(engine: Any, given: StepInput) -> Any:
             disturb._step, disturb._is_first = given.step + 1, True
             return disturb._accumulate(engine, given)
 

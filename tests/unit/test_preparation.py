@@ -16,7 +16,8 @@ from paceline.contract.errors import DataError
 from paceline.contract.stopwatch import Stopwatch, process_start
 from paceline.data.encode import KeepGoing
 from paceline.machine.facts import this_machine
-from paceline.prepare.preparation import _Beside, _card_here, _wake, prepare_run
+from paceline.prepare.beside import Beside
+from paceline.prepare.preparation import _card_here, _wake, prepare_run
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.testing.tiny import tiny_bert_config
@@ -32,7 +33,7 @@ def test_work_runs_beside_and_is_counted_there() -> None:
         time.sleep(0.02)
         return 7
 
-    with _Beside(watch) as beside, watch.phase("import"):
+    with Beside(watch) as beside, watch.phase("import"):
         future = beside.start("data", work)
         met.wait(5)
     assert future.result() == 7
@@ -44,7 +45,7 @@ def test_an_error_there_is_raised_where_the_result_is_waited_for() -> None:
     def work(keep_going: KeepGoing) -> None:
         raise DataError("bad")
 
-    with pytest.raises(DataError, match="bad"), _Beside(Stopwatch()) as beside:
+    with pytest.raises(DataError, match="bad"), Beside(Stopwatch()) as beside:
         beside.start("data", work).result()
 
 
@@ -57,7 +58,7 @@ def test_when_the_main_thread_fails_the_work_is_broken_off() -> None:
             keep_going()
             time.sleep(0.001)
 
-    with contextlib.suppress(KeyError), _Beside(Stopwatch()) as beside:
+    with contextlib.suppress(KeyError), Beside(Stopwatch()) as beside:
         future = beside.start("data", endless)
         assert started.wait(5)
         raise KeyError

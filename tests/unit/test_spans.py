@@ -12,7 +12,7 @@ import pytest
 
 import paceline
 from paceline.contract.errors import UserError
-from paceline.contract.spans import Sink, listening, mark, pop, push, span
+from paceline.contract.spans import Sink, activity, came_out_of, listening, mark, pop, push, span
 
 
 class Notes(Sink):
@@ -133,3 +133,20 @@ def test_the_public_names_are_these_and_load_nothing() -> None:
     assert (paceline.span, paceline.push, paceline.pop, paceline.mark) == (span, push, pop, mark)
     told = "import sys, paceline; paceline.span; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", told], check=True, timeout=60)
+
+
+def test_an_error_tells_what_it_came_out_of() -> None:
+    notes = Notes()
+
+    @activity("accumulating")
+    def fail() -> None:
+        with span("copy"):
+            pass
+        with span("forward"):
+            raise ValueError
+
+    with listening(notes), span("step", step=1), pytest.raises(ValueError, match=r"^$") as caught:
+        fail()
+    assert came_out_of(caught.value) == ("forward", "accumulating")
+    assert "accumulating" not in str(notes.told), "an activity is none of a sink's affairs"
+    assert came_out_of(KeyError()) == ()

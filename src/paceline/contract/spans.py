@@ -4,7 +4,8 @@
         ...
 
 Where nothing listens a span costs a fraction of a microsecond, so it may stand around every part of a step. A sink
-hears of spans from the thread that they are in, in order and nested. This module loads nothing.
+hears of spans from the thread that they are in, in order and nested. An error remembers the spans that it came out of.
+This module loads nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class span:
         for sink in heard:
             sink.begin(self._name, self._step)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, trace: object = None) -> None:
+        if error is not None:
+            _came_out(error, self._name)
         for sink in reversed(self._heard):
             sink.end(self._name)
 
@@ -104,6 +107,48 @@ class span:
                 return function(*args, **kwargs)
 
         return spanned
+
+
+@final
+class activity:
+    """What is going on, for errors alone: a context manager and a decorator, as ``span``, of which no sink hears.
+
+    Args:
+        name: unlike that of any span.
+    """
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            _came_out(error, self._name)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def named(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return named
+
+
+def came_out_of(error: BaseException) -> tuple[str, ...]:
+    """Names of the spans and activities that an error came out of, the innermost first."""
+    return tuple(vars(error).get(_LEFT, ()))
+
+
+_LEFT = "paceline_spans"
+"""Where an error keeps them."""
+
+
+def _came_out(error: BaseException, name: str) -> None:
+    vars(error).setdefault(_LEFT, []).append(name)
 
 
 _open: Any = threading.local()

@@ -194,6 +194,21 @@ def deal(lengths: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     return dealt
 
 
+def micro_batch_size_above(size: int, num_samples: int, world_size: int, batch_size: int, *, fewest: int) -> int:
+    """The first micro-batch size above ``size`` with which none of a step's micro-batches has fewer than ``fewest``.
+
+    Args:
+        num_samples: of the step, at least ``fewest`` for every rank. batch_size: of the run, if the step has fewer.
+    """
+    none = np.empty(0, np.int64)
+    return next(
+        micro
+        for micro in range(size + 1, num_samples + 1)
+        if ShuffledOrder(none, micro_batch_size=micro, fewest=fewest).smallest(num_samples, world_size, batch_size)
+        >= fewest
+    )
+
+
 def check_world(num_samples: int, world_size: int) -> None:
     """Refuse a number of ranks that leaves one of them without samples in every step.
 

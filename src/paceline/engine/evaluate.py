@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import EvaluationRecord
+from paceline.contract.spans import activity
 from paceline.data.order import deal
 from paceline.seams import Alone, Batch, Build, Ids, Layout, Meter, World
 
@@ -34,6 +35,7 @@ def inference(build: Build) -> Infer:
     return infer
 
 
+@activity("evaluating")
 def evaluate(
     infer: Infer,
     build: Build,

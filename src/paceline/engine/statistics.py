@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from paceline.contract.errors import RecipeError
-from paceline.data.order import ShuffledOrder
+from paceline.data.order import ShuffledOrder, micro_batch_size_above
 from paceline.engine.evaluate import inference
 from paceline.recipe.parts import LoopPart
 from paceline.seams import Build, Ids, World
@@ -100,11 +100,7 @@ def _larger(part: LoopPart, ids: Ids, world_size: int) -> str:
         or_start = f" or more, or start {fewer} process{'es or fewer' if fewer > 1 else ''}" if fewer else ""
         return f"--set loop.batch_size={2 * world_size}{or_start}"
     most = min(part.batch_size, len(ids))
-    micro = next(
-        micro
-        for micro in range((part.micro_batch_size or 1) + 1, most + 1)
-        if ShuffledOrder(ids, micro_batch_size=micro, fewest=2).smallest(most, world_size, part.batch_size) > 1
-    )
+    micro = micro_batch_size_above(part.micro_batch_size or 1, most, world_size, part.batch_size, fewest=2)
     return f"--set loop.micro_batch_size={micro}"
 
 

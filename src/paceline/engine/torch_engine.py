@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.contract.errors import UserError
-from paceline.contract.spans import span
+from paceline.contract.spans import activity, span
 from paceline.engine.capture import Eager, Runner
 from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
 from paceline.engine.statistics import settle_
@@ -77,6 +77,7 @@ class TorchEngine(Engine):
         self._owes_sums = False
         """Whether the others may wait for this rank's share of the step's sums."""
 
+    @activity("warming up")
     def warm_up(self, given: StepInput) -> None:
         self.warm_up_on(self._made(given, 0), given.denominator, same_shapes=given.same_shapes)
 
@@ -112,6 +113,7 @@ class TorchEngine(Engine):
         if same_shapes or not self._step.gradients.ranks_meet:
             self._runner.prepare(self._step.micro, (batch, share), True, True)
 
+    @activity("accumulating")
     def accumulate(self, given: StepInput) -> Accumulated:
         batches = (self._made(given, index) for index in range(len(given.microbatches)))
         return self.accumulate_batches(batches, given.denominator, step=given.step, same_shapes=given.same_shapes)
@@ -154,6 +156,7 @@ class TorchEngine(Engine):
         self._first = self._owes_sums = False
         return Accumulated(total(losses), tuple(extras))
 
+    @activity("updating")
     def update(self) -> Update:
         if self._first:
             raise UserError("engine.update()", "there are no gradients to apply", "call accumulate(...) before it")

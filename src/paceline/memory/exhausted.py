@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import torch
 
 from paceline.contract.errors import MemoryFullError, PacelineError, UserError
 from paceline.contract.records import MemoryPlan
+from paceline.contract.spans import came_out_of
 from paceline.machine.cards import facts_with
 from paceline.machine.facts import Card, Facts
 from paceline.memory.changes import TracedChange, cheapest_changes, samples_of_a_process
@@ -32,30 +32,35 @@ PATIENCE_SECONDS: Final = 20.0
 """How long the end of a run waits for traces of what would make it fit."""
 
 PASSES: Final = {
-    "collate": "making a batch",
-    "apply_update": "in the update",
-    "add": "in the backward pass",
-    "micro": "in the forward pass",
+    "data wait": "making a batch",
+    "clip": "in the update",
+    "update": "in the update",
+    "backward": "in the backward pass",
+    "forward": "in the forward pass",
 }
+"""Name of a span -> where in a step that is, for people."""
+
 COMPARISON: Final = "comparing the model's fast path with its plain one"
 """Of packed batches and of early pooling, on a few texts."""
 
 STAGES: Final = {
-    "evaluate": "an evaluation",
-    "evaluate_fitting": "an evaluation",
-    "probabilities": "a prediction",
-    "warm_up": "the warm-up",
-    "accumulate": "a step",
-    "update": "a step",
-    "collect": "embedding the samples",
-    "assemble": "making the optimizer",
-    "difference": COMPARISON,
-    "assemble_build": "placing and checking the model",
+    "evaluating": "an evaluation",
+    "predicting": "a prediction",
+    "warming up": "the warm-up",
+    "accumulating": "a step",
+    "updating": "a step",
+    "embedding": "embedding the samples",
+    "making the optimizer": "making the optimizer",
+    "comparing": COMPARISON,
+    "placing and checking": "placing and checking the model",
 }
-"""Function of ours that was under way -> what it does, for people; the first that fits."""
+"""Name of an activity -> what it is, for people; the innermost counts."""
 
-WITHOUT_STEPS: Final = (STAGES["evaluate"], STAGES["probabilities"], STAGES["collect"])
+WITHOUT_STEPS: Final = (STAGES["evaluating"], STAGES["predicting"], STAGES["embedding"])
 """What is done in batches of ``loop.evaluation_batch_size``."""
+
+SPLITTABLE: Final = "what on_oom: split makes smaller"
+"""Name of the activity that ``loop.on_oom: split`` would begin anew."""
 
 ALIKE: Final = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory: you")
 """In the messages of errors that mean the same: of the driver, cuBLAS and cuDNN, and of torch on the host."""
@@ -138,7 +143,7 @@ def explained(situation: Callable[[], Situation]) -> Iterator[None]:
 
 def exhausted(error: BaseException, at: Situation) -> MemoryFullError:
     """The error that teaches: where, what the device held, and what makes it fit."""
-    names, shortage = _functions(error), Shortage.parse(str(error))
+    names, shortage = came_out_of(error), Shortage.parse(str(error))
     phase = place_of(error, at.step, at.total_steps)
     batched = _stage(names) in WITHOUT_STEPS
     setting, now = ("evaluation", at.evaluated) if batched else ("micro", at.largest)
@@ -168,11 +173,12 @@ def exhausted(error: BaseException, at: Situation) -> MemoryFullError:
 def place_of(error: BaseException, step: int = 0, total_steps: int = 0) -> str:
     """Where an error arose, for people: ``in the backward pass of step 12 of 300``.
 
-    It is read off the functions that the error came through, so that telling it costs nothing where there is none.
+    An error remembers the spans and activities that it came out of, so that telling it costs nothing where there is
+    none.
     """
-    names = _functions(error)
+    names = came_out_of(error)
     stage = _stage(names)
-    passed = next((told for name, told in PASSES.items() if name in names), "")
+    passed = next((PASSES[name] for name in names if name in PASSES), "")
     if stage == "a step" and step:
         stage = f"step {step} of {total_steps}"
     if not stage:
@@ -246,14 +252,8 @@ def _usable(card: Card, shortage: Shortage, outside: int) -> int:
     return min(whole, shortage.free + shortage.allocated + (shortage.cached or 0) + outside)
 
 
-def _functions(error: BaseException) -> set[str]:
-    """Names of the functions of ours that were under way."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return {f.f_code.co_name for f in frames if str(f.f_globals.get("__name__", "")).startswith("paceline.")}
-
-
-def _stage(names: set[str]) -> str:
-    return next((told for name, told in STAGES.items() if name in names), "")
+def _stage(names: Sequence[str]) -> str:
+    return next((STAGES[name] for name in names if name in STAGES), "")
 
 
 def _held(error: BaseException, shortage: Shortage, held: Mapping[str, int]) -> str:
@@ -276,10 +276,10 @@ def _is_of_states(setting: str) -> bool:
     return setting.startswith("optimizer.type=")
 
 
-def _plain_advice(at: Situation, names: set[str], setting: str, now: int) -> list[tuple[str, ...]]:
+def _plain_advice(at: Situation, names: Sequence[str], setting: str, now: int) -> list[tuple[str, ...]]:
     """What saves memory in most runs, untraced."""
     recipe, smallest = at.recipe, at.fewest if setting == "loop.micro_batch_size" else 1
-    if "apply_update" in names:  # activations are gone by then
+    if any(PASSES.get(name) == PASSES["update"] for name in names):  # activations are gone by then
         return [("optimizer.type=adamw8bit",)] if recipe.optimizer.type == "adamw" else []
     if _stage(names) == COMPARISON:  # of a few texts, whatever the micro-batch
         switches = [f"techniques.{name}" for name in ("packing", "early_pooling")]
@@ -298,13 +298,13 @@ def _is_among(plain: Sequence[str], advice: Advice) -> bool:
     return any(setting.partition("=")[0] in told for setting in plain)
 
 
-def _splits(names: set[str], recipe: Recipe) -> bool:
+def _splits(names: Sequence[str], recipe: Recipe) -> bool:
     """Whether ``on_oom: split`` would have been of use."""
     return (
         recipe.loop.on_oom == "fail"
         and not shards(recipe.parallel.strategy)
         and recipe.model.train != "features"
-        and bool(names & {"warm_up", "accumulate", "evaluated"})  # the last one is the loop's
+        and SPLITTABLE in names
     )
 
 

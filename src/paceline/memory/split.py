@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import EvaluationRecord
+from paceline.contract.spans import activity
 from paceline.distributed.exchange import named
 from paceline.engine.evaluate import Infer, evaluate
 from paceline.machine.device import is_card
@@ -70,6 +71,7 @@ def retried(
             world.barrier("what follows a rank's want of memory")  # which announces its failure instead
 
 
+@activity("evaluating")
 def evaluate_fitting(
     infer: Infer,
     build: Build,

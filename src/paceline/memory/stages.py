@@ -203,8 +203,7 @@ def _stepped(
     reading = gauge.read()
     seconds = max(time.perf_counter() - started, 1e-9)
     stages.end("steady", reading.after(settled))
-    loop = recipe.loop
-    evaluated = largest_batch(layout, dataset.splits, loop.evaluation_batch_size or loop.batch_size)
+    evaluated = largest_batch(layout, dataset.splits, recipe.loop.evaluated_together)
     if evaluated is not None:
         batch = layout.collate(evaluated)
         with stages.during("evaluation"):

@@ -102,7 +102,7 @@ def _assumed(
 ) -> tuple[Dataset, tuple[str, ...]]:
     """Samples as large as they may be, enough of them for an evaluation."""
     loop, data = recipe.loop, recipe.data
-    count = 2 * max(loop.batch_size, loop.evaluation_batch_size or 1)
+    count = 2 * max(loop.batch_size, loop.evaluated_together)
     labels, names = _labels(recipe, count)
     said: tuple[str, ...]
     inputs: Tokens | Images

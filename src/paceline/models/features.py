@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from paceline.contract.errors import ModelError
+from paceline.contract.spans import activity
 
 _NEVER = -1e4
 """Logit of a label that no sample has."""
 
 
+@activity("embedding")
 def collect(
     model: nn.Module, linear: nn.Linear, forward: Callable[[nn.Module, Any], object], batches: Iterable[Any]
 ) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import Decision
+from paceline.contract.spans import activity
 from paceline.data.dataset import Dataset, Tokens
 from paceline.engine.capture import Phase
 from paceline.engine.compared import compared_samples, width_notice
@@ -33,7 +34,7 @@ from paceline.models.masks import unread_masks
 from paceline.optim.optimizer import ParameterGroup, parameter_groups
 from paceline.optim.schedule import lr_factor, rate_table
 from paceline.recipe import Recipe
-from paceline.seams import Alone, Batch, Build, Engine, Forward, Layout, LayoutKind, Mesh, Task, World
+from paceline.seams import Alone, Batch, Build, Engine, Forward, Ids, Layout, LayoutKind, Mesh, Task, World
 from paceline.strategies import strategy_for
 from paceline.strategies.strategy import Strategy, Training
 from paceline.techniques import (
@@ -64,6 +65,7 @@ class Assembled:
     """[steps, groups]: learning rate of each applied update."""
 
 
+@activity("placing and checking")
 def assemble_build(
     recipe: Recipe,
     model: nn.Module,
@@ -81,42 +83,17 @@ def assemble_build(
         RecipeError: a technique was asked for that this model cannot have.
         ModelError: the data have a token that the model has no embedding for, or a text that it takes beside no other.
     """
-    check_token_ids(recipe, model, dataset)
     switches = recipe.techniques
-    if device.type != PLANNED:  # made there, and tensors that hold nothing cannot be moved
-        model = model.to(device)
-    packs = not dataset.is_images and switches.packing is not False
-    if dataset.is_images and switches.packing is True:
-        raise RecipeError("techniques.packing = true", "it packs texts, and the data are images", "leave it out")
-    kept, decisions = resident(recipe, dataset, device)
-    if dataset.is_images:
-        layout: Layout = image_layout(recipe, model, dataset, device, normalisation)
-    else:
-        layout = padded_layout(recipe, model, dataset, device, on_host=packs)
-    build = Build(
-        model=model,
-        forward=forward_for(model, device),
-        layout=layout,
-        layout_kind=LayoutKind.IMAGES if dataset.is_images else LayoutKind.PADDED,
-        task=task,
-        device=device,
-        blocks=tuple(blocks),
-        decisions=decisions,
-        path={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
-    )
-    check_text_ends(model, build.forward, layout, dataset, device)
+    build = _plain_build(recipe, model, dataset, task, device, normalisation)
+    build = replace(build, blocks=tuple(blocks))
     found = next(iter(dataset.splits.values()))
     texts = dataset.inputs if isinstance(dataset.inputs, Tokens) else None
     ids = np.resize(found[:2], 2) if texts is None else compared_samples(texts, found)
     if "train" in dataset.splits and recipe.optimizer.decays and (unread := unreached_weights(build, ids[:2])):
         build = replace(build, undecayed=frozenset(unread), notices=(*build.notices, unreached_notice(unread)))
     # both compare themselves with the plain forward pass in full precision, so they come before all that changes it
-    if packs:
-        packed = packed_layout(recipe, model, dataset, device, first_position=packing.first_position(model))
-        number_format = precision.PRODUCTS.get(switches.precision, torch.float32)
-        build = packing.apply(build, packed, ids, required=switches.packing is True, dtype=number_format)
-        if build.layout is layout:  # it cannot be packed
-            build = replace(build, layout=padded_layout(recipe, model, dataset, device))
+    if _packs(recipe, dataset):
+        build = _packed(recipe, build, dataset, ids)
     if texts is not None and build.layout_kind is LayoutKind.PADDED:
         build = replace(build, notices=(*build.notices, *_of_width(recipe, build, dataset, texts)))
     build = early_pooling.apply(build, switches.early_pooling, ids)
@@ -143,6 +120,56 @@ def assemble_build(
     return strategy_for(recipe, mesh).prepare(build)
 
 
+def _plain_build(
+    recipe: Recipe, model: nn.Module, dataset: Dataset, task: Task, device: torch.device, normalisation: Normalisation
+) -> Build:
+    """Model and data on the device, before any technique."""
+    check_token_ids(recipe, model, dataset)
+    if device.type != PLANNED:  # made there, and tensors that hold nothing cannot be moved
+        model = model.to(device)
+    if dataset.is_images and recipe.techniques.packing is True:
+        raise RecipeError("techniques.packing = true", "it packs texts, and the data are images", "leave it out")
+    kept, decisions = resident(recipe, dataset, device)
+    if dataset.is_images:
+        layout: Layout = image_layout(recipe, model, dataset, device, normalisation)
+    else:
+        layout = padded_layout(recipe, model, dataset, device, on_host=_packs(recipe, dataset))
+    build = Build(
+        model=model,
+        forward=forward_for(model, device),
+        layout=layout,
+        layout_kind=LayoutKind.IMAGES if dataset.is_images else LayoutKind.PADDED,
+        task=task,
+        device=device,
+        decisions=decisions,
+        path={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
+    )
+    check_text_ends(model, build.forward, layout, dataset, device)
+    return build
+
+
+def _packs(recipe: Recipe, dataset: Dataset) -> bool:
+    """Whether texts are to be packed, as far as the recipe goes."""
+    return not dataset.is_images and recipe.techniques.packing is not False
+
+
+def _packed(recipe: Recipe, build: Build, dataset: Dataset, ids: Ids) -> Build:
+    """The build with packed texts, or, of a model that cannot have them, with padded ones on the device.
+
+    Args:
+        ids: the samples by which both are compared.
+    """
+    switches, plain = recipe.techniques, build.layout
+    packed = packed_layout(
+        recipe, build.model, dataset, build.device, first_position=packing.first_position(build.model)
+    )
+    number_format = precision.PRODUCTS.get(switches.precision, torch.float32)
+    build = packing.apply(build, packed, ids, required=switches.packing is True, dtype=number_format)
+    if build.layout is plain:
+        build = replace(build, layout=padded_layout(recipe, build.model, dataset, build.device))
+    return build
+
+
 def _of_width(recipe: Recipe, build: Build, dataset: Dataset, texts: Tokens) -> tuple[str, ...]:
     narrow = padded_layout(recipe, build.model, dataset, build.device, on_host=True, bucket=1)
     with contextlib.closing(narrow):
@@ -150,6 +177,7 @@ def _of_width(recipe: Recipe, build: Build, dataset: Dataset, texts: Tokens) -> 
     return () if notice is None else (notice,)
 
 
+@activity("making the optimizer")
 def assemble(
     recipe: Recipe,
     build: Build,

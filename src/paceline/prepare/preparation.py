@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -38,6 +37,7 @@ from paceline.models.structure import blocks, final_linear, parameter_counts, se
 from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_source
 from paceline.optim.schedule import lr_decision
 from paceline.prepare.assemble import assemble_build
+from paceline.prepare.beside import Beside
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.seams import Alone, Build, Mesh, World
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -89,111 +87,117 @@ def prepare_run(
         world: of whose ranks the first on each machine downloads and encodes, for the others to read.
     """
     world = world or Alone()
-    part, device = recipe.model, torch.device(recipe.device)
     told: list[str] = []  # of the model
-    with _Beside(watch) as beside:
-        awake = beside.start("model", partial(_wake, _card_here())) if device.type == "cuda" else None
+    with Beside(watch) as beside:
+        awake = beside.start("model", partial(_wake, _card_here())) if recipe.device == "cuda" else None
         with watch.importing():
-            import_readers(part)
+            import_readers(recipe.model)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
-            config = read_config(part)
-            processor = own_processor(part, config, recipe.data.image_size)
-            size = preferred_size(part, config) if part.source and processor is None else None
-            shapes = shape_decisions(recipe, max_positions(config), size)
-            recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
+            recipe, shapes, config, processor = _configured(recipe)
         if world.local_rank:
-            # what waits for another's turn gets this done meanwhile
-            with watch.importing():
-                import_class(part, config)
-            _wake_tracer(recipe, watch)
+            _while_waiting(recipe, config, watch)
         with contextlib.ExitStack() as turn:
             with watch.phase("data"):
                 turn.enter_context(world.alone_first("reading and encoding the data"))
-            with watch.phase("data"):
                 known, source = _outlined(recipe, config, rows, quarantine, processor)
             encoding = beside.start("data", known.finish)
             with watch.importing():
-                import_class(part, config)
+                import_class(recipe.model, config)
             with watch.phase("model"):
-                tokens_known = size_of_vocabulary(recipe, known, known.tokenizer)
-                model = model_for(recipe, config, known, tokens_known, tell=told.append)
-                # only counted: a list of them here would outlive shards that take their place, see ``importing``
-                whole, trained = parameter_counts(model)
-                recipe, decisions = choose_strategy(
-                    recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained
-                )
+                tokens = size_of_vocabulary(recipe, known, known.tokenizer)
+                model = model_for(recipe, config, known, tokens, tell=told.append)
+                recipe, decisions = _shared_by_ranks(recipe, decisions, model, facts, world)
             _wake_tracer(recipe, watch)
             with watch.phase("data"):
                 dataset = encoding.result()
                 tokenizer = _settled(source, dataset)
         with watch.phase("model"):
-            # here, where no rank waits for another's turn, for all of them answer
-            over_cards = device.type == "cuda" and recipe.parallel.backend in ("auto", "nccl")
-            rate = partial(shared_link_rate, world, facts, over_cards=over_cards)
-            buckets = bucket_decision(recipe, rate) if world.size > 1 else None
-            if buckets is not None:
-                decisions = (*decisions, buckets)
-            if awake is not None:
-                awake.result()
-                # the peak is this run's, not the process's; it may come before the first step
-                torch.cuda.reset_peak_memory_stats(device)
-            images = image_settings(part, dataset.image_shape, processor) if dataset.image_shape else None
-            build = build_for(recipe, model, dataset, device, images, mesh=Mesh(data=world))
-            build = replace(build, notices=(*told, *build.notices))
-    recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions)
-    scaled = lr_decision(recipe.optimizer, recipe.loop.batch_size) if part.train != "features" else None
-    saved = SavedModel(
+            buckets = _buckets(recipe, facts, world)
+            _see_awake(awake, recipe)
+            images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
+            build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=Mesh(data=world))
+    return Prepared(
+        recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
+        (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe)),
+        dataset,
+        tokenizer,
+        replace(build, notices=(*told, *build.notices)),
+        _saved_model(recipe, dataset, images),
+        bucket_mib=next((int(found.value) for found in buckets), None),
+    )
+
+
+def _while_waiting(recipe: Recipe, config: PretrainedConfig | None, watch: Stopwatch) -> None:
+    """What a rank gets done that waits for another's turn."""
+    with watch.importing():
+        import_class(recipe.model, config)
+    _wake_tracer(recipe, watch)
+
+
+def _see_awake(awake: Future[None] | None, recipe: Recipe) -> None:
+    """Wait until the driver is ready, and count from here: the peak is this run's, not the process's."""
+    if awake is None:
+        return
+    awake.result()
+    # it may come before the first step
+    torch.cuda.reset_peak_memory_stats(torch.device(recipe.device))
+
+
+def _configured(recipe: Recipe) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
+    """The recipe with the sizes of samples that the model decides, those decisions, and what they were read from."""
+    part = recipe.model
+    config = read_config(part)
+    processor = own_processor(part, config, recipe.data.image_size)
+    size = preferred_size(part, config) if part.source and processor is None else None
+    shapes = shape_decisions(recipe, max_positions(config), size)
+    return (
+        recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes),
+        shapes,
+        config,
+        processor,
+    )
+
+
+def _shared_by_ranks(
+    recipe: Recipe, decisions: tuple[Decision, ...], model: nn.Module, facts: Facts, world: World
+) -> tuple[Recipe, tuple[Decision, ...]]:
+    """The recipe and its decisions, with the strategy by which ranks share this model."""
+    # only counted: a list of them here would outlive shards that take their place, see ``importing``
+    whole, trained = parameter_counts(model)
+    return choose_strategy(recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained)
+
+
+def _buckets(recipe: Recipe, facts: Facts, world: World) -> tuple[Decision, ...]:
+    """How much of the gradients ranks sum in one go, where that is left open and there are several.
+
+    Asked where no rank waits for another's turn, for all of them answer.
+    """
+    if world.size == 1:
+        return ()
+    over_cards = recipe.device == "cuda" and recipe.parallel.backend in ("auto", "nccl")
+    found = bucket_decision(recipe, partial(shared_link_rate, world, facts, over_cards=over_cards))
+    return () if found is None else (found,)
+
+
+def _scaled_rate(recipe: Recipe) -> tuple[Decision, ...]:
+    """The learning rate that the batch size makes of the recipe's."""
+    if recipe.model.train == "features":
+        return ()
+    scaled = lr_decision(recipe.optimizer, recipe.loop.batch_size)
+    return () if scaled is None else (scaled,)
+
+
+def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None) -> SavedModel:
+    """What is saved beside the weights."""
+    return SavedModel(
         label_names=dataset.label_names,
         kind=dataset.kind,
         modality="image" if images else "text",
         max_length=None if images else recipe.data.max_length,
         pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
         image=images,
-        factory=part.factory,
+        factory=recipe.model.factory,
     )
-    return Prepared(
-        recipe,
-        (*decisions, *shapes, *build.decisions, *([scaled] if scaled else [])),
-        dataset,
-        tokenizer,
-        build,
-        saved,
-        bucket_mib=None if buckets is None else int(buckets.value),
-    )
-
-
-@final
-class _Beside:
-    """Threads for work beside the main thread's; on the way out it has ended, or been broken off where that failed."""
-
-    def __init__(self, watch: Stopwatch) -> None:
-        self._watch, self._broken_off = watch, threading.Event()
-        self._threads = ThreadPoolExecutor(2, "paceline-prepare")
-
-    def __enter__(self) -> _Beside:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None:
-            self._broken_off.set()
-        self._threads.shutdown(wait=True, cancel_futures=kind is not None)
-
-    def start(self, phase: str, work: Callable[[KeepGoing], Result]) -> Future[Result]:
-        """Begin ``work``; it is given what to call from time to time, and counted as overlapped ``phase``."""
-
-        def timed() -> Result:
-            with self._watch.phase(phase):
-                return work(self._keep_going)
-
-        return self._threads.submit(timed)
-
-    def _keep_going(self) -> None:
-        if self._broken_off.is_set():
-            raise _BrokenOff
-
-
-class _BrokenOff(Exception):
-    """The main thread has failed, so nobody waits for this work; its future is not looked at."""
 
 
 def _card_here() -> torch.device:

@@ -378,6 +378,11 @@ class LoopPart(Part):
     save_best: bool = Field(True, description="The saved model is the best evaluated one, not the last.")
     early_stopping: EarlyStoppingPart | None = Field(None, description="Null: the run goes to its end.")
 
+    @property
+    def evaluated_together(self) -> int:
+        """Samples of a forward pass that nothing is learned from."""
+        return self.evaluation_batch_size or self.batch_size
+
     @model_validator(mode="after")
     def _effect(self) -> Self:
         if self.early_stopping and self.evaluate_every == "never":

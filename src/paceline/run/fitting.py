@@ -21,7 +21,7 @@ def fit_features(job: Job, progress: Progress, prepared: Prepared) -> Progress:
     recipe, build, dataset, world = prepared.recipe, prepared.build, prepared.dataset, job.mesh.data
     linear = final_linear(build.model, build.task.num_outputs)
     ids = build.layout.sorted(dataset.splits["train"])
-    size = job.evaluation_batch_size
+    size = recipe.loop.evaluated_together
     with job.watch.phase("train"):
         pieces = [ids[start : start + size] for start in range(0, len(ids), size)]
         batches = (build.layout.collate(piece) for piece in pieces[world.rank :: world.size])

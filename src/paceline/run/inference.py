@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.contract.errors import DataError, ModelError, RecipeError, RunFolderError, UserError, nearest
 from paceline.contract.records import EvaluationRecord
+from paceline.contract.spans import activity
 from paceline.data.dataset import Dataset
 from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
 from paceline.distributed.agree import agree
@@ -84,7 +85,7 @@ def evaluate_saved(
         with explained(partial(_situation, recipe)):
             build = _build(recipe, loaded, dataset, tell if world.is_first else _unsaid, world)
             with contextlib.closing(build.layout):
-                size = _batch_size(recipe)
+                size = recipe.loop.evaluated_together
                 return evaluate(inference(build), build, split, ids, size, step=0, epoch=0, world=world)
 
 
@@ -103,7 +104,7 @@ def predict_rows(
     """See ``paceline.predict``; ``advance`` is told how many rows more are labelled."""
     file = out if isinstance(out, Predictions) else PredictionFile(out, source=data, safe=safe_csv)
     _, recipe, loaded = _open(folder, settings, tell, trust, own_data=False)
-    part, size = _data_part(recipe, data, settings), _batch_size(recipe)
+    part, size = _data_part(recipe, data, settings), recipe.loop.evaluated_together
     build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
@@ -114,6 +115,7 @@ def predict_rows(
         return file.finish(loaded.saved.kind, loaded.saved.label_names)
 
 
+@activity("predicting")
 def probabilities(
     infer: Infer, build: Build, ids: Ids, batch_size: int, advance: Callable[[int], None]
 ) -> NDArray[np.float32]:
@@ -203,12 +205,8 @@ def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
 
 def _situation(recipe: Recipe) -> Situation:
     """What is told when the memory is full."""
-    size = _batch_size(recipe)
+    size = recipe.loop.evaluated_together
     return Situation(recipe=recipe, resume="the same command again", largest=size, evaluated=size)
-
-
-def _batch_size(recipe: Recipe) -> int:
-    return recipe.loop.evaluation_batch_size or recipe.loop.batch_size
 
 
 def _data_part(recipe: Recipe, source: str | None, settings: Sequence[str]) -> DataPart:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from paceline.contract.errors import CheckpointError, RecipeError
+from paceline.contract.errors import CheckpointError, RecipeError, RunFolderError
 from paceline.contract.records import Decision, Record
 from paceline.contract.stop import Stop
 from paceline.contract.stopwatch import Stopwatch
@@ -80,10 +80,17 @@ class Job:
         if self.world.is_first:
             self.folder.write_recipe(recipe)
 
-    @property
-    def evaluation_batch_size(self) -> int:
-        """Samples of a forward pass that nothing is learned from."""
-        return self.recipe.loop.evaluation_batch_size or self.recipe.loop.batch_size
+    def found_again(self) -> RunFolderError | None:
+        """Have what the run still has saved where its folder is by now; None where that is where it was.
+
+        A collective: all ranks get the same error.
+        """
+        lost = self.folder.find_again()
+        if lost is not None:
+            self.store.move(self.folder.checkpoints)
+            self.keep(self.recipe)
+        told = self.world.share(lost and [lost.what, lost.why, lost.fix])
+        return RunFolderError(*told) if told else None
 
 
 def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:

@@ -31,6 +31,17 @@ class TrainSums:
             self.correct + (record.correct or 0.0),
         )
 
+    def metrics(self, kind: str) -> dict[str, float]:
+        """What the sums come to; empty where nothing was counted.
+
+        Args:
+            kind: of the data set.
+        """
+        if not self.counted:
+            return {}
+        loss = {"loss": self.loss / self.counted}
+        return loss if kind == "regression" else {**loss, "accuracy": self.correct / self.counted}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:

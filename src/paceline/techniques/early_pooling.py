@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from paceline.compare import Results, beyond_rounding, exactly, failure, results, spread, trial_of
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.records import Decision
+from paceline.contract.spans import activity
 from paceline.seams import Batch, Build, Ids, LayoutKind
 from paceline.techniques import packing
 from paceline.techniques.fused_qkv import place, triple
@@ -105,6 +106,7 @@ def unsupported(build: Build) -> str | None:
     return None
 
 
+@activity("comparing")
 def difference(build: Build, ids: Ids) -> str | None:
     """Where results with and without differ: logits, then the gradient of each parameter; None where they are equal.
 

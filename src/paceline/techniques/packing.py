@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from paceline.compare import Results, beyond_rounding, exactly, failure, results, spread, trial_of
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.records import Decision
+from paceline.contract.spans import activity
 from paceline.kernels.one_query_attention import one_query_attention
 from paceline.kernels.varlen_attention import operator_for, varlen_attention, varlen_attention_joined
 from paceline.seams import Batch, Build, Forward, Ids, Layout, LayoutKind, Packed
@@ -259,6 +260,7 @@ def _band(query: Tensor, sliding_window: int) -> Tensor:
 # -- the self-check ----------------------------------------------------------------------------------------------------
 
 
+@activity("comparing")
 def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
     """Where packed and padded differ: logits, then the gradient of each parameter; None where they are equal.
 

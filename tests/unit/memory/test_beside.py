@@ -369,10 +369,10 @@ def _request(**changes: Any) -> Any:
 
 
 def planned(request: Any, **settings: Any) -> PlanBeside | None:
-    from paceline.run.run import _plan_beside
+    from paceline.run.memory_full import plan_beside
 
     recipe = Recipe.parse({**TINY, "device": "cuda", **settings})
-    return _plan_beside(request, SimpleNamespace(recipe=recipe))  # type: ignore[arg-type]
+    return plan_beside(request, SimpleNamespace(recipe=recipe))  # type: ignore[arg-type]
 
 
 def test_a_run_on_a_card_is_planned(stand_in: type[StandIn]) -> None:
@@ -418,7 +418,7 @@ def test_the_plan_of_a_run_begins_with_its_steps_and_ends_with_it(
     from paceline.verbs.train import train
 
     beside = PlanBeside(RECIPE, CARD)
-    monkeypatch.setattr(run, "_plan_beside", lambda request, prepared: beside)
+    monkeypatch.setattr(run, "plan_beside", lambda request, prepared: beside)
     lr = 1e20 if fails else 1e-3
     recipe = Recipe.parse({**TINY, "device": "cpu", "optimizer": {"lr": lr}})
     if fails:

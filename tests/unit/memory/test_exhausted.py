@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +13,20 @@ import torch
 
 from paceline.contract.errors import MemoryFullError, RecipeError, UserError
 from paceline.contract.records import MemoryPlan
+from paceline.contract.spans import activity, span
 from paceline.machine.cards import card_for, facts_with
 from paceline.memory import exhausted as module
 from paceline.memory.changes import Change, TracedChange
-from paceline.memory.exhausted import Shortage, Situation, exhausted, explained, place_of, traced_offers
+from paceline.memory.exhausted import (
+    SPLITTABLE,
+    STAGES,
+    Shortage,
+    Situation,
+    exhausted,
+    explained,
+    place_of,
+    traced_offers,
+)
 from paceline.memory.predict import PlanFailed
 from paceline.memory.search import usable_bytes
 from paceline.memory.split import check_split, halved, largest_share, retried
@@ -61,34 +72,41 @@ def test_a_message_that_says_little_is_passed_on() -> None:
 
 
 def through(*names: str) -> BaseException:
-    """An error that came through functions of these names, of a module of ours, from the outermost to the innermost."""
-    scope: dict[str, Any] = {"__name__": "paceline.planted", "full": full}
-    inner = "raise full()"
-    for name in reversed(names):
-        exec(f"def {name}():\n    {inner}", scope)
-        inner = f"{name}()"
+    """An error that came out of spans and activities of these names, given from the outermost to the innermost."""
+
+    def fail() -> None:
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                stack.enter_context(activity(name) if name in {*STAGES, SPLITTABLE} else span(name))
+            raise full()
+
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        scope[names[0]]()
+        fail()
     return caught.value
+
+
+IN_A_STEP = (SPLITTABLE, "accumulating", "forward")
 
 
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (("_step", "accumulate", "micro", "objective"), "in the forward pass of step 3 of 9"),
-        (("_step", "accumulate", "micro", "add"), "in the backward pass of step 3 of 9"),
-        (("_step", "accumulate", "collate"), "making a batch for step 3 of 9"),
-        (("_step", "update", "apply_update"), "in the update of step 3 of 9"),
-        (("_warm_up", "warm_up", "micro", "add"), "in the backward pass of the warm-up"),
-        (("_evaluate", "evaluate", "infer"), "in an evaluation"),
-        (("_evaluate", "evaluate", "update"), "in an evaluation"),
-        (("_fit_features", "collect"), "in embedding the samples"),
-        (("assemble_build", "apply", "difference"), "in comparing the model's fast path with its plain one"),
-        (("prepare_run", "assemble_build"), "in placing and checking the model"),
-        (("save",), "after step 2 of 9"),
+        (("step", "accumulating", "forward"), "in the forward pass of step 3 of 9"),
+        (("step", "accumulating", "backward"), "in the backward pass of step 3 of 9"),
+        (("step", "accumulating", "data wait"), "making a batch for step 3 of 9"),
+        (("step", "updating", "clip"), "in the update of step 3 of 9"),
+        (("step", "updating", "update"), "in the update of step 3 of 9"),
+        (("step", "updating"), "in step 3 of 9"),
+        (("warming up", "backward"), "in the backward pass of the warm-up"),
+        (("evaluate", "evaluating"), "in an evaluation"),
+        (("evaluating", "update"), "in an evaluation"),
+        (("embedding",), "in embedding the samples"),
+        (("placing and checking", "comparing"), "in comparing the model's fast path with its plain one"),
+        (("placing and checking",), "in placing and checking the model"),
+        (("checkpoint",), "after step 2 of 9"),
     ],
 )
-def test_the_place_is_read_off_the_way_of_the_error(names: Sequence[str], told: str) -> None:
+def test_the_place_is_what_the_error_came_out_of(names: Sequence[str], told: str) -> None:
     assert place_of(through(*names), 3, 9) == told
 
 
@@ -97,7 +115,7 @@ def test_before_there_are_steps() -> None:
 
 
 def test_plain_advice_where_nothing_is_traced() -> None:
-    error = through("accumulate", "micro", "add")
+    error = through(SPLITTABLE, "accumulating", "backward")
     told = exhausted(error, situation(step=3, total_steps=9, plan_command="paceline plan r.yaml --gpu v100"))
     assert told.what == "out of memory in the backward pass of step 3 of 9: loop.micro_batch_size = 32"
     assert told.fix == (
@@ -110,41 +128,41 @@ def test_plain_advice_where_nothing_is_traced() -> None:
 
 @pytest.mark.parametrize("setting", ["loop.on_oom=split", "parallel.strategy=fsdp"])
 def test_splitting_is_not_advised_where_it_is_on_or_refused(setting: str) -> None:
-    assert "split" not in exhausted(through("accumulate", "micro"), situation(setting)).fix
+    assert "split" not in exhausted(through(*IN_A_STEP), situation(setting)).fix
 
 
 def test_splitting_is_advised_of_a_runs_evaluations_and_of_no_others() -> None:
-    assert "on_oom=split halves batches" in exhausted(through("evaluated", "evaluate", "infer"), situation()).fix
-    assert "split" not in exhausted(through("evaluate_saved", "evaluate", "infer"), situation()).fix
+    assert "on_oom=split halves batches" in exhausted(through(SPLITTABLE, "evaluating"), situation()).fix
+    assert "split" not in exhausted(through("evaluating"), situation()).fix
 
 
 def test_what_is_of_no_use_is_not_advised() -> None:
-    last = exhausted(through("accumulate", "micro"), situation("techniques.recompute=true", largest=1))
+    last = exhausted(through(*IN_A_STEP), situation("techniques.recompute=true", largest=1))
     assert last.settings == ()
     assert last.fix.startswith("a card with more memory")
-    update = exhausted(through("update", "apply_update"), situation())
+    update = exhausted(through("updating", "update"), situation())
     assert update.settings == ("optimizer.type=adamw8bit",)
-    comparison = exhausted(through("assemble_build", "difference"), situation())
+    comparison = exhausted(through("placing and checking", "comparing"), situation())
     assert comparison.settings == ("techniques.packing=false", "techniques.early_pooling=false")
-    assert exhausted(through("evaluate"), situation()).settings == ("loop.evaluation_batch_size=64",)
+    assert exhausted(through("evaluating"), situation()).settings == ("loop.evaluation_batch_size=64",)
 
 
 def test_nothing_is_advised_that_the_next_start_refuses() -> None:
     """States of another optimizer are not in the checkpoint; and batch normalisation keeps two samples together."""
-    update = exhausted(through("update", "apply_update"), situation(has_states=True))
+    update = exhausted(through("updating", "update"), situation(has_states=True))
     assert update.settings == ()
     assert "adamw8bit" not in update.fix
     offers = [
         TracedChange(change=Change(settings=settings, speed=""), plan=memory_plan(GIB), saving_bytes=1, fits=True)
         for settings in (("optimizer.type=adamw8bit", "optimizer.weight_decay=0"), ("techniques.recompute=true",))
     ]
-    goes_on = exhausted(through("accumulate", "micro"), situation(has_states=True, offers=lambda _: offers))
+    goes_on = exhausted(through(*IN_A_STEP), situation(has_states=True, offers=lambda _: offers))
     assert goes_on.settings == ("techniques.recompute=true", "loop.micro_batch_size=16")
-    anew = exhausted(through("accumulate", "micro"), situation(offers=lambda _: offers))
+    anew = exhausted(through(*IN_A_STEP), situation(offers=lambda _: offers))
     assert "optimizer.type=adamw8bit" in anew.settings
-    two = exhausted(through("accumulate", "micro"), situation("techniques.recompute=true", largest=2, fewest=2))
+    two = exhausted(through(*IN_A_STEP), situation("techniques.recompute=true", largest=2, fewest=2))
     assert two.settings == ()
-    assert exhausted(through("evaluate"), situation(evaluated=2, fewest=2)).settings == (
+    assert exhausted(through("evaluating"), situation(evaluated=2, fewest=2)).settings == (
         "loop.evaluation_batch_size=1",
     )
 
@@ -159,7 +177,7 @@ def test_the_three_cheapest_changes_are_told_with_what_they_do() -> None:
         )
         for n in (16, 8, 4, 2)
     ]
-    told = exhausted(through("accumulate", "micro"), situation("loop.on_oom=split", offers=lambda _: changes))
+    told = exhausted(through(*IN_A_STEP), situation("loop.on_oom=split", offers=lambda _: changes))
     assert told.fix == (
         "--set loop.micro_batch_size=16 (saves 16 GiB; a bit slower), or --set loop.micro_batch_size=8 (saves 8 GiB; a"
         " bit slower), or --gpus 2 --set loop.micro_batch_size=4 (saves 4 GiB; a bit slower); then go on"
@@ -172,7 +190,7 @@ def test_what_was_not_traced_in_time_is_advised_beside_what_was() -> None:
         TracedChange(change=card, plan=memory_plan(GIB), saving_bytes=GIB, fits=True),
         TracedChange(change=Change(settings=("a=b",), speed=""), plan=memory_plan(GIB), saving_bytes=1, fits=False),
     ]
-    told = exhausted(through("accumulate", "micro"), situation("loop.on_oom=split", offers=lambda _: offers))
+    told = exhausted(through(*IN_A_STEP), situation("loop.on_oom=split", offers=lambda _: offers))
     assert told.settings == ("techniques.recompute=true", "loop.micro_batch_size=16")
 
 
