@@ -77,6 +77,21 @@ def pytest_configure(config: pytest.Config) -> None:
 HOME = pytest.StashKey[Path]()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def disks_are_not_waited_for() -> Iterator[None]:
+    """What tests write need not outlive a power cut: a flush takes milliseconds, and a save of a run makes twenty.
+
+    Which of them come, and in what order, is seen all the same by who puts a function of their own in ``os.fsync``.
+    """
+
+    def flushed(file: int) -> None:
+        os.fstat(file)  # an OSError where it is closed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", flushed)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     """Fail the test that leaks a variable, a thread, a process, a process group, a file or a torch setting."""

@@ -93,8 +93,8 @@ def said(ended: list[Ended]) -> list[str]:
     return [str(rank.error) for rank in ended]
 
 
-@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_as_many_ranks_as_you_like(variant: str, size: int, runs: Any) -> None:
     alone, ended = runs(variant, 1)[1], runs(variant, size)[1]
     whole = finished(ended)
@@ -158,8 +158,15 @@ def _zip(ended: Ended) -> Any:
     return zip(ended.samples, ended.shares, strict=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [
+        pytest.param(0, signal.SIGTERM, id="0-SIGTERM", marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGUSR1, id="0-SIGUSR1"),
+        pytest.param(1, signal.SIGTERM, id="1-SIGTERM"),
+        pytest.param(1, signal.SIGUSR1, id="1-SIGUSR1", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(
     number: signal.Signals, rank: int, pretrained: Path, reviews: Path, tmp_path: Path, meeting: Any
 ) -> None:
