@@ -50,7 +50,7 @@ COMMON = ("albert", "bart", "bert", "deberta-v2", "distilbert", "gpt2", "llama",
 COMMON_IN_PAIRS = ("bert", "gpt2", "modernbert", "roberta")
 """Also with two texts a row: with token types, without, and with separators that are no tokens of a single text."""
 
-COMMON_IMAGES = ("dinov2", "mobilevit", "vit")
+COMMON_IMAGES = ("dinov2", "vit")
 
 REFUSED_IMAGES: Mapping[str, str] = {"perceiver": "comes without a tokenizer"}
 """Of families that are in both mappings, which are taken for models of texts."""
