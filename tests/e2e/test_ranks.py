@@ -112,6 +112,7 @@ def test_as_many_ranks_as_you_like(variant: str, size: int, runs: Any) -> None:
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+@pytest.mark.slow
 def test_only_the_first_rank_writes(runs: Any) -> None:
     def left(folder: Path) -> list[str]:
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
@@ -127,13 +128,17 @@ def test_only_the_first_rank_writes(runs: Any) -> None:
     assert (start["first_step"], start["num_ranks"]) == (0, 4)
 
 
+@pytest.mark.slow
 def test_texts_are_encoded_once_a_machine(runs: Any) -> None:
     _, ended = runs("packed, accumulated", 4)
     assert [rank.encodings > 0 for rank in ended] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("variant", ["packed, accumulated", pytest.param("packed, sharded", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(1, 2, marks=pytest.mark.slow), (4, 2)],
+)
 def test_resumed_on_another_number_of_ranks(
     variant: str, before: int, after: int, runs: Any, steady: Path, reviews: Path, tmp_path: Path, meeting: Any
 ) -> None:
@@ -162,7 +167,7 @@ def _zip(ended: Ended) -> Any:
     ("rank", "number"),
     [
         pytest.param(0, signal.SIGTERM, id="0-SIGTERM", marks=pytest.mark.slow),
-        pytest.param(0, signal.SIGUSR1, id="0-SIGUSR1"),
+        pytest.param(0, signal.SIGUSR1, id="0-SIGUSR1", marks=pytest.mark.slow),
         pytest.param(1, signal.SIGTERM, id="1-SIGTERM"),
         pytest.param(1, signal.SIGUSR1, id="1-SIGUSR1", marks=pytest.mark.slow),
     ],
