@@ -76,18 +76,10 @@ State = tuple[dict[str, dict[str, Tensor]], dict[str, Any]]
 
 def saved(run: Assembled) -> State:
     """The engine's state in one piece."""
-    tensors, numbers = run.engine.state()
-    return {stem: {name: t.clone() for name, t in whole(named)} for stem, named in tensors.items()}, numbers
-
-
-def restored(run: Assembled, state: State) -> None:
-    """As ``TorchEngine.load``, from whole tensors into shards."""
-    tensors, numbers = state
-    updates: Any = run.engine._step.updates  # type: ignore[attr-defined]
-    updates.prime()
-    load_whole(run.engine._named(), tensors["model"])
-    load_whole(run.engine.state()[0]["optimizer"], tensors["optimizer"])
-    updates.applied = numbers["applied"]
+    engine: Any = run.engine
+    pieces = {"model": engine._named(), "optimizer": engine._step.updates.tensors(engine._names())}
+    # on every rank, where ``state`` gives the first one alone what it collects
+    return {stem: {name: t.clone() for name, t in whole(named)} for stem, named in pieces.items()}, engine.state()[1]
 
 
 def trained(world: World, case: Case, first: int, last: int, state: State | None) -> State:
@@ -95,7 +87,7 @@ def trained(world: World, case: Case, first: int, last: int, state: State | None
     alone = driving.assembled(model_of(case), case.recipe(), TOTAL) if world.size == 1 else None
     run = alone or sharded(world, case)
     if state is not None:
-        restored(run, state)
+        run.engine.load(*state)
     for step, (ids, counted) in list(enumerate(shares(case, world.rank, world.size, last)))[first:]:
         run.engine.accumulate_batches([run.build.layout.collate(each) for each in ids], counted, step=step)
         run.engine.update()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paceline.data.order import OrderState, ShuffledOrder, StepPlan
+from paceline.data.order import OrderState
+from paceline.prepare.course import Course
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.whole_runs import Disturb, Steps
 
@@ -52,14 +54,13 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def taken(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """Every step planned in this test, in order: epoch, step of the epoch, samples."""
     seen: Steps = []
-    plan = ShuffledOrder.plan
+    given = Course.input
 
-    def noted(self: ShuffledOrder, at: OrderState, rank: int = 0, world_size: int = 1) -> StepPlan:
-        found = plan(self, at, rank, world_size)
-        seen.append((at.epoch, at.step, tuple(found.samples.tolist())))
-        return found
+    def noted(self: Course, at: OrderState, step: int) -> Any:
+        seen.append((at.epoch, at.step, tuple(self.plan(at).samples.tolist())))
+        return given(self, at, step)
 
-    monkeypatch.setattr(ShuffledOrder, "plan", noted)
+    monkeypatch.setattr(Course, "input", noted)
     return seen
 
 

@@ -157,8 +157,8 @@ def _watched(samples: list[Any], shares: list[Any]) -> list[int]:
     step, encode, encodings = Loop._step, prepare.encode_texts, list[int]()
 
     def noted_step(loop: Loop) -> None:
-        at, world = loop.progress.order, loop.job.world
-        plan = loop.job.order.plan(at, world.rank, world.size)
+        at = loop.progress.order
+        plan = loop.job.course.plan(at)
         samples.append((at.epoch, at.step, tuple(plan.samples.tolist())))
         shares.append(tuple(number for ids in plan.microbatches for number in ids.tolist()))
         step(loop)

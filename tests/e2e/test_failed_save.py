@@ -77,7 +77,7 @@ def test_a_run_whose_report_finds_no_room_is_whole(
     def full(*_: object, **__: object) -> None:
         raise DiskFullError("no room for a report", "9 bytes needed, 8 bytes free")
 
-    monkeypatch.setattr("paceline.run.build_report", full)
+    monkeypatch.setattr("paceline.run.run.build_report", full)
     with pytest.raises(DiskFullError) as error:
         train(recipe(pretrained, reviews, observe={"console": "off", "report": True}), out=tmp_path / "run")
     assert (tmp_path / "run" / "summary.json").exists()

@@ -20,7 +20,7 @@ import torch
 import paceline as library
 from paceline.contract.errors import DataError, UserError
 from paceline.data import prepare
-from paceline.run.run import inference
+from paceline.run import inference
 from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import (
     Paceline,

@@ -61,9 +61,9 @@ def fill(full: Full, patch: pytest.MonkeyPatch) -> None:
     micro, accumulate, infer = Step.micro, TorchEngine.accumulate, TorchEngine.infer
     at = {"step": 0}
 
-    def noted(engine: Any, batches: Any, denominator: float, *, step: int = 0, **more: Any) -> Any:
-        at["step"] = step + 1
-        return accumulate(engine, batches, denominator, step=step, **more)
+    def noted(engine: Any, given: Any) -> Any:
+        at["step"] = given.step + 1
+        return accumulate(engine, given)
 
     def filled(step: Any, batch: Any, denominator: Any, first: bool, last: bool) -> Any:
         if len(batch.labels) > full.most and max(1, at["step"]) >= full.from_step and not full.evaluations:

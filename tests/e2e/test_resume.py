@@ -152,7 +152,7 @@ def test_a_crash_after_the_last_step_loses_no_step(
 
     name = {"measure": "_measure"}.get(where, where)
     with monkeypatch.context() as during:
-        during.setattr(f"paceline.run.{name}", crash)
+        during.setattr(f"paceline.run.run.{name}", crash)
         with pytest.raises(Crashed):
             train(recipe(pretrained, reviews, observe={"console": "off", "report": True}), out=tmp_path / "run")
     if where == "build_report":  # the run itself was finished

@@ -166,7 +166,10 @@ def test_between_the_first_record_and_the_first_step(
 ) -> None:
     """The folder holds a run by then, so it must be one that can go on."""
     chosen = recipe(pretrained, reviews, optimizer=optimizer)
-    with signals_in(monkeypatch, "paceline.run._started", TERM), pytest.raises(Preempted, match="after step 0 of 12"):
+    with (
+        signals_in(monkeypatch, "paceline.run.run._started", TERM),
+        pytest.raises(Preempted, match="after step 0 of 12"),
+    ):
         train(chosen, out=tmp_path / "run")
     assert_same(outcome(resume(tmp_path / "run")), outcome(train(chosen, out=tmp_path / "undisturbed")))
 
@@ -176,7 +179,7 @@ def test_while_the_result_is_measured(
 ) -> None:
     chosen, folder = recipe(pretrained, reviews), tmp_path / "run"
     with (
-        signals_in(monkeypatch, "paceline.run._measure", TERM),
+        signals_in(monkeypatch, "paceline.run.run._measure", TERM),
         pytest.raises(Preempted, match=r"^stopped by SIGTERM; paceline train .* --resume goes on$"),
     ):
         train(chosen, out=folder)
@@ -188,9 +191,9 @@ def test_what_is_nearly_done_is_done(
     pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the model is saved; and while it is measured when no checkpoint holds the end."""
-    with signals_in(monkeypatch, "paceline.run.save_model", TERM):
+    with signals_in(monkeypatch, "paceline.run.run.save_model", TERM):
         assert train(recipe(pretrained, reviews), out=tmp_path / "saving").status == "finished"
-    with signals_in(monkeypatch, "paceline.run._measure", TERM):
+    with signals_in(monkeypatch, "paceline.run.run._measure", TERM):
         chosen = recipe(pretrained, reviews, loop={"checkpoint_every": "never", "save_best": False})
         assert train(chosen, out=tmp_path / "never").status == "finished"
 

@@ -118,9 +118,9 @@ class Disturb:
         self._is_first = True
         disturb = self
 
-        def accumulate(engine: Any, batches: Any, denominator: float, *, step: int = 0, **more: Any) -> Any:
-            disturb._step, disturb._is_first = step + 1, True
-            return disturb._accumulate(engine, batches, denominator, step=step, **more)
+        def accumulate(engine: Any, given: Any) -> Any:
+            disturb._step, disturb._is_first = given.step + 1, True
+            return disturb._accumulate(engine, given)
 
         monkeypatch.setattr(torch_engine.TorchEngine, "accumulate", accumulate)
         monkeypatch.setattr(Step, "micro", lambda *given: disturb._after(*given))

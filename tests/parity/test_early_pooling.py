@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.compare import rounding
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.models.structure import blocks
-from paceline.seams import Batch, Build
+from paceline.seams import Batch, Build, LayoutKind
 from paceline.techniques import early_pooling, packing
 from paceline.techniques.compile import apply_compile
 from paceline.techniques.early_pooling import apply_early_pooling, difference
@@ -39,9 +39,9 @@ FAMILIES = ("distilbert", "bert", "roberta", "xlm-roberta", "electra")
 def packed_build(model: Any, kind: str = "classification", **settings: Any) -> Build:
     """A packed build of this model, as it stands when early pooling comes to it."""
     build, layout = made(model, kind, **settings)
-    path = {"layout": "packed"}
+    packed = {"layout_kind": LayoutKind.PACKED, "path": {"layout": "packed"}}
     found = tuple(block for _, block in blocks(model))
-    return replace(build, layout=layout, forward=packing.apply_packing(model), blocks=found, path=path)
+    return replace(build, layout=layout, forward=packing.apply_packing(model), blocks=found, **packed)
 
 
 def slopes(build: Build, batch: Batch) -> dict[str, Tensor]:
