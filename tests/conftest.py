@@ -77,6 +77,21 @@ def pytest_configure(config: pytest.Config) -> None:
 HOME = pytest.StashKey[Path]()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def disks_are_not_waited_for() -> Iterator[None]:
+    """What tests write need not outlive a power cut: a flush takes milliseconds, and a save of a run makes twenty.
+
+    Which of them come, and in what order, is seen all the same by who puts a function of their own in ``os.fsync``.
+    """
+
+    def flushed(file: int) -> None:
+        os.fstat(file)  # an OSError where it is closed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", flushed)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     """Fail the test that leaks a variable, a thread, a process, a process group, a file or a torch setting."""
@@ -209,7 +224,7 @@ def _new_threads(before: set[threading.Thread]) -> list[str]:
 def _children() -> dict[int, str]:
     """Running child processes of this one: id -> command line."""
     found = {}
-    for process in (int(name) for name in os.listdir("/proc") if name.isdecimal()) if _LINUX else ():
+    for process in _listed() if _LINUX else ():
         try:
             # pid (name, which may hold anything) state parent ...
             state, parent, *_ = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -219,6 +234,18 @@ def _children() -> dict[int, str]:
         except OSError:  # it has ended meanwhile
             continue
     return found
+
+
+def _listed() -> list[int]:
+    """Processes that may be children: those that each thread has started, where the kernel says so, or all.
+
+    Read twice a test: where there are a hundred other processes, all of them take milliseconds.
+    """
+    try:
+        tasks = [Path(f"/proc/self/task/{task}/children") for task in os.listdir("/proc/self/task")]
+        return [int(name) for task in tasks for name in task.read_text().split()]
+    except OSError:  # no such file, or a thread that has ended meanwhile
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
 _LINUX = sys.platform == "linux"

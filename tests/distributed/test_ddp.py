@@ -65,7 +65,7 @@ def assert_exact(found: list[tuple[float, float, str]]) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("microbatches", [1, 2, 3])
+@pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_gradients_and_weights_are_those_of_one_process(ranks: int, packing: bool, microbatches: int) -> None:
     share = -(-13 // ranks)  # 13 samples: shares differ by one
     assert_exact(run_distributed(compare, ranks, recipe(13, -(-share // microbatches), packing=packing)))

@@ -208,7 +208,10 @@ def test_token_types_are_not_lost(paceline: Paceline, train: Train, tmp_path: Pa
     assert (right - wrong).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("form", ["lists", "separator", "columns"])
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param("lists", marks=pytest.mark.slow), pytest.param("separator", marks=pytest.mark.slow), "columns"],
+)
 def test_several_labels_a_text(paceline: Paceline, train: Train, tmp_path: Path, form: str) -> None:
     topics = ("art", "play", "sport")
     chosen = [[topic for bit, topic in enumerate(topics) if number >> bit & 1] for number in range(48)]
@@ -341,9 +344,13 @@ def test_builtin_digits(paceline: Paceline, train: Train) -> None:
     ("model", "random"),
     [
         ({"config": tiny_bert_config()}, {"length": [4, 60], "vocabulary": 500}),
-        ({"config": tiny_distilbert_config()}, {"length": 20, "vocabulary": 500, "classes": 3}),
+        pytest.param(
+            {"config": tiny_distilbert_config()},
+            {"length": 20, "vocabulary": 500, "classes": 3},
+            marks=pytest.mark.slow,
+        ),
         ({"config": tiny_resnet_config()}, {"image": [32, 32, 3]}),
-        ({"config": tiny_vit_config()}, {"image": [8, 8, 1]}),
+        pytest.param({"config": tiny_vit_config()}, {"image": [8, 8, 1]}, marks=pytest.mark.slow),
     ],
 )
 def test_builtin_random(paceline: Paceline, train: Train, model: dict[str, Any], random: dict[str, Any]) -> None:
@@ -540,7 +547,7 @@ def test_training_a_part_leaves_the_rest_alone(paceline: Paceline, train: Train,
     check_runs_again(paceline, folder)
 
 
-@pytest.mark.parametrize("classifier", ["logistic", "svm"])
+@pytest.mark.parametrize("classifier", [pytest.param("logistic", marks=pytest.mark.slow), "svm"])
 def test_features_fit_a_classifier_into_a_plain_model(
     paceline: Paceline, train: Train, tmp_path: Path, classifier: str
 ) -> None:

@@ -297,6 +297,7 @@ def on_full_ranks(full: Full, meeting: str, asked: Recipe, folder: Path, size: i
     return run_processes(full_rank, size, size, full, meeting, asked.plain(), folder, None, 30, timeout_seconds=60)
 
 
+@pytest.mark.slow
 def test_all_ranks_split_where_the_memory_of_one_is_full_at_the_start(
     pretrained: Path, reviews: Path, tmp_path: Path, meeting: Callable[[], str]
 ) -> None:
@@ -314,6 +315,7 @@ def test_all_ranks_split_where_the_memory_of_one_is_full_at_the_start(
     assert_same_training(ended[0].record, on_ranks(2, meeting(), plain, tmp_path / "plain")[0].record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_all_ranks_evaluate_again_where_the_memory_of_one_is_full(
     rank: int, steady: Path, reviews: Path, tmp_path: Path, meeting: Callable[[], str]
@@ -348,6 +350,7 @@ def test_all_ranks_make_a_step_again_in_which_the_memory_of_one_is_full(
     assert_same_training(ended[0].record, resumed[0].record)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_full_amid_the_sums_ends_the_run_and_says_what_to_set(
     steady: Path, reviews: Path, tmp_path: Path, meeting: Callable[[], str]
 ) -> None:
@@ -361,6 +364,7 @@ def test_a_rank_that_is_full_amid_the_sums_ends_the_run_and_says_what_to_set(
     assert [rank.error for rank in again] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_oom", ["fail", "split"])
 def test_where_not_even_one_sample_fits_the_full_rank_is_the_cause(
     on_oom: str, steady: Path, reviews: Path, tmp_path: Path, meeting: Callable[[], str]

@@ -152,7 +152,7 @@ def resume(place: Path, name: str) -> None:
     assert process.returncode == 0, errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_asked_to_stop(workplace: Path, number: signal.Signals) -> None:
     name = f"asked-{number.name}"
     with started(workplace, "recipe.yaml", "--out", name) as process:
@@ -181,7 +181,7 @@ def test_ctrl_c_twice(workplace: Path) -> None:
     assert_as_undisturbed(workplace, "twice")
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("seconds", [0.0, 2.0])
 def test_asked_to_stop_before_the_first_step(workplace: Path, seconds: float) -> None:
     """At any time from the run's first trace on: while torch is loaded, data are read, the model is built."""
     name = f"before-{seconds:g}"
@@ -216,11 +216,10 @@ def test_a_second_process_in_the_folder_is_refused(workplace: Path) -> None:
     assert_as_undisturbed(workplace, "shared")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_killed_at_random_times_until_it_is_done(workplace: Path, seed: int) -> None:
+def test_killed_at_random_times_until_it_is_done(workplace: Path) -> None:
     """SIGKILL in the middle of anything: accumulation, evaluation, a save, the end."""
     script = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KILLER, str(workplace / f"killed-{seed}"), str(seed)],
+        [sys.executable, "-W", "ignore", "-c", KILLER, str(workplace / "killed"), "1"],
         cwd=workplace,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_CACHE": str(workplace / "cache")},
         capture_output=True,
@@ -231,4 +230,4 @@ def test_killed_at_random_times_until_it_is_done(workplace: Path, seed: int) -> 
     assert script.returncode == 0, script.stderr
     told = json.loads(script.stdout.splitlines()[-1])
     assert told["kills"] - told["early"] >= 4, f"hardly a kill fell into the run: {told}"
-    assert_as_undisturbed(workplace, f"killed-{seed}")
+    assert_as_undisturbed(workplace, "killed")

@@ -66,6 +66,7 @@ def test_wherever_ranks_meet_the_result_has_the_same_bits(
         assert_same(other, found[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_splits_of_fewer_samples_than_ranks_are_measured_as_by_one(
     strategy: str, steady: Path, reviews: Path, tmp_path: Path, meeting: Callable[[], str]
@@ -125,6 +126,7 @@ def test_a_signal_to_a_rank_of_shards_stops_all_and_no_bit_is_lost(
     assert_same(again, finished(on_ranks(2, meeting(), chosen, tmp_path / "undisturbed")))
 
 
+@pytest.mark.slow
 def test_sums_are_taken_in_the_number_format_of_the_recipe(
     steady: Path, reviews: Path, tmp_path: Path, meeting: Callable[[], str]
 ) -> None:
@@ -139,6 +141,7 @@ def test_sums_are_taken_in_the_number_format_of_the_recipe(
         assert found.final[split]["loss"] == pytest.approx(metrics["loss"], rel=0.05), split
 
 
+@pytest.mark.slow
 def test_a_scaled_learning_rate_follows_the_global_batch_not_the_ranks(
     steady: Path, reviews: Path, tmp_path: Path, meeting: Callable[[], str]
 ) -> None:
@@ -156,6 +159,7 @@ def test_a_scaled_learning_rate_follows_the_global_batch_not_the_ranks(
         assert "x 3" in told[0]
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_used_are_put_aside_once(
     steady: Path, reviews: Path, tmp_path: Path, meeting: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

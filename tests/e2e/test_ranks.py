@@ -93,8 +93,8 @@ def said(ended: list[Ended]) -> list[str]:
     return [str(rank.error) for rank in ended]
 
 
-@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_as_many_ranks_as_you_like(variant: str, size: int, runs: Any) -> None:
     alone, ended = runs(variant, 1)[1], runs(variant, size)[1]
     whole = finished(ended)
@@ -112,6 +112,7 @@ def test_as_many_ranks_as_you_like(variant: str, size: int, runs: Any) -> None:
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+@pytest.mark.slow
 def test_only_the_first_rank_writes(runs: Any) -> None:
     def left(folder: Path) -> list[str]:
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
@@ -127,13 +128,17 @@ def test_only_the_first_rank_writes(runs: Any) -> None:
     assert (start["first_step"], start["num_ranks"]) == (0, 4)
 
 
+@pytest.mark.slow
 def test_texts_are_encoded_once_a_machine(runs: Any) -> None:
     _, ended = runs("packed, accumulated", 4)
     assert [rank.encodings > 0 for rank in ended] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("variant", ["packed, accumulated", pytest.param("packed, sharded", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(1, 2, marks=pytest.mark.slow), (4, 2)],
+)
 def test_resumed_on_another_number_of_ranks(
     variant: str, before: int, after: int, runs: Any, steady: Path, reviews: Path, tmp_path: Path, meeting: Any
 ) -> None:
@@ -158,8 +163,15 @@ def _zip(ended: Ended) -> Any:
     return zip(ended.samples, ended.shares, strict=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [
+        pytest.param(0, signal.SIGTERM, id="0-SIGTERM", marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGUSR1, id="0-SIGUSR1", marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGTERM, id="1-SIGTERM"),
+        pytest.param(1, signal.SIGUSR1, id="1-SIGUSR1", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(
     number: signal.Signals, rank: int, pretrained: Path, reviews: Path, tmp_path: Path, meeting: Any
 ) -> None:

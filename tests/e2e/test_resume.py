@@ -68,7 +68,14 @@ def stopped(chosen: Recipe, folder: Path, disturb: Disturb, at: int) -> None:
         train(chosen, out=folder)
 
 
-@pytest.mark.parametrize("at", range(1, STEPS + 1))
+EACH_STEP = [
+    at if at in (1, 2, STEPS // 2, STEPS // 2 + 1, STEPS) else pytest.param(at, marks=pytest.mark.slow)
+    for at in range(1, STEPS + 1)
+]
+"""The first, the last, and those about the end of an epoch; `make test-full` stops at all."""
+
+
+@pytest.mark.parametrize("at", EACH_STEP)
 def test_stopped_at_any_step(
     at: int, expected: Any, pretrained: Path, reviews: Path, tmp_path: Path, disturb: Disturb, taken: Steps
 ) -> None:
@@ -80,7 +87,7 @@ def test_stopped_at_any_step(
     assert not straight or taken == straight, "the samples came in another order"
 
 
-@pytest.mark.parametrize("at", range(1, STEPS + 1))
+@pytest.mark.parametrize("at", EACH_STEP)
 def test_crashed_in_the_middle_of_any_step(
     at: int, expected: Any, pretrained: Path, reviews: Path, tmp_path: Path, disturb: Disturb
 ) -> None:

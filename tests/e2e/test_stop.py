@@ -129,7 +129,9 @@ def test_an_evaluation_is_broken_off_and_done_again(
         "paceline.run.job.assemble",
     ],
 )
-@pytest.mark.parametrize("number", [TERM, INTERRUPT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [TERM, pytest.param(INTERRUPT, marks=pytest.mark.slow)], ids=lambda number: number.name
+)
 def test_before_the_first_step_nothing_is_waited_for_and_nothing_left(
     where: str, number: signal.Signals, pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

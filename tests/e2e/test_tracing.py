@@ -136,6 +136,7 @@ def records(folder: Path) -> list[Any]:
     return [record for record in read_metrics(folder / "metrics.jsonl") if isinstance(record, StepRecord)]
 
 
+@pytest.mark.slow
 def test_every_rank_leaves_its_own(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
     meeting = (f"file://{tmp_path}/meeting-{number}" for number in itertools.count()).__next__
     chosen = traced(pretrained, reviews, "5:8")
@@ -161,6 +162,7 @@ def test_every_rank_leaves_its_own(pretrained: Path, reviews: Path, tmp_path: Pa
         assert mine["tokens"] + others["tokens"] == whole[mine["step"]].tokens
 
 
+@pytest.mark.slow
 def test_the_tutorials_windows_on_two_ranks(reviews: Path, tmp_path: Path) -> None:
     """BERT, DDP, three epochs, the last ten iterations of the last epoch and the last one, made tiny."""
     model = write_tiny_model(tmp_path / "model", tiny_bert_config())
@@ -322,6 +324,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_tool_around_the_run_hears_the_tutorials_ranges(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
     """``trace.kind: nsys``, with a tool in place of nsys: names, nesting, balance, and nothing outside the window."""
     pytest.importorskip("nvtx", reason="the package nvtx is not installed")

@@ -49,6 +49,11 @@ TOTALS = (WIDTH, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 FAMILIES = {"distilbert": 1, "bert": 1, "roberta": 1, "electra": 1, "modernbert": 3}
 """Kind -> distinct blocks: ModernBERT's first has no norm, and the others alternate local and global attention."""
 
+EACH_FAMILY = [
+    pytest.param(kind, marks=pytest.mark.slow) if kind in ("roberta", "electra") else kind for kind in FAMILIES
+]
+"""Blocks of RoBERTa and ELECTRA are those of BERT."""
+
 
 @pytest.fixture(autouse=True)
 def fresh_compilers() -> Iterator[None]:
@@ -98,7 +103,7 @@ def packed_loss(model: nn.Module, total: int, sequences: int) -> Tensor:
     return (out.last_hidden_state * torch.randn(1, total, WIDTH, generator=generator).to(device)).sum() / total
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", EACH_FAMILY)
 def test_one_compilation_serves_every_length_and_every_equal_block(kind: str) -> None:
     model, blocks = packed_model(kind)
     of_blocks, of_embeddings = CompileCounterWithBackend("eager"), CompileCounterWithBackend("eager")

@@ -187,7 +187,7 @@ def test_twenty_steps_stay_with_those_of_a_whole_block() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("also", ["fused_qkv", "recompute", "compile", "all"])
+@pytest.mark.parametrize("also", ["fused_qkv", "recompute", pytest.param("compile", marks=pytest.mark.slow), "all"])
 def test_it_composes(also: str) -> None:
     build = packed_build(model_of("bert").train())
     batch = build.layout.collate(IDS)

@@ -184,10 +184,20 @@ def all_together(world: World, cases: dict[str, Case]) -> dict[str, Outcome]:
     return {name: together(world, case) for name, case in cases.items()}
 
 
-ON_FOUR = ("one rank without samples", "packed, accumulated", "groups of two")
+ON_FOUR = ("one rank without samples", "groups of two")
+SLOW = ("padded", "accumulated, ragged", "packed, accumulated", "neighbours together, recomputed")
+"""What is among the other cases in parts: `make test-full` looks at each alone."""
 
 
-@pytest.mark.parametrize(("ranks", "names"), [(2, tuple(CASES)), (4, ON_FOUR)])
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [
+        pytest.param(2, tuple(name for name in CASES if name not in SLOW), id="2"),
+        pytest.param(4, ON_FOUR, id="4"),
+        pytest.param(2, SLOW, id="2-the others", marks=pytest.mark.slow),
+        pytest.param(4, ("packed, accumulated",), id="4-the others", marks=pytest.mark.slow),
+    ],
+)
 def test_shards_train_as_one_process_does(ranks: int, names: tuple[str, ...]) -> None:
     expected = {name: alone(CASES[name]) for name in names}
     for rank, found in enumerate(run_distributed(all_together, ranks, {name: CASES[name] for name in names})):
@@ -196,7 +206,8 @@ def test_shards_train_as_one_process_does(ranks: int, names: tuple[str, ...]) ->
                 assert_equal(expected[name], found[name], 1e-12)
             except AssertionError as error:
                 raise AssertionError(f"{name}, rank {rank} of {ranks}: {error}") from None
-    assert found["groups of two"].path["parallel"] == f"fsdp: 2 shards{', 2 copies' if ranks == 4 else ''}"
+    if "groups of two" in names:
+        assert found["groups of two"].path["parallel"] == f"fsdp: 2 shards{', 2 copies' if ranks == 4 else ''}"
 
 
 def test_small_neighbours_are_one_unit() -> None:

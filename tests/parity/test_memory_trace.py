@@ -156,7 +156,13 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[Any
     return found
 
 
-@pytest.mark.parametrize("name", LOOPS)
+BOTH_AT_ONCE = ("AdamW, accumulation 2", "SGD", "SGD, accumulation 2")
+"""Parts of these are in the other loops: `make test-full` looks at each alone."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in BOTH_AT_ONCE else name for name in LOOPS]
+)
 def test_traced_and_entered_peaks_are_the_same(name: str, planned: dict[str, list[list[Any]]]) -> None:
     loop = LOOPS[name]
     with uncollected(), torch.autograd.set_multithreading_enabled(False), Ledger("cpu") as ledger:

@@ -322,6 +322,10 @@ def test_a_model_that_cannot_be_packed_stays_padded_with_a_reason(make: Any, fam
     assert getattr(getattr(done.model, "config", None), "_attn_implementation", "") != packing.NAME
 
 
+FEW, MORE = range(2), range(2, 8)
+"""Seeds of models. What held for the first two has held for all; `make test-full` tries the others too."""
+
+
 def magnifying(seed: int) -> Any:
     """A BERT of width 32 whose attention is saturated: rounding comes out hundreds of times as large as it went in."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -334,7 +338,10 @@ def magnifying(seed: int) -> Any:
         return AutoModelForSequenceClassification.from_config(config)
 
 
-def test_rounding_is_told_from_a_fault_however_much_a_model_magnifies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", [FEW, pytest.param(MORE, marks=pytest.mark.slow)], ids=str)
+def test_rounding_is_told_from_a_fault_however_much_a_model_magnifies_it(
+    seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked_again = 0
     beyond = rounding._beyond
 
@@ -345,7 +352,7 @@ def test_rounding_is_told_from_a_fault_however_much_a_model_magnifies_it(monkeyp
 
     monkeypatch.setattr(rounding, "_beyond", counted)
     lengths = (50, 310, 20, 170, 10, 400, 230, 90)
-    for seed in range(8):
+    for seed in seeds:
         build, packed = made(magnifying(seed), lengths=lengths)
         assert difference(build, packed, IDS) is None, f"seed {seed}"
     assert looked_again, "no model magnified its rounding, so that nothing was tried"
@@ -414,28 +421,39 @@ class Faulty:
         return self._layout.size(ids)
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        with_positions_off_by_one,
-        with_another_token_type,
-        with_neighbours_in_sight,
-        with_half_a_text_out_of_sight,
-        with_the_second_position_pooled,
-    ],
+PLANTS = (
+    with_positions_off_by_one,
+    with_another_token_type,
+    with_neighbours_in_sight,
+    with_half_a_text_out_of_sight,
+    with_the_second_position_pooled,
 )
-def test_a_fault_is_far_from_what_passes_for_rounding(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+
+
+def assert_found(plant: Any, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault is found where ten times as much passes for rounding, in models of all these seeds."""
     monkeypatch.setattr(trial, "CHECKED_SAMPLES", 4)  # two texts made one are no longer than the model's positions
     monkeypatch.setattr(rounding, "TOLERANCES", {key: 10 * value for key, value in rounding.TOLERANCES.items()})
     monkeypatch.setattr(rounding, "ROUGH", 10 * rounding.ROUGH)
     monkeypatch.setattr(rounding, "EXACT", 10 * rounding.EXACT)
-    for seed in range(8):
+    for seed in seeds:
         for model in (fresh(seed), magnifying(seed)):
             build, packed = made(model)
             assert difference(build, packed, IDS) is None, f"seed {seed}: without a fault"
             found = difference(build, Faulty(packed, plant), IDS)
             assert found is not None, f"seed {seed}: the fault was taken for rounding"
             assert "differ" in found, found
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_fault_is_far_from_what_passes_for_rounding(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_found(plant, FEW, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_fault_is_far_from_rounding_in_more_models(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_found(plant, MORE, monkeypatch)
 
 
 def fresh(seed: int) -> Any:

@@ -39,7 +39,7 @@ GRACE_SECONDS = 0.5
 LONG_SECONDS = 20.0
 """Less than the time-out of 30 s, and much more than anything here takes even on a busy machine."""
 
-SIZES = pytest.mark.parametrize("size", [2, 4])
+SIZES = pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 
 
 def at(rank: int, size: int, init_method: str | None, **changes: Any) -> Place:
@@ -82,8 +82,9 @@ def leaves_often(rank: int, folder: str, times: int) -> None:
             del store
 
 
-def test_a_file_is_removed_also_where_ranks_leave_at_the_same_time(tmp_path: Path) -> None:
-    run_processes(leaves_often, 2, str(tmp_path), 300)
+@pytest.mark.parametrize("times", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_a_file_is_removed_also_where_ranks_leave_at_the_same_time(times: int, tmp_path: Path) -> None:
+    run_processes(leaves_often, 2, str(tmp_path), times)
     assert len(list(tmp_path.iterdir())) == 0, "files were left, and the next run could not use them"
 
 

@@ -147,7 +147,7 @@ def test_without_metrics_of_scores_no_scores_are_sent(kind: str) -> None:
     assert sent(80)[0] - sent(40)[0] == 5 * 8 * states
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_without_metrics_of_scores_a_meter_keeps_none(kind: str) -> None:
     build = Split(kind, 64, classes=10, metrics=SUMS[kind]).build()
     batch = build.layout.collate(np.arange(64))

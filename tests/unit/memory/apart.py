@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from paceline.testing.distributed import run_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,30 +60,38 @@ def main(script: Mapping[str, Any], *args: Any) -> NoReturn:
 
 def answer(value: Any) -> NoReturn:
     """Hand ``value`` to the test, and end the process: with the stand-in registered, torch may not survive an exit."""
+    if multiprocessing.parent_process() is not None:
+        raise _Answer(value)
     print(json.dumps(value))
     sys.stdout.flush()
     os._exit(0)
 
 
+class _Answer(BaseException):
+    """What a script answers to a test, as its only argument."""
+
+
 def run(script: str, *arguments: str, cache: Path, seconds: float = 110) -> Any:
-    """What a script answers, which is run as a program.
+    """What a script answers, which is run as a program, in a process forked from one that has imported torch.
 
     Args:
         script: dotted name of its module.
         cache: folder that takes the place of the person's own cache.
     """
-    environment = {**os.environ, "PACELINE_CACHE": str(cache), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", script, *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert done.returncode == 0, f"{script} ended with {done.returncode}:\n{done.stderr[-3000:]}"
-    return json.loads(done.stdout.splitlines()[-1])
+    (value,) = run_processes(_as_program, 1, script, arguments, str(cache), timeout_seconds=seconds)
+    return json.loads(value)
+
+
+def _as_program(rank: int, script: str, arguments: Sequence[str], cache: str) -> str:
+    warnings.simplefilter("ignore")
+    os.environ.update({"PACELINE_CACHE": cache, "CUDA_VISIBLE_DEVICES": ""})
+    os.chdir(ROOT)
+    sys.argv[1:] = arguments
+    try:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    except _Answer as found:
+        return json.dumps(found.args[0])
+    raise AssertionError(f"{script} ended without an answer")
 
 
 def assert_holds(script: str, cache: Path, seconds: float = 110) -> None:

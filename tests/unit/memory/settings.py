@@ -138,5 +138,19 @@ def check_states_of_eight_bits_are_beside_the_largest_batch() -> None:
     assert 2.0 < share < 2.7, f"{share:.2f} bytes a weight at the peak"
 
 
+def check_batch_normalisation_is_seen() -> None:
+    images = {"factory": "tests.unit.memory.runs:convolutional"}
+    assert traced(config=images).plan.normalises_batches
+    # taken to pieces by the compiler, and no evaluation shows it whole
+    alone = ("techniques.compile=true", "data.splits.validation=0", "data.splits.test=0")
+    assert traced(*alone, config=images).plan.normalises_batches
+    assert not traced().plan.normalises_batches
+
+
+def check_the_same_run_is_traced_alike() -> None:
+    assert traced().events == traced("seed=0").events
+    assert traced().events != traced("loop.batch_size=32").events
+
+
 if __name__ == "__main__":
     main(globals())

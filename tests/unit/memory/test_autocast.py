@@ -10,6 +10,7 @@ import torch
 from tests.unit.memory.apart import assert_holds
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.torch_version.TorchVersion(torch.__version__) < (2, 12),
     reason="the calls are those of CUDA's table from torch 2.12 on",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from paceline.contract.records import MemoryPlan
@@ -27,12 +25,6 @@ CONFIG = {
     "intermediate_size": 2048,
     "max_position_embeddings": 130,
 }
-
-
-@pytest.fixture
-def predictor() -> Iterator[Predictor]:
-    with Predictor() as made:
-        yield made
 
 
 def planned(predictor: Predictor, *settings: str, batch_size: int, cards: int = 1) -> MemoryPlan:

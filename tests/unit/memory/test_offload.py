@@ -31,9 +31,8 @@ def planned(predictor: Predictor, *settings: str) -> MemoryPlan:
 
 
 @pytest.mark.timeout(240)
-def test_weights_gradients_and_states_are_not_on_the_card() -> None:
-    with Predictor() as predictor:
-        kept, away = planned(predictor), planned(predictor, "parallel.offload=true")
+def test_weights_gradients_and_states_are_not_on_the_card(predictor: Predictor) -> None:
+    kept, away = planned(predictor), planned(predictor, "parallel.offload=true")
     share = 4 * kept.num_parameters // CARDS
     assert kept.phases["optimizer"] > 4 * share, "weights, gradients and two states, before anything is recorded"
     little = sum(constants_for(CARD).workspaces) + 0.05 * share

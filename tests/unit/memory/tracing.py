@@ -50,19 +50,5 @@ def check_recompute_keeps_less() -> None:
     assert recomputed.plan.moment == "backward", "where a block is computed again"
 
 
-def check_batch_normalisation_is_seen() -> None:
-    images = {"factory": "tests.unit.memory.runs:convolutional"}
-    assert traced(config=images).plan.normalises_batches
-    # taken to pieces by the compiler, and no evaluation shows it whole
-    alone = ("techniques.compile=true", "data.splits.validation=0", "data.splits.test=0")
-    assert traced(*alone, config=images).plan.normalises_batches
-    assert not traced().plan.normalises_batches
-
-
-def check_the_same_run_is_traced_alike() -> None:
-    assert traced().events == traced("seed=0").events
-    assert traced().events != traced("loop.batch_size=32").events
-
-
 if __name__ == "__main__":
     main(globals())
