@@ -139,7 +139,7 @@ def of_run(folder: Path) -> Found:
         "weights": digest_of_tensors(newest / "model.safetensors", folder / "model" / "model.safetensors"),
         "optimizer": digest_of_tensors(newest / "optimizer.safetensors"),
         "metrics": digest(told),
-        "path": summary["path"],
+        "path": summary["execution"],
         "last_loss": steps[-1]["loss"],
     }
 

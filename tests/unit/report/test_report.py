@@ -70,7 +70,7 @@ def test_a_whole_run_is_told(records, tmp_path):
         "0.9000test accuracy",
         "train 6.00 s 60.0%",
         "techniques.precision bf16",
-        "this card computes in [bold]bf16[/bold]",
+        "this GPU computes in [bold]bf16[/bold]",
         "warning guessed",
         "step-20",
         "name: reviews",

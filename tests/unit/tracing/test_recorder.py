@@ -142,7 +142,7 @@ def test_windows_that_touch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("replays", "keep", "graphs"), [(True, False, "launched"), (True, True, "replayed")])
-def test_what_becomes_of_recorded_steps(tmp_path: Path, replays: bool, keep: bool, graphs: str) -> None:
+def test_what_becomes_of_captured_steps(tmp_path: Path, replays: bool, keep: bool, graphs: str) -> None:
     run = Run(tmp_path, "20:22", replays=replays, keep=keep)
     run.until(22)
     assert ("launching" in run.diary) is not keep
