@@ -144,12 +144,12 @@ def _of_paceline(cell: Cell, outcome: Outcome, workload: Path | None, out: Path)
         peak_allocated_bytes=told.get("peak_bytes"),
         peak_reserved_bytes=(told.get("memory") or {}).get("reserved"),
         phases={name: round(seconds, 3) for name, seconds in told["seconds"].items()},
-        path=told.get("path"),
+        path=told.get("execution"),
         final=told.get("final"),
     )
     if cell.whole:
         return {**found, "steps": told["steps"], "samples_per_second": told["samples_per_second"]}
-    early = (told.get("path") or {}).get("early_pooling") == "the last block"
+    early = (told.get("execution") or {}).get("early_pooling") == "the last block"
     return {**found, **_window(cell, steps, workload, early=early)}
 
 

@@ -248,7 +248,9 @@ class Breaking(Dropping):
 
 def test_what_cannot_be_compiled_runs_as_written_and_the_reason_is_kept() -> None:
     block = Breaking()
-    build = replace(assembled(tiny_model(), recipe()).build, model=block, blocks=(block,), path={"layout": "padded"})
+    build = replace(
+        assembled(tiny_model(), recipe()).build, model=block, blocks=(block,), execution={"layout": "padded"}
+    )
     build = technique.apply(build, "auto")
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as caught:
         block(torch.ones(3, 4))

@@ -644,7 +644,9 @@ class Looking(Block):
 def test_what_cannot_be_traced_runs_as_written_whoever_asked() -> None:
     """Compiling was switched off: its setting is not to blame, and there is nothing to refuse."""
     block = Looking()
-    build = replace(assembled(tiny_model(), recipe()).build, model=block, blocks=(block,), path={"layout": "padded"})
+    build = replace(
+        assembled(tiny_model(), recipe()).build, model=block, blocks=(block,), execution={"layout": "padded"}
+    )
     build = technique.apply(build, False, fusion=True)
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as caught:
         block(torch.ones(3, 24))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import facts as facts_module
+from paceline.machine import facts as facts_module
 from paceline.machine.facts import Facts, Gpu, ask, cpu_quota, parse_gpus, this_machine, visible
 from paceline.verbs import doctor as doctor_module
 from paceline.verbs.doctor import doctor, gpus, links, machine, rooms, shown, torch_works

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+FORMERLY = "formerly"
+"""Metadata of a field: the key that earlier releases gave it, which is written beside today's for one release."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
@@ -169,7 +172,7 @@ class TraceRecord:
 class MemoryPlan:
     """The memory that one rank takes on a GPU, predicted without it. All sizes in bytes."""
 
-    gpu: str
+    gpu: str = field(metadata={FORMERLY: "card"})
     capacity: int | None
     """All of the GPU's memory."""
     allocated: int
@@ -195,7 +198,7 @@ class MemoryPlan:
     num_trained: int
     assumed: tuple[str, ...]
     """What was taken for granted, for people."""
-    execution: Mapping[str, str]
+    execution: Mapping[str, str] = field(metadata={FORMERLY: "path"})
     """How the steps are carried out, see ``RunRecord.execution``."""
     decisions: tuple[Decision, ...] = ()
     communicator: int = 0
@@ -264,7 +267,7 @@ class MemoryStages:
     step_seconds: float | None = None
     """Mean of some steps that nothing waited in; None where none was made."""
     samples_per_second: float | None = None
-    execution: Mapping[str, str] = field(default_factory=dict)
+    execution: Mapping[str, str] = field(default_factory=dict, metadata={FORMERLY: "path"})
     """See ``RunRecord.execution``."""
     problem: str = ""
     """Why it went no further."""
@@ -326,7 +329,7 @@ class RunRecord:
     that this process made; None when it made none."""
     overlapped_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase that threads worked beside the phases of ``seconds``, such as reading data during imports."""
-    execution: Mapping[str, str] = field(default_factory=dict)
+    execution: Mapping[str, str] = field(default_factory=dict, metadata={FORMERLY: "path"})
     """How the steps are carried out, a word or reason a stage: layout, attention, compile, capture, data."""
     memory: MemoryRecord | None = None
     """None on a CPU."""
@@ -365,5 +368,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        told = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        former = {each.metadata[FORMERLY]: told[each.name] for each in fields(value) if FORMERLY in each.metadata}
+        return {**told, **former}
     return value

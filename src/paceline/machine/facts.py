@@ -15,11 +15,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from paceline._version import __version__
+from paceline.contract.records import FORMERLY, plain
 
 PACKAGES = (
     "paceline",
@@ -75,7 +76,7 @@ class Facts:
     """Processors that this process may use: its affinity, cut to its control group's quota."""
     memory_bytes: int | None
     """Main memory that this process may use: the machine's, cut to its control group's limit."""
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[Gpu, ...] = field(default=(), metadata={FORMERLY: "cards"})
     """GPUs that this process may use (CUDA_VISIBLE_DEVICES), in nvidia-smi's order."""
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """Distribution -> version; None when it is not installed."""
@@ -100,7 +101,8 @@ class Facts:
 
     def plain(self) -> dict[str, Any]:
         """Nested plain data for manifests."""
-        return asdict(self)
+        told: dict[str, Any] = plain(self)
+        return told
 
 
 def this_machine() -> Facts:

@@ -68,7 +68,7 @@ def _content(run: Collected) -> dict[str, Any]:
         "data": _data(run),
         "phases": _phases(run),
         "overlapped": sorted(run.summary.overlapped_seconds.items()) if run.summary else [],
-        "path": list(run.summary.execution.items()) if run.summary else [],
+        "execution": list(run.summary.execution.items()) if run.summary else [],
         "time_budgets": time_budgets(run.folder),
         "memory": memory(summary.memory) if summary and summary.memory else None,
         "final": _final(run),

@@ -107,9 +107,11 @@ def _measured(
 
 def _about(recipe: Recipe, build: Build, engine: Engine) -> Mapping[str, Any]:
     gpu = gpu_name(build.device) if build.device.type == "cuda" else None
+    execution = {**build.execution, **fused(build.model), **engine.execution}
     return {
         "device": gpu or "cpu",
         "peak_flops": peak_flops(gpu, recipe.techniques.precision),
-        "path": {**build.execution, **fused(build.model), **engine.execution},
+        "execution": execution,
+        "path": execution,  # as earlier releases call it
         "settings": dict(flatten(recipe.resolved())),
     }

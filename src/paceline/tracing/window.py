@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.contract.errors import UserError
 from paceline.tracing.chrome import Trace, read_trace
@@ -62,7 +62,7 @@ class WindowFacts(_Facts):
     """``launched``: the run replays graphs, and launched its kernels one by one for the window's sake."""
     steps: tuple[TracedStep, ...] = ()
     peak_flops: float | None = None
-    execution: dict[str, Any] = Field(default_factory=dict)
+    execution: dict[str, Any] = Field(default_factory=dict, validation_alias=AliasChoices("execution", "path"))
     settings: dict[str, Any] = Field(default_factory=dict)
     recompiles: tuple[Recompile, ...] = ()
 

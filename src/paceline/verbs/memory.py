@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from paceline.contract.errors import PacelineError, RecipeError, UserError, excerpt
 from paceline.contract.files import write_atomically
-from paceline.contract.records import MemoryPlan, MemoryStages, StageRecord
+from paceline.contract.records import FORMERLY, MemoryPlan, MemoryStages, StageRecord, plain
 from paceline.machine.facts import Facts, Gpu, this_machine
 from paceline.memory.measure import measure, taken_by_others
 from paceline.memory.predict import PlanFailed, Predictor
@@ -41,13 +40,13 @@ class Anatomy:
     """The memory of a recipe on this machine's GPU, and of the recipe with changes."""
 
     name: str
-    gpu: str
+    gpu: str = field(metadata={FORMERLY: "card"})
     ladder: tuple[MemoryStages, ...]
     """First the recipe as it is; each further one has one change, or several, more than the one before."""
 
     def plain(self) -> dict[str, Any]:
         """Nested plain data, sizes in bytes: what ``--json`` prints."""
-        return {"name": self.name, "gpu": self.gpu, "ladder": [_plain(found) for found in self.ladder]}
+        return {**plain(self), "ladder": [_plain(found) for found in self.ladder]}
 
 
 def memory(
@@ -278,10 +277,10 @@ def _table(rows: list[Sequence[str]]) -> Iterator[str]:
 
 
 def _plain(stages: MemoryStages) -> dict[str, Any]:
-    plain = dataclasses.asdict(stages)
-    for row, told in zip(rows(stages), plain["stages"], strict=True):
+    told_of: dict[str, Any] = plain(stages)
+    for row, told in zip(rows(stages), told_of["stages"], strict=True):
         told |= {"added": row.added, "predicted_peak": row.predicted}
     if stages.plan is not None:
-        plain["plan"]["total"] = stages.plan.total
+        told_of["plan"]["total"] = stages.plan.total
     most = {"peak": stages.peak, "reserved": stages.reserved, "context": stages.context, "total": stages.total}
-    return {**plain, **most}
+    return {**told_of, **most}

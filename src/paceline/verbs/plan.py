@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from paceline.contract.errors import RecipeError, UserError
-from paceline.contract.records import Decision, MemoryPlan
+from paceline.contract.records import Decision, MemoryPlan, plain
 from paceline.machine.facts import Facts, Gpu, this_machine
 from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory.changes import (
@@ -66,7 +66,7 @@ class Plan:
 
     def plain(self) -> dict[str, Any]:
         """Nested plain data, sizes in bytes: what ``--json`` prints."""
-        memory, largest = dataclasses.asdict(self.memory), self.largest
+        memory, largest = plain(self.memory), self.largest
         del memory["decisions"]  # they are among the others
         return {
             "name": self.recipe.name,

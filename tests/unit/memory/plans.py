@@ -53,7 +53,7 @@ def memory_plan(total: int, **changes: Any) -> MemoryPlan:
         "num_parameters": PARAMETERS,
         "num_trained": PARAMETERS,
         "assumed": ("512 tokens in every text",),
-        "path": {},
+        "execution": {},
     }
     return MemoryPlan(**{**fields, **changes})
 

@@ -31,7 +31,7 @@ def made(num_bytes: int, phase: str = "forward", operator: str = "", name: str =
 
 
 def plan(allocations: Sequence[Allocation], events: Sequence[int | None], **more: Any) -> MemoryPlan:
-    rest = {"path": {}, "decisions": (), "samples": 4, "slots": 32, "attention": ()}
+    rest = {"execution": {}, "decisions": (), "samples": 4, "slots": 32, "attention": ()}
     trace = Trace(allocations=allocations, events=events, num_parameters=10, num_trained=5, **{**rest, **more})
     return plan_of(trace, SUBJECT, GPU)
 
@@ -220,8 +220,8 @@ def test_a_plan_says_what_it_takes_for_granted() -> None:
     assert texts == "texts of 8 tokens"
     assert attention == "attention by flash and math"
     assert constants.startswith("context and workspaces: measured on an H200")
-    assert plan([made(1)], [0], path={"attention": "short"}).assumed[1] == "attention by short"
-    assert plan([made(1)], [0], path={"attention": "flash"}, attention=("cudnn", "flash")).assumed[1] == (
+    assert plan([made(1)], [0], execution={"attention": "short"}).assumed[1] == "attention by short"
+    assert plan([made(1)], [0], execution={"attention": "flash"}, attention=("cudnn", "flash")).assumed[1] == (
         "attention by flash and cudnn"
     )
     assert len(plan([made(1)], [0]).assumed) == 2, "no attention, nothing of it"

@@ -243,7 +243,7 @@ stage = dict(name="context", allocated=0, peak=0, reserved=0, in_use=request["ot
 print(json.dumps({"stage": stage}), flush=True)
 print("a library's warning", file=sys.stderr)
 """
-STEADY = {"micro_batch_size": 2, "num_steps": 6, "step_seconds": 0.5, "samples_per_second": 8.0, "path": {}}
+STEADY = {"micro_batch_size": 2, "num_steps": 6, "step_seconds": 0.5, "samples_per_second": 8.0, "execution": {}}
 
 
 def spoken(*lines: str, others: int = 7) -> MemoryStages:
@@ -328,7 +328,7 @@ def bert(**changes: Any) -> MemoryStages:
         "num_steps": 128,
         "step_seconds": 0.1,
         "samples_per_second": 40.0,
-        "path": {"steps": "eager: techniques.capture is off"},
+        "execution": {"steps": "eager: techniques.capture is off"},
     }
     return MemoryStages(**{**fields, **changes})
 

@@ -120,7 +120,7 @@ class Records:
                 "num_parameters": 66_955_010,
                 "num_trained": 592_130,
                 "assumed": ("attention by flash",),
-                "path": {"layout": "packed"},
+                "execution": {"layout": "packed"},
                 "decisions": (DECISION,),
                 **fields,
             }

@@ -84,10 +84,10 @@ def test_plain_lines_tell_the_whole_run(records):
 
 def test_the_first_update_and_the_path_are_a_few_words(records):
     path = {"layout": "packed", "capture": "off: recompute keeps random numbers on the host"}
-    text = plain([records.started(), records.summary(first_update_seconds=2.0, path=path)])
+    text = plain([records.started(), records.summary(first_update_seconds=2.0, execution=path)])
     assert "10.0 s, 2.00 s to the first update: 60.0% train" in text
-    assert "path        layout packed, capture off\n" in text, "reasons are for the report"
-    assert "path" not in plain([records.started(), records.summary()])
+    assert "execution   layout packed, capture off\n" in text, "reasons are for the report"
+    assert "execution" not in plain([records.started(), records.summary()])
 
 
 def test_memory_is_told_beside_what_was_predicted(records):

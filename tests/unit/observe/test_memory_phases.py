@@ -33,7 +33,7 @@ def test_a_phase_has_its_peak_and_what_it_leaves_behind() -> None:
                 with span("forward"):
                     gpu.take(70 + more)
                     gpu.take(-20)
-                mark("recorded")
+                mark("captured")
                 gpu.take(40)
                 gpu.take(-40)
                 with span("backward"):

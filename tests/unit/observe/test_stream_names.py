@@ -51,4 +51,4 @@ def test_streams_that_are_made_with_a_name_are_known(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device, "_stream_names", {})
     gpu = torch.device("cuda", 1)
     assert device.named_stream(gpu, "all-reduce").of == gpu
-    assert dict(device.stream_names()) == {7: "sums"}
+    assert dict(device.stream_names()) == {7: "all-reduce"}

@@ -94,7 +94,7 @@ def test_a_model_that_does_not_fit_a_gpu_is_sharded(
     assert len(found) == len(decisions), "a setting is decided twice"
     assert found["parallel.strategy"].value == chosen.parallel.strategy == strategy
     assert reason in found["parallel.strategy"].reason
-    assert chosen.techniques.capture is True, "steps are recorded under either"
+    assert chosen.techniques.capture is True, "steps are captured under either"
     assert choose_strategy(chosen, decisions, facts, 4, **sizes) == (chosen, decisions)
     assert choose(chosen, facts, 4)[0] == chosen
 

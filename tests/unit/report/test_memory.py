@@ -60,7 +60,7 @@ def test_a_run_on_a_cpu_has_no_such_section(records, tmp_path):
 
 def test_nothing_in_a_plan_is_obeyed(records, tmp_path):
     plan = records.plan(
-        gpu=EVIL, moment=EVIL, assumed=(EVIL,), parts={EVIL: 5}, activations={EVIL: 5}, phases={EVIL: 5}, path={}
+        gpu=EVIL, moment=EVIL, assumed=(EVIL,), parts={EVIL: 5}, activations={EVIL: 5}, phases={EVIL: 5}, execution={}
     )
     html, section, _ = reported(tmp_path, records, records.memory(plan=plan))
     assert not re.search(r"[\x00\x1b\u202e]", html)

@@ -262,7 +262,7 @@ def facts_of(load: Workload, rank: int, **changes: Any) -> dict[str, Any]:
         # half the peak while they run
         "steps": [{"step": n, **step, "flops": 0.5 * passes * 989e12} for n in range(load.first_step, last + 1)],
         "peak_flops": 989e12,
-        "path": {"steps": "launched"},
+        "path": {"steps": "eager"},
         "settings": SETTINGS,
         "recompiles": [],
     }

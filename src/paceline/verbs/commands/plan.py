@@ -17,7 +17,7 @@ def plan(
     source: Source,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="GPU", help="A GPU, such as a100-80gb, or its memory: 24GiB [default: this machine's]."),
+        typer.Option(metavar="NAME", help="A GPU, such as a100-80gb, or its memory: 24GiB [default: this machine's]."),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs, a process each.")] = 1,
     changes: Changes,
