@@ -165,7 +165,7 @@ def test_a_run_goes_on_from_what_the_other_kind_saved(old: torch.device, new: to
         torch.testing.assert_close(other.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", [CPU, CARD])
+@pytest.mark.parametrize("device", [CPU, GPU])
 def test_each_group_has_its_own_rate_and_a_skipped_update_uses_none_up(device: torch.device) -> None:
     module = model()
     part = OptimizerPart(type="sgd", momentum=0.0, nesterov=False, decay_all=True, groups=(GroupPart(match="2.*"),))
