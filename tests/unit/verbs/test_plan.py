@@ -85,7 +85,7 @@ does not fit, by 1.74 GiB
   reserved       32.19 GiB  by torch, which keeps what was freed
   context         0.29 GiB  by the driver, code of kernels included
   total          32.48 GiB  as nvidia-smi will show it
-  GPU           32.00 GiB  30.75 GiB counted on: CUDA gives programs up to 2 % less, a plan may be 2 % too low
+  GPU            32.00 GiB  30.75 GiB counted on: CUDA gives programs up to 2 % less, a plan may be 2 % too low
 
 largest micro-batch that fits
   samples  29 of 32, 14,848 positions, take 29.93 GiB; 32 do not fit
@@ -203,7 +203,7 @@ def test_a_run_of_less_than_one_gib_is_told_in_mib() -> None:
     assert section(text, "alive at the peak")[0] == "  parameters     30.00 MiB   75.0%"
     on_gpu = section(text, "fits, with 30.41 GiB to spare")
     assert on_gpu[3] == "  total         344.00 MiB  as nvidia-smi will show it"
-    assert on_gpu[4].startswith("  GPU           32.00 GiB  30.75 GiB counted on")
+    assert on_gpu[4].startswith("  GPU            32.00 GiB  30.75 GiB counted on")
 
 
 def test_a_gpu_whose_memory_is_not_known_is_no_limit() -> None:
@@ -275,8 +275,8 @@ def test_a_terminal_is_drawn_the_same_words_in_colour() -> None:
 KEYS = {
     "": "name model gpus strategy precision optimizer batch_size micro_batch_size memory usable_bytes fits spare_bytes"
     " largest_micro_batch changes formula decisions",
-    "memory": "GPU capacity allocated reserved context parts activations moment phases samples slots num_parameters"
-    " num_trained assumed path total",
+    "memory": "gpu capacity allocated reserved context parts activations moment phases samples slots num_parameters"
+    " num_trained assumed execution path total",
     "largest_micro_batch": "samples slots total too_large settings",
     "changes": "settings gpus slowdown speed preserves saving_bytes total fits",
     "formula": "weights_bytes gradients_bytes states_bytes label total_bytes",
