@@ -74,7 +74,9 @@ def test_this_machine_is_plain_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= found.cpu_count <= (os.cpu_count() or 1)
     assert found.versions["numpy"]
     assert "missing-package" not in found.versions
-    assert json.loads(json.dumps(found.plain()))["python"] == found.python
+    told = json.loads(json.dumps(found.plain()))
+    assert told["python"] == found.python
+    assert told["cards"] == told["gpus"], "earlier releases called them cards"
 
 
 def test_a_hanging_a_failing_and_a_missing_nvidia_smi_give_no_answer(tmp_path: Path) -> None:

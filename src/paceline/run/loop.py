@@ -137,7 +137,7 @@ class Loop:
                     with job.watch.phase("train"), span("step", step=self.progress.step + 1):
                         self._step()
                 else:
-                    self._recorded_step(job.recorder)
+                    self._traced_step(job.recorder)
                 self._tell_committed()
         with job.watch.phase("train"):
             self._account(wait=True)
@@ -146,7 +146,7 @@ class Loop:
         self._see_saved()
         return self.progress
 
-    def _recorded_step(self, recorder: WindowRecorder) -> None:
+    def _traced_step(self, recorder: WindowRecorder) -> None:
         """A step of a run some of whose steps are traced."""
         at, step = self.progress.order, self.progress.step + 1
         if recorder.before_step(step):
