@@ -275,9 +275,10 @@ def test_what_the_recipe_would_refuse_is_not_offered(load: Workload, changes: di
     assert found.switch is None, found.switch
 
 
-def test_packing_that_was_found_to_change_gradients_is_not_offered_again(tmp_path: Path) -> None:
-    path = {"layout": "padded: DeBERTa has an attention of its own"}
-    found, _ = judged(tmp_path, replace(PADDED, facts={"path": path}))
+@pytest.mark.parametrize("key", ["execution", "path"])  # today's, and that of earlier releases
+def test_packing_that_was_found_to_change_gradients_is_not_offered_again(tmp_path: Path, key: str) -> None:
+    execution = {"layout": "padded: DeBERTa has an attention of its own"}
+    found, _ = judged(tmp_path, replace(PADDED, facts={key: execution}))
     assert (found.bound, found.switch) == ("padding", None)
     assert "rows are padded, as DeBERTa has an attention of its own" in found.evidence
 
