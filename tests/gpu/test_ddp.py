@@ -117,7 +117,7 @@ class Doubles(World):
 def test_sums_behind_a_replayed_backward_pass_are_those_beside_an_eager_one(dtype: str) -> None:
     """A sum that began before its gradients were there, or an update before its sums, would show in the bits."""
     eager, captured = (made(Doubles(), capture, reduce_dtype=dtype) for capture in (False, True))
-    assert len(captured.engine._step.gradients._sums.buckets) > 4
+    assert len(captured.engine._step.gradients._all_reduce.buckets) > 4
     for index in range(STEPS):
         for run in (eager, captured):
             step(run, index)

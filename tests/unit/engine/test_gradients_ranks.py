@@ -83,7 +83,7 @@ def test_buckets_cover_the_buffer_once_and_run_from_the_models_end_to_its_front(
     model = stack()
     gradients = summed(model, Likes(), bucket_bytes=bucket_bytes)
     (buffer,) = gradients.flat.buffers
-    buckets = gradients._sums.buckets
+    buckets = gradients._all_reduce.buckets
     covered = torch.zeros_like(buffer)
     for bucket in buckets:
         offset = bucket.stretch.storage_offset()
@@ -219,7 +219,7 @@ def test_a_captured_backward_pass_sums_nothing_and_its_replays_do(monkeypatch: p
     monkeypatch.setattr(f"{module}._is_capturing", lambda device: captured[0])
     model, world = stack(), Likes()
     gradients, inputs = summed(model, world, bucket_bytes=1), torch.randn(5, 16)
-    for number, bucket in enumerate(gradients._sums.buckets):
+    for number, bucket in enumerate(gradients._all_reduce.buckets):
         bucket.complete = Event(log, number)
     gradients.add(model(inputs).square().sum(), first=True, last=True)
     assert log == [("captured", number) for number in range(8)]
@@ -261,7 +261,7 @@ def test_alone_there_are_no_buckets_and_no_hooks() -> None:
     loss = _Sees.apply(model(torch.randn(5, 16)), lambda: hooks.extend(p._backward_hooks for p in model.parameters()))
     gradients.add(loss.sum(), first=True, last=True)
     gradients.finish()
-    assert gradients._sums is None
+    assert gradients._all_reduce is None
     assert hooks == [None] * 8
 
 

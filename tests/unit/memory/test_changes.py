@@ -345,7 +345,7 @@ def test_without_batch_normalisation_nothing_is_said_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "strategy", "offered", "preserves"),
+    ("gpus", "strategy", "count", "preserves"),
     [
         (1, "auto", 4, "changes the result"),
         (4, "auto", 4, "up to rounding"),
@@ -354,7 +354,7 @@ def test_without_batch_normalisation_nothing_is_said_of_it() -> None:
     ],
 )
 def test_a_batch_that_is_split_anew_is_normalised_otherwise(
-    gpus: int, strategy: str, offered: int, preserves: str
+    gpus: int, strategy: str, count: int, preserves: str
 ) -> None:
     """Ranks that hold whole models have the same shares of a batch as those that hold shards."""
     offered = Offered(
@@ -364,7 +364,7 @@ def test_a_batch_that_is_split_anew_is_normalised_otherwise(
         gpus=gpus,
     )
     (cut,) = offered.changes
-    assert (cut.change.gpus, cut.change.preserves) == (offered, preserves)
+    assert (cut.change.gpus, cut.change.preserves) == (count, preserves)
     assert ("batch normalisation" in cut.change.speed) == (preserves == "changes the result")
 
 

@@ -427,21 +427,21 @@ SHOWN = """\
 tiny on Tesla V100-SXM2-32GB, stage by stage
 
 as it is (4 samples a step)
-                   on the GPU      added  allocated      peak  predicted  difference
-  context             0.50 GiB  +0.50 GiB   0.00 GiB  0.00 GiB
-  model               1.78 GiB  +1.28 GiB   1.25 GiB  1.25 GiB   1.25 GiB       +0.0%
-  data and checks     1.78 GiB  +0.00 GiB   1.25 GiB  1.25 GiB
-  optimizer           5.59 GiB  +3.81 GiB   5.00 GiB  5.01 GiB   5.01 GiB       +0.0%
-  first forward       8.69 GiB  +3.10 GiB   7.81 GiB  7.91 GiB   7.91 GiB       +0.0%
-  first backward      8.94 GiB  +0.24 GiB   5.08 GiB  8.00 GiB   7.92 GiB       -1.0%
-  first update        8.94 GiB  +0.00 GiB   5.08 GiB  5.18 GiB   5.18 GiB       +0.0%
-  steady steps        8.94 GiB  +0.00 GiB   5.08 GiB  8.00 GiB   7.92 GiB       -1.0%
+                  on the GPU      added  allocated      peak  predicted  difference
+  context            0.50 GiB  +0.50 GiB   0.00 GiB  0.00 GiB
+  model              1.78 GiB  +1.28 GiB   1.25 GiB  1.25 GiB   1.25 GiB       +0.0%
+  data and checks    1.78 GiB  +0.00 GiB   1.25 GiB  1.25 GiB
+  optimizer          5.59 GiB  +3.81 GiB   5.00 GiB  5.01 GiB   5.01 GiB       +0.0%
+  first forward      8.69 GiB  +3.10 GiB   7.81 GiB  7.91 GiB   7.91 GiB       +0.0%
+  first backward     8.94 GiB  +0.24 GiB   5.08 GiB  8.00 GiB   7.92 GiB       -1.0%
+  first update       8.94 GiB  +0.00 GiB   5.08 GiB  5.18 GiB   5.18 GiB       +0.0%
+  steady steps       8.94 GiB  +0.00 GiB   5.08 GiB  8.00 GiB   7.92 GiB       -1.0%
 
   at the highest        measured  predicted  difference
   allocated by tensors  8.00 GiB   7.92 GiB       -1.0%
   reserved by torch     8.20 GiB   8.20 GiB       +0.0%
   context and kernels   0.73 GiB   0.78 GiB       +6.7%
-  on the GPU           8.94 GiB   8.98 GiB       +0.5%
+  on the GPU            8.94 GiB   8.98 GiB       +0.5%
   speed: 100.0 ms a step, 40 samples/s; the recipe's 128 steps would take 12.8 s
 """
 
