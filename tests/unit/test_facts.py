@@ -76,7 +76,7 @@ def test_this_machine_is_plain_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "missing-package" not in found.versions
     told = json.loads(json.dumps(found.plain()))
     assert told["python"] == found.python
-    assert told["gpus"] == told["gpus"], "earlier releases called them GPUs"
+    assert told["cards"] == told["gpus"], "the key of earlier releases"
 
 
 def test_a_hanging_a_failing_and_a_missing_nvidia_smi_give_no_answer(tmp_path: Path) -> None:

@@ -427,7 +427,7 @@ SHOWN = """\
 tiny on Tesla V100-SXM2-32GB, stage by stage
 
 as it is (4 samples a step)
-                  on the GPU      added  allocated      peak  predicted  difference
+                   on the GPU      added  allocated      peak  predicted  difference
   context            0.50 GiB  +0.50 GiB   0.00 GiB  0.00 GiB
   model              1.78 GiB  +1.28 GiB   1.25 GiB  1.25 GiB   1.25 GiB       +0.0%
   data and checks    1.78 GiB  +0.00 GiB   1.25 GiB  1.25 GiB

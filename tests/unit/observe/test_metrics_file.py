@@ -53,17 +53,17 @@ def test_a_summary_has_the_keys_of_earlier_releases_too(records):
     written = json.loads(record_to_json(records.summary(execution={"layout": "packed"}, memory=records.memory())))
     assert written["path"] == written["execution"] == {"layout": "packed"}
     plan = written["memory"]["plan"]
-    assert plan["gpu"] == plan["gpu"] == "NVIDIA H200"
+    assert plan["card"] == plan["gpu"] == "NVIDIA H200"
     assert plan["path"] == plan["execution"] == {"layout": "packed"}
 
 
-@pytest.mark.parametrize("keys", [("path", "gpu"), ("execution", "gpu")])
+@pytest.mark.parametrize("keys", [("path", "card"), ("execution", "gpu")])
 def test_a_summary_is_read_by_todays_keys_and_by_those_of_earlier_releases(records, keys):
     summary = records.summary(execution={"layout": "packed"}, memory=records.memory())
     written = json.loads(record_to_json(summary))
     execution, gpu = keys
     for told in (written, written["memory"]["plan"]):
-        for key in {"path", "gpu", "execution", "gpu"} - {execution, gpu}:
+        for key in {"path", "card", "execution", "gpu"} - {execution, gpu}:
             told.pop(key, None)
     assert record_from_plain(RunRecord, written) == summary
 
