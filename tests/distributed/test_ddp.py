@@ -112,8 +112,8 @@ def compare_buckets(world: World, bucket_bytes: int) -> list[str]:
     run = assembled(world, chosen)
     gradients = run.engine._step.gradients
     made = Reduction(world, tuple(run.build.model.parameters()), bucket_bytes=bucket_bytes)
-    gradients._sums = type(gradients._sums)(gradients._parameters, gradients.flat, made)
-    assert (len(gradients._sums.buckets) > 10) == (bucket_bytes < BUCKET_BYTES)
+    gradients._all_reduce = type(gradients._all_reduce)(gradients._parameters, gradients.flat, made)
+    assert (len(gradients._all_reduce.buckets) > 10) == (bucket_bytes < BUCKET_BYTES)
     train(run, chosen, world, 3)
     return world.gather(checksum(run.engine.whole()))
 
@@ -199,7 +199,7 @@ def one_falls_back(world: World, warmed: tuple[int, ...]) -> tuple[str, str]:
     object.__setattr__(run.build, "decisions", decisions)
     if world.rank in warmed:
         run.engine.warm_up_on(run.build.layout.collate(np.arange(3)), 3)
-        assert run.engine._step.gradients._sums._started == [], "a sum of the warm-up, which others may not join"
+        assert run.engine._step.gradients._all_reduce._started == [], "a sum of the warm-up, which others may not join"
     train(run, chosen, world, 3)
     return run.engine.execution.get("compile", "compiled"), checksum(run.engine.whole())
 
@@ -311,7 +311,7 @@ def a_last_batch(world: World) -> tuple[list[int], str, torch.Tensor]:
     return [len(ids) for ids in pieces], checksum(run.engine.whole()), run.build.model.norm.running_mean
 
 
-def test_an_epochs_last_batch_is_dealt_in_twos_and_the_others_run_filler() -> None:
+def test_an_epochs_last_batch_is_split_in_twos_and_the_others_run_filler() -> None:
     found = run_distributed(a_last_batch, 4)
     assert [sizes for sizes, _, _ in found] == [[3], [2], [0], [0]]
     assert len({digest for _, digest, _ in found}) == 1, "ranks hold different weights"

@@ -80,7 +80,7 @@ def not_summed(world: World) -> float:
     """The comparison can fail: a run that does not sum is far from one that does."""
     chosen = driving.recipe(optimizer={"decay_all": True}, loop={"batch_size": 8})
     run = assembled(world, chosen, steps=TOTAL)
-    run.engine._step.gradients._sums = None
+    run.engine._step.gradients._all_reduce = None
     train(run, chosen, world, STEPS)
     return furthest(run.engine.whole(), by_torch(world, chosen, "adamw"))
 

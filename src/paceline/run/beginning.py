@@ -158,8 +158,8 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
 
 def _started(request: Request, prepared: Prepared, job: Job, progress: Progress) -> RunStarted:
     whole, trained = parameter_counts(prepared.build.model)
-    is_card = prepared.recipe.device == "cuda"
-    device = request.facts.cards[0].name if is_card else f"cpu ({torch.get_num_threads()} threads)"
+    is_gpu = prepared.recipe.device == "cuda"
+    device = request.facts.gpus[0].name if is_gpu else f"cpu ({torch.get_num_threads()} threads)"
     return RunStarted(
         name=prepared.recipe.name,
         folder=str(request.folder.path),

@@ -182,7 +182,7 @@ def _summary(
         decisions=_with_what_gave_way(prepared.decisions, loop.decisions),
         notices=tuple(notices),
         overlapped_seconds=job.watch.overlapped(),
-        path={**prepared.build.path, **fused(prepared.build.model), **job.assembled.engine.execution},
+        execution={**prepared.build.execution, **fused(prepared.build.model), **job.assembled.engine.execution},
         first_update_seconds=job.watch.marked("first_update"),
         memory=memory,
         data=data_record(prepared),

@@ -113,7 +113,7 @@ class Loop:
                     with job.watch.phase("train"), span("step", step=self.progress.step + 1):
                         self._step()
                 else:
-                    self._recorded_step(job.recorder)
+                    self._traced_step(job.recorder)
                 self._tell_committed()
         with job.watch.phase("train"):
             self.progress = self._records.rest(self.progress)
@@ -122,7 +122,7 @@ class Loop:
         self._see_saved()
         return self.progress
 
-    def _recorded_step(self, recorder: WindowRecorder) -> None:
+    def _traced_step(self, recorder: WindowRecorder) -> None:
         """A step of a run some of whose steps are traced."""
         at, step = self.progress.order, self.progress.step + 1
         if recorder.before_step(step):
@@ -167,7 +167,7 @@ class Loop:
         self._tell_committed()
 
     def _warm_up(self) -> None:
-        """Compile, load kernels and record on the largest micro-batch: what will run out of memory does so now."""
+        """Compile, load kernels and capture on the largest micro-batch: what will run out of memory does so now."""
         job = self.job
         if not job.course.warms_up(job.assembled.build.device):
             return
@@ -192,7 +192,7 @@ class Loop:
             layout.expect(job.course.plan(after).microbatches)
         loss, correct = forward.loss, total(forward.extras)
         if job.mesh.data.size > 1:
-            loss, correct = job.mesh.data.sum_(torch.stack([loss.float(), correct]))
+            loss, correct = job.mesh.data.all_reduce(torch.stack([loss.float(), correct]))
         self._records.add(self._note(int(given.denominator)), (loss, update.norm, update.finite, correct))
         self.progress = replace(self.progress, step=step + 1, order=after)
         self.progress = self._records.arrived(self.progress)

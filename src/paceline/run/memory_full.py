@@ -1,4 +1,4 @@
-"""What a run knows, and can be told, where the memory of a card is full."""
+"""What a run knows, and can be told, where the memory of a GPU is full."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def situation(request: Request, loop: Loop | None = None, beside: PlanBeside | N
             return ()
         known = beside.result() if loop and not loop.decisions else ""
         plan = known if isinstance(known, MemoryPlan) else None
-        return traced_offers(recipe, request.facts, shortage, num_cards=_num_cards(request, recipe), known=plan)
+        return traced_offers(recipe, request.facts, shortage, num_gpus=_num_gpus(request, recipe), known=plan)
 
     return Situation(
         recipe=recipe,
@@ -55,21 +55,21 @@ def situation(request: Request, loop: Loop | None = None, beside: PlanBeside | N
 
 
 def plan_beside(request: Request, prepared: Prepared) -> PlanBeside | None:
-    """What predicts the run's memory while it runs; None without a card, or where it is not wanted."""
+    """What predicts the run's memory while it runs; None without a GPU, or where it is not wanted."""
     recipe = prepared.recipe
     if recipe.device != "cuda" or not recipe.observe.memory_plan or not request.world.is_first:
         return None
     obstacle = "the rows are in memory, and a plan reads them from a file" if request.rows is not None else ""
-    command, num_cards = shlex.join(_planning(request, recipe)), _num_cards(request, recipe)
-    return PlanBeside(recipe, request.facts.cards[0], world_size=num_cards, obstacle=obstacle, command=command)
+    command, num_gpus = shlex.join(_planning(request, recipe)), _num_gpus(request, recipe)
+    return PlanBeside(recipe, request.facts.gpus[0], world_size=num_gpus, obstacle=obstacle, command=command)
 
 
 def _planning(request: Request, recipe: Recipe) -> list[str]:
-    """The words of the command that plans the run, on a card."""
-    words = ["paceline", "plan", str(request.folder.recipe), "--gpu", request.facts.cards[0].name]
-    return words if _num_cards(request, recipe) == 1 else [*words, "--gpus", str(_num_cards(request, recipe))]
+    """The words of the command that plans the run, on a GPU."""
+    words = ["paceline", "plan", str(request.folder.recipe), "--gpu", request.facts.gpus[0].name]
+    return words if _num_gpus(request, recipe) == 1 else [*words, "--gpus", str(_num_gpus(request, recipe))]
 
 
-def _num_cards(request: Request, recipe: Recipe) -> int:
+def _num_gpus(request: Request, recipe: Recipe) -> int:
     """That the run has: one a rank, or, with ``dp``, all that its one process sees."""
-    return len(request.facts.cards) if one_process(recipe.parallel.strategy) else request.world.size
+    return len(request.facts.gpus) if one_process(recipe.parallel.strategy) else request.world.size

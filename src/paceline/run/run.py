@@ -18,7 +18,7 @@ from paceline.machine.facts import Facts
 from paceline.memory.exhausted import explained
 from paceline.prepare.preparation import Prepared, prepare_run
 from paceline.recipe import Recipe
-from paceline.recipe.choose import with_smallest_card
+from paceline.recipe.choose import with_smallest_gpu
 from paceline.run.baseline import check_baseline
 from paceline.run.beginning import begin, changes, measures_otherwise, refuse_finished
 from paceline.run.emitter import Emitter
@@ -104,7 +104,7 @@ def _prepared(request: Request, stack: contextlib.ExitStack) -> Prepared:
         world=world,
     )
     with request.watch.phase("data"):
-        # by the layout ranks deal the batches of an evaluation among themselves
+        # by the layout ranks share out the batches of an evaluation among themselves
         layout = prepared.build.layout_kind.value
         agree(world, "the data", {"fingerprint": prepared.dataset.fingerprint, "layout": layout})
     stack.callback(prepared.build.layout.close)
@@ -159,8 +159,8 @@ def _measured(prepared: Prepared, loop: Loop, stop: Stop) -> tuple[Progress, Map
 
 
 def shared_facts(recipe: Recipe, facts: Facts, world: World) -> Facts:
-    """This machine's facts, but for the memory of its cards: the run's smallest, by which all ranks choose alike."""
+    """This machine's facts, but for the memory of its GPUs: the run's smallest, by which all ranks choose alike."""
     if world.size == 1 or recipe.device != "cuda":
         return facts
-    sizes = world.gather([card.memory_bytes for card in facts.cards])
-    return with_smallest_card(facts, itertools.chain(*sizes))
+    sizes = world.gather([gpu.memory_bytes for gpu in facts.gpus])
+    return with_smallest_gpu(facts, itertools.chain(*sizes))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.errors import DiskFullError, RunFolderError
-from paceline.contract.records import Notice
-from paceline.observe.metrics_file import MetricsFile, read_metrics, record_to_json
+from paceline.contract.records import Notice, RunRecord
+from paceline.observe.metrics_file import MetricsFile, read_metrics, record_from_plain, record_to_json
 
 
 def write(path, records):
@@ -47,6 +47,25 @@ def test_each_line_is_valid_json_with_a_kind(records, tmp_path):
 def test_a_summary_is_valid_json(records):
     text = record_to_json(records.summary(final={"test": {"loss": math.nan}}))
     assert json.loads(text, parse_constant=refuse)["final"] == {"test": {"loss": "NaN"}}
+
+
+def test_a_summary_has_the_keys_of_earlier_releases_too(records):
+    written = json.loads(record_to_json(records.summary(execution={"layout": "packed"}, memory=records.memory())))
+    assert written["path"] == written["execution"] == {"layout": "packed"}
+    plan = written["memory"]["plan"]
+    assert plan["card"] == plan["gpu"] == "NVIDIA H200"
+    assert plan["path"] == plan["execution"] == {"layout": "packed"}
+
+
+@pytest.mark.parametrize("keys", [("path", "card"), ("execution", "gpu")])
+def test_a_summary_is_read_by_todays_keys_and_by_those_of_earlier_releases(records, keys):
+    summary = records.summary(execution={"layout": "packed"}, memory=records.memory())
+    written = json.loads(record_to_json(summary))
+    execution, gpu = keys
+    for told in (written, written["memory"]["plan"]):
+        for key in {"path", "card", "execution", "gpu"} - {execution, gpu}:
+            told.pop(key, None)
+    assert record_from_plain(RunRecord, written) == summary
 
 
 def test_a_record_is_on_disk_before_the_next(records, tmp_path):
