@@ -240,6 +240,46 @@ def names_of(node: ast.stmt) -> set[str]:
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
+GENERATED = r"<!-- (?:rules|families|fields|names)\b.*?<!-- end of \w+ -->"
+OTHER_WORDS = {
+    r"cards?": "GPU, or page",
+    r"launched steps?": "eager step",
+    r"recordings?": "capture, or CUDA graph",
+    r"recorded (?:as|in) (?:a )?CUDA graphs?": "captured",
+    r"sum(?:s|med)? over (?:the )?ranks": "all-reduce",
+    r"kept apart|keeps them apart": "isolated",
+    r"deal(?:s|t|ing)?": "split",
+    r"(?:fast|plain|slow) path": "execution",
+}
+"""Words that PyTorch has others for, and these."""
+
+
+@pytest.mark.parametrize(
+    "path", [page for page in PAGES if page.name != "README.zh.md"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_pages_use_the_words_of_pytorch(path: Path) -> None:
+    """In prose; what commands print, names in backticks and generated tables follow the source."""
+    others = other_words(path.read_text(encoding="utf-8"))
+    assert not others, f"{path.relative_to(ROOT)}: " + "; ".join(others)
+
+
+def test_a_word_that_is_not_pytorchs_would_be_seen() -> None:
+    assert other_words("Gradients are summed over\nranks.") == ["'summed over ranks': say all-reduce"]
+    assert other_words("A Card.") == ["'Card': say GPU, or page"]
+    assert not other_words("`a card`, ![](card.svg)\n```\non the card\n```\n<!-- rules -->a card<!-- end of rules -->")
+
+
+def other_words(text: str) -> list[str]:
+    """What a page says in words of its own, and what to say instead."""
+    hidden = rf"^```.*?^```$|{GENERATED}|`[^`]*`|\]\([^)]*\)"
+    prose = " ".join(re.sub(hidden, " ", text, flags=re.MULTILINE | re.DOTALL).split())
+    return [
+        f"{found[0]!r}: say {word}"
+        for pattern, word in OTHER_WORDS.items()
+        for found in re.finditer(rf"\b(?:{pattern})\b", prose, re.IGNORECASE)
+    ]
+
+
 def test_both_readmes_have_the_same_headings_and_commands() -> None:
     one, other = (re.findall(r"^(#+) ", without_blocks(path), re.MULTILINE) for path in READMES)
     assert one == other, "a section is missing in one of them"
