@@ -7,12 +7,13 @@ INSTALLED := $(VENV)/installed
 # tests run side by side: one worker a core, and not more than memory for a torch each allows
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo install test test-full lint format clean
+.PHONY: help demo install test test-full mutants lint format clean
 
 help:
 	@echo "make demo       install, then train a small classifier offline on the CPU"
 	@echo "make test       the test suite (at most 10 minutes on 2 cores)"
 	@echo "make test-full  the test suite and the slow tests"
+	@echo "make mutants    plant faults in a copy of the source, and see whether tests find them"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff format the code and mend what it can"
 	@echo "make clean      remove the environment and the tools' caches"
@@ -33,6 +34,9 @@ test: install
 # slow tests start processes and measure time: one after the other
 test-full: test
 	$(BIN)/python -m pytest -m slow
+
+mutants: install
+	$(BIN)/python -m tests.mutants --jobs $(shell getconf _NPROCESSORS_ONLN)
 
 lint: install
 	$(BIN)/ruff check .

@@ -35,9 +35,9 @@ def house() -> Any:
         ("loose_modules", {"job.py": ""}, {"__init__.py": "", "data/table.py": ""}, ["job.py"]),
         (
             "against_direction",
-            {"tasks/loss.py": "def f():\n    from paceline.run.loop import x\n", "loop.py": ""},
+            {"tasks/loss.py": "def f():\n    from paceline.run.loop import x\n", "run/loop.py": ""},
             {"run/late.py": "import paceline.tasks.loss\n"},
-            ["tasks/loss.py:2: tasks imports loop"],
+            ["tasks/loss.py:2: tasks imports run.loop"],
         ),
         (
             "against_direction",
@@ -47,7 +47,7 @@ def house() -> Any:
         ),
         (
             "against_direction",
-            {"attic/a.py": "import paceline.contract.errors\n", "errors.py": ""},
+            {"attic/a.py": "import paceline.contract.errors\n", "contract/errors.py": ""},
             {},
             ["attic/a.py:1: attic has no place in ORDER"],
         ),

@@ -11,6 +11,28 @@ from paceline.verbs.train import train
 from tests.e2e.whole_runs import recipe
 
 
+@pytest.mark.parametrize(("min_delta", "steps"), [(0.0, 8), (100.0, 6)], ids=["any gain", "too small a gain"])
+def test_a_gain_that_is_too_small_is_none_but_its_model_is_the_best(
+    min_delta: float, steps: int, pretrained: Path, reviews: Path, tmp_path: Path
+) -> None:
+    """A loss that falls from evaluation to evaluation, never by 100."""
+    chosen = recipe(
+        pretrained,
+        reviews,
+        schedule={"type": "constant", "warmup": 0},
+        loop={
+            "max_steps": 8,
+            "evaluate_every": 2,
+            "best_metric": "-loss",
+            "early_stopping": {"patience": 2, "min_delta": min_delta},
+        },
+    )
+    record = train(chosen, out=tmp_path / "run")
+    losses = [found.loss for found in record.evaluations if found.split == "validation"]
+    assert losses == sorted(losses, reverse=True), "the loss did not fall, so that this test saw nothing"
+    assert (record.steps, record.best_step) == (steps, steps)
+
+
 def test_the_saved_model_is_the_best_one(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
     """Validation loss, which gets worse when the model has learned sixty texts by heart."""
     chosen = recipe(

@@ -401,7 +401,6 @@ def two_places(reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
-@pytest.mark.slow
 def test_different_data(steady: Path, two_places: Path, meeting: Any) -> None:
     trouble = Trouble(rank=1, folder="elsewhere")
     messages = said(on_ranks(2, meeting(), recipe(steady, Path("data.csv")), two_places / "run", trouble=trouble))

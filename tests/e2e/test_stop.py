@@ -56,6 +56,18 @@ def test_the_message_says_how_to_go_on(
     assert CheckpointStore(folder / "checkpoints", 1).steps() == (4,)
 
 
+def test_word_of_a_stop_is_there_until_the_run_goes_on(
+    pretrained: Path, reviews: Path, tmp_path: Path, disturb: Disturb
+) -> None:
+    folder = tmp_path / "run"
+    disturb.signals[4] = TERM
+    with pytest.raises(Preempted) as stopped:
+        train(recipe(pretrained, reviews), out=folder)
+    assert (folder / "preempted").read_text() == f"{stopped.value}\n"
+    resume(folder)
+    assert not (folder / "preempted").exists(), "whoever looks for stopped runs would resume one that has ended"
+
+
 def test_asked_twice_is_asked_once(
     pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,19 @@ def test_an_overflowing_step_under_loss_scaling_changes_nothing() -> None:
     assert run.engine.state()[1]["applied"] == 4, "the step after a skipped one is applied with the next rate"
 
 
+def test_a_run_under_loss_scaling_goes_on_with_its_scale_and_its_count() -> None:
+    chosen = recipe(techniques={"precision": "fp16"})
+    model, other = tiny_model(), tiny_model()
+    run, resumed = assembled(model, chosen), assembled(other, chosen)
+    overflow(run, model)
+    train(run, chosen, steps=2)
+    tensors, state = run.engine.state()
+    resumed.engine.load({stem: {n: t.clone() for n, t in named.items()} for stem, named in tensors.items()}, state)
+    assert resumed.engine.state()[1]["loss_scale"] == {"scale": 65536.0 / 2, "good_steps": 2}
+    assert train(resumed, chosen, steps=3, first=2) == train(run, chosen, steps=3, first=2)
+    assert_same_bits(other, model)
+
+
 def test_a_non_finite_gradient_in_fp32_is_not_applied_either() -> None:
     chosen = recipe()
     model = tiny_model()

@@ -34,6 +34,15 @@ def test_each_block_runs_twice_in_training_and_once_in_evaluation() -> None:
     assert len(calls) == 2
 
 
+def test_a_recipe_that_asks_for_it_gets_it() -> None:
+    chosen, model, calls = recipe(techniques={"recompute": True}), tiny_model(), list[int]()
+    run = assembled(model, chosen)
+    for block in run.build.blocks:
+        block.attention.register_forward_hook(lambda *_: calls.append(1))
+    train(run, chosen, steps=1)
+    assert len(calls) == 2 * len(run.build.blocks)
+
+
 def test_another_model_of_the_class_is_left_alone() -> None:
     model, other = tiny_model(), tiny_model()
     apply_recompute(list(model.distilbert.transformer.layer))

@@ -111,6 +111,22 @@ def test_gradients_of_embeddings_are_ours_where_they_are_trained_on_a_card(
 
 
 @pytest.mark.parametrize(
+    ("settings", "value", "reason"),
+    [
+        ([], "true", "replayed steps"),
+        (["techniques.recompute=true"], "false", "recompute saves"),
+        (["parallel.strategy=fsdp", "parallel.offload=true"], "false", "the host waits"),
+        (["model.train=features"], "false", "no step is made"),
+    ],
+)
+def test_steps_are_captured_where_nothing_in_them_asks_the_host(settings: list[str], value: str, reason: str) -> None:
+    chosen, decisions = choose(recipe(*settings), WITH_TRITON, world_size=2)
+    (decision,) = (each for each in decisions if each.setting == "techniques.capture")
+    assert (decision.value, chosen.techniques.capture) == (value, value == "true")
+    assert reason in decision.reason
+
+
+@pytest.mark.parametrize(
     ("facts", "settings", "why"),
     [
         (CPU, [], "device = cuda"),
@@ -137,6 +153,13 @@ def test_fusion_that_was_asked_for_is_refused_where_it_cannot_be(facts: Facts, s
         (VOLTA, ["techniques.precision=tf32"], "techniques.precision = tf32", "has 7.0", "precision=fp16"),
         (CPU, ["optimizer.type=adamw8bit"], "optimizer.type = adamw8bit", "cards only", "optimizer.type=adamw"),
         (HOPPER, ["optimizer.type=adamw8bit"], "optimizer.type", "neither is installed", "pip install 'paceline["),
+        (
+            CPU,
+            ["techniques.early_pooling=true", "techniques.packing=false"],
+            "techniques.early_pooling = true",
+            "needs techniques.packing = auto or true (now techniques.packing = false)",
+            "--set techniques.early_pooling=false",
+        ),
         (CPU, ["loop.micro_batch_size=64"], "loop.micro_batch_size = 64", "loop.batch_size = 32", "=32"),
         (
             CPU,

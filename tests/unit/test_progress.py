@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from paceline.contract.records import EvaluationRecord
+from paceline.contract.records import EvaluationRecord, StepRecord
 from paceline.data.order import OrderState
-from paceline.run.progress import Progress
+from paceline.run.progress import Progress, TrainSums
 
 START = OrderState(seed=0, epoch=0, step=0, batch_size=8)
 
@@ -38,6 +39,14 @@ def progress(metric: str, best: float, *values: float) -> Progress:
 )
 def test_a_sharp_fall_is_told(metric: str, best: float, newest: float, told: str) -> None:
     assert progress(metric, best, abs(best), newest).fall(metric) == told
+
+
+def test_a_skipped_step_adds_nothing_to_the_sums() -> None:
+    sizes = {"samples": 4, "tokens": 9, "slots": 12, "correct": 3.0, "counted": 4}
+    others = {"step": 1, "epoch": 0, "gradient_norm": 1.0, "learning_rates": (), "seconds": 0.1, "peak_bytes": None}
+    step = StepRecord(loss=2.0, skipped=False, **sizes, **others)
+    sums = TrainSums().plus(step).plus(replace(step, loss=math.inf, skipped=True)).plus(replace(step, loss=1.0))
+    assert sums == TrainSums(loss=12.0, counted=8, correct=6.0)
 
 
 def test_without_an_evaluation_nothing_fell() -> None:

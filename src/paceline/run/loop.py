@@ -281,7 +281,9 @@ class Loop:
             record = self._record(note, loss, norm, bool(finite), correct)
             scaling = self.job.assembled.build.loss_scaling
             skipped_in_a_row = self.progress.skipped_in_a_row + 1 if record.skipped else 0
-            if not (finite and math.isfinite(loss)) and (not scaling or skipped_in_a_row > MOST_SKIPPED):
+            # a loss that is no number although its gradient is one: no scale is to blame
+            is_overflow = scaling and record.skipped and skipped_in_a_row <= MOST_SKIPPED
+            if not (finite and math.isfinite(loss)) and not is_overflow:
                 at, job = {"step": note.step, "epoch": note.epoch}, self.job
                 lr = job.recipe.optimizer.lr
                 raise not_finite(job.assembled, job.dataset, note.samples, **at, loss=loss, norm=norm, lr=lr)

@@ -30,6 +30,17 @@ def test_a_plan_depends_on_its_state_alone() -> None:
         assert list(fresh.samples) == list(plan.samples)
 
 
+def test_another_seed_is_another_order_in_every_epoch() -> None:
+    order = ShuffledOrder(np.arange(20), micro_batch_size=20)
+
+    def samples(seed: int, epoch: int) -> tuple[int, ...]:
+        return tuple(order.plan(OrderState(seed=seed, epoch=epoch, step=0, batch_size=20)).samples.tolist())
+
+    orders = {samples(seed, epoch) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+    assert samples(0, 0) == tuple(np.random.default_rng((0, 0)).permutation(20).tolist()), "the documented order"
+
+
 @pytest.mark.parametrize(("micro", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (9, [7])])
 def test_micro_batches_cut_the_batch_without_loss(micro: int, sizes: list[int]) -> None:
     _, plan = next(steps(ShuffledOrder(np.arange(20), micro_batch_size=micro), 1, batch_size=7))

@@ -52,6 +52,14 @@ def test_the_first_matching_group_takes_a_parameter_and_every_parameter_is_in_on
     assert sorted(id(p) for g in found for p in g.parameters) == sorted(id(p) for p in chosen.parameters())
 
 
+def test_a_group_has_a_weight_decay_of_its_own_also_of_zero() -> None:
+    matched = (GroupPart(match="head.*", weight_decay=0.5), GroupPart(match="body.0.*", weight_decay=0.0))
+    found = groups(OptimizerPart(weight_decay=0.1, decay_all=True, groups=matched))
+    assert [(g.name, g.weight_decay) for g in found] == [("head.*", 0.5), ("body.0.*", 0.0), ("rest", 0.1)]
+    optimizer = build_optimizer(found, OptimizerPart(), fused=False)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0, 0.1]
+
+
 def test_a_group_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(RecipeError, match=r"groups\.0\.match = 'classifier\*'"):
         groups(OptimizerPart(groups=(GroupPart(match="classifier*"),)))

@@ -165,6 +165,24 @@ def test_a_run_goes_on_from_what_the_other_kind_saved(old: torch.device, new: to
         torch.testing.assert_close(other.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("device", [CPU, CARD])
+def test_each_group_has_its_own_rate_and_a_skipped_update_uses_none_up(device: torch.device) -> None:
+    module = model()
+    part = OptimizerPart(type="sgd", momentum=0.0, nesterov=False, decay_all=True, groups=(GroupPart(match="2.*"),))
+    updates, gradients = build_updates(groups(module, part), part, np.array([[1.0, 0.0], [0.0, 1.0]]), device)
+
+    def moved(finite: bool) -> list[bool]:
+        before = [parameter.clone() for parameter in module.parameters()]
+        step(module, updates, gradients, finite)
+        return [not torch.equal(old, now) for old, now in zip(before, module.parameters(), strict=True)]
+
+    assert moved(finite=False) == [False] * 6
+    assert moved(finite=True) == [False] * 4 + [True] * 2, "the first row: a rate for the matched group alone"
+    assert moved(finite=False) == [False] * 6
+    assert moved(finite=True) == [True] * 4 + [False] * 2
+    assert updates.applied == 2
+
+
 def test_another_runs_states_are_refused() -> None:
     module = model()
     updates, gradients = built(module)

@@ -131,6 +131,28 @@ def test_regression_metrics_and_confusion() -> None:
     assert np.trace(matrix) == (logits.argmax(1) == labels).sum()
 
 
+def test_a_row_of_the_confusion_matrix_is_a_true_class() -> None:
+    labels, predicted = torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([1, 1, 0, 1, 0, 2])
+    meter = task_for("classification", NAMES, TaskPart()).meter(CPU)
+    cut(meter, F.one_hot(predicted, 3).float(), labels, 4)
+    assert meter.confusion() == ((1, 2, 0), (0, 1, 0), (1, 0, 1))
+
+
+@pytest.mark.parametrize("kind", ["classification", "multi_label"])
+def test_right_answers_while_training_are_those_that_accuracy_counts(kind: str) -> None:
+    logits, labels = made(kind)
+    task = task_for(kind, NAMES, TaskPart(metrics=("accuracy",)))
+    right = task.correct(logits, batch(labels)) / task.count(labels.numpy())
+    assert float(right) == pytest.approx(cut(task.meter(CPU), logits, labels, 50)["accuracy"])
+
+
+def test_a_label_is_predicted_from_a_probability_of_one_half() -> None:
+    task = task_for("multi_label", NAMES, TaskPart())
+    logits = torch.tensor([[0.1, -0.1, 0.4], [-0.4, 3.0, -3.0]])  # probabilities of 0.40 to 0.60 among them
+    for labels, right in ((logits > 0, 6), (logits <= 0, 0)):
+        assert task.correct(logits, batch(labels.float())) == right
+
+
 def test_unknown_metric_names_the_nearest() -> None:
     with pytest.raises(RecipeError, match="did you mean 'accuracy'"):
         task_for("classification", NAMES, TaskPart(metrics=("acuracy",)))

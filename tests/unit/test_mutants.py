@@ -1,0 +1,127 @@
+"""The table of planted faults fits the source as it is now, and the program that plants them can be believed."""
+
+from __future__ import annotations
+
+import ast
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import __main__ as program
+from tests.mutants import witness
+from tests.mutants.fault import ROOT, SOURCE, Fault, NotPlanted, plant, planted
+from tests.mutants.table import FAULTS
+
+TEXT = "def half(x):\n    if x:\n        return x / 2\n    return 0\n"
+HALF = Fault("a-third", "half.py", "return x / 2", "return x / 3", ("unit/test_half.py::test_half",))
+SKIPPED = next(fault for fault in FAULTS if fault.name == "skipped-loss-counts")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_a_fault_is_one_line_that_is_there_exactly_once(fault: Fault) -> None:
+    text = (SOURCE / fault.file).read_text(encoding="utf-8")
+    changed = planted(text, fault)
+    lines, others = text.splitlines(), changed.splitlines()
+    assert len(lines) == len(others), "more than a line is changed"
+    assert sum(one != other for one, other in zip(lines, others, strict=True)) == 1
+    compile(changed, fault.file, "exec")  # what Python does not read at all is no fault that tests could find
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_a_fault_names_fast_tests_that_exist(fault: Fault) -> None:
+    assert fault.tests, "nothing would be run"
+    for test in fault.tests:
+        file, _, case = test.partition("::")
+        function = case.partition("[")[0]
+        assert function in fast_tests(file), f"tests/{file} has no fast test {function}"
+
+
+@cache
+def fast_tests(file: str) -> set[str]:
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    return {
+        node.name for node in functions if not any(ast.unparse(d) == "pytest.mark.slow" for d in node.decorator_list)
+    }
+
+
+def test_names_are_given_once_and_the_faults_are_many() -> None:
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names) >= 60
+
+
+def test_a_line_is_replaced_where_it_stands() -> None:
+    assert planted(TEXT, HALF) == TEXT.replace("/ 2", "/ 3")
+
+
+@pytest.mark.parametrize(("line", "times"), [("return x / 4", 0), ("return x", 0), ("pass", 2)])
+def test_a_line_that_is_not_there_exactly_once_is_refused(line: str, times: int) -> None:
+    text = TEXT + "\ndef one():\n    pass\n\ndef other():\n    pass\n"
+    with pytest.raises(NotPlanted, match=rf"a-third: half\.py has this line {times} times"):
+        planted(text, replace(HALF, line=line))
+
+
+def test_nothing_is_planted_but_in_a_copy(tmp_path: Path) -> None:
+    before = (SOURCE / SKIPPED.file).read_bytes()
+    with pytest.raises(NotPlanted, match="is no file of a copy"):
+        plant(SOURCE, SKIPPED)
+    assert (SOURCE / SKIPPED.file).read_bytes() == before
+    with pytest.raises(NotPlanted, match="is no file of a copy"):
+        plant(tmp_path, SKIPPED)
+
+
+def test_every_named_test_has_to_fail() -> None:
+    two = replace(HALF, tests=("a.py::test_one", "a.py::test_two"))
+    assert two.survives({"tests/a.py::test_one[2]", "tests/a.py::test_two"}) == []
+    assert two.survives({"tests/a.py::test_one", "tests/a.py::test_two_others"}) == ["tests/a.py::test_two"]
+
+
+def test_a_planted_fault_is_found_in_the_copy_alone() -> None:
+    """The one that runs tests; they need no torch."""
+    assert program.failures(SKIPPED, SKIPPED.node_ids[:1]) == {SKIPPED.node_ids[0]}
+    assert program.failures(None, SKIPPED.node_ids[:1]) == set()
+
+
+def test_tests_that_cannot_be_run_kill_nothing() -> None:
+    with pytest.raises(program.NotTried, match="pytest ended with 4"):
+        program.failures(None, ["tests/unit/test_progress.py::test_that_is_not_there"])
+
+
+def test_a_session_that_would_see_another_source_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PACELINE_MUTANT", str(tmp_path))
+    with pytest.raises(pytest.UsageError, match="not the copy"):
+        witness.pytest_sessionstart()
+    import paceline
+
+    monkeypatch.setenv("PACELINE_MUTANT", os.fspath(Path(paceline.__file__).parent))
+    witness.pytest_sessionstart()
+
+
+@pytest.mark.parametrize(
+    ("broken", "failed", "code", "told"),
+    [
+        (set(), set(SKIPPED.node_ids), 0, f"{SKIPPED.name} is found\n1 of 1 found"),
+        (set(), set(), 1, f"{SKIPPED.name} survives\n    {SKIPPED.node_ids[0]}"),
+        ({"tests/x.py::test_x"}, set(), 1, "without a fault these tests fail:\n    tests/x.py::test_x"),
+    ],
+    ids=["killed", "survived", "broken without it"],
+)
+def test_the_exit_code_tells(
+    broken: set[str],
+    failed: set[str],
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(program, "failures", lambda fault, _: broken if fault is None else failed)
+    assert program.main(["--only", SKIPPED.name]) == code
+    assert told in capsys.readouterr().out
+
+
+def test_a_name_that_is_unknown_is_told_with_those_that_are_known() -> None:
+    with pytest.raises(SystemExit, match=r"unknown: tpyo\nknown: .*skipped-loss-counts"):
+        program.main(["--only", "tpyo"])
