@@ -1,9 +1,9 @@
-"""How even is the deal of a global batch to ranks, and how long does it take?
+"""How even is the split of a global batch over ranks, and how long does it take?
 
     python benchmarks/deal_balance.py [--data imdb.jsonl.gz --tokenizer TOKENIZER_FOLDER] [--out FILE.jsonl]
 
 A step is over when the fullest rank is: its tokens over the mean of all ranks is what the step takes over what it
-could take. Beside ours stands the deal of a plain sampler (every N-th sample of the same shuffled batch). Lengths are
+could take. Beside ours stands the split of a plain sampler (every N-th sample of the same shuffled batch). Lengths are
 those of the texts, cut at 512 tokens; without ``--data`` they are drawn like IMDB's (mean about 270, a seventh at 512).
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.order import OrderState, ShuffledOrder, StepPlan, deal
+from paceline.data.order import OrderState, ShuffledOrder, StepPlan, split_evenly
 
 RANKS, BATCHES = (2, 4, 8), (8, 32, 128)
 PIECES = 4
@@ -38,7 +38,7 @@ COLUMNS = (
     ("pieces_mean", f"of {PIECES} micro-batches, mean"),
     ("pieces_worst", "worst"),
     ("cost_by_tokens", "cost, mean"),
-    ("cost_by_cost", "cost, dealt by cost"),
+    ("cost_by_cost", "cost, split by cost"),
     ("plan_ms", "plan, ms"),
 )
 
@@ -85,8 +85,8 @@ def measure(lengths: np.ndarray, ranks: int, batch: int, steps: int) -> dict[str
         found["random"].append(fullest([lengths[samples[rank::ranks]].sum() for rank in range(ranks)]))
         found["ours"].append(fullest([lengths[share].sum() for share in shares]))
         found["cost_by_tokens"].append(fullest([costs[share].sum() for share in shares]))
-        dealt = deal(np.rint(costs[samples]).astype(np.int64), ranks)
-        found["cost_by_cost"].append(fullest(np.bincount(dealt, costs[samples], ranks)))
+        split = split_evenly(np.rint(costs[samples]).astype(np.int64), ranks)
+        found["cost_by_cost"].append(fullest(np.bincount(split, costs[samples], ranks)))
     cut = ShuffledOrder(ids, micro_batch_size=batch // PIECES, drop_last=True, lengths=lengths)
     for planned in plans(cut, ranks * batch, ranks, steps):
         found["pieces"].append(fullest([lengths[ids].sum() for plan in planned for ids in plan.microbatches]))

@@ -1,4 +1,4 @@
-"""How long does it take to read, deal and tokenise 50,000 reviews, the first time and from the cache?
+"""How long does it take to read, split and tokenise 50,000 reviews, the first time and from the cache?
 
     python benchmarks/encode_imdb.py --model MODEL_FOLDER --data imdb.jsonl.gz
 

@@ -3,7 +3,7 @@
 ``paceline`` starts torch with expandable segments, and its plans replay those (``paceline.memory.expandable``). The
 rules here are those of ``c10/cuda/CUDACachingAllocator.cpp`` (``round_size``, ``get_allocation_size``,
 ``get_free_block``, ``should_split``, ``free_block``) with default settings, of torch 2.10 to 2.13, for one stream
-without CUDA graphs, on a card that is never full. Where the driver puts segments decides between free blocks of one
+without CUDA graphs, on a GPU that is never full. Where the driver puts segments decides between free blocks of one
 size: here, each above the last.
 """
 
@@ -34,13 +34,13 @@ class Block:
 
 @final
 class FixedSegments:
-    """What ``torch.cuda`` would report of a card's memory after the same calls in the same order. Sizes in bytes."""
+    """What ``torch.cuda`` would report of a GPU's memory after the same calls in the same order. Sizes in bytes."""
 
     def __init__(self) -> None:
         self.allocated = self.peak_allocated = 0
         """As ``torch.cuda.memory_allocated`` and ``max_memory_allocated``, with what was too little to split."""
         self.reserved = 0
-        """As ``torch.cuda.memory_reserved``, and as ``max_memory_reserved``: nothing is given back to the card here."""
+        """As ``torch.cuda.memory_reserved``, and as ``max_memory_reserved``: nothing is given back to the GPU here."""
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
 
     def allocate(self, num_bytes: int) -> Block:

@@ -95,7 +95,7 @@ def run_paceline(out: Path, chosen: Recipe, seed: int) -> dict[str, object]:
         "test_accuracy": summary["final"]["test"]["accuracy"],
         "test_loss": summary["final"]["test"]["loss"],
         "validation_accuracy": summary["final"]["validation"]["accuracy"],
-        "path": summary["path"],
+        "path": summary["execution"],
     }
 
 

@@ -15,7 +15,7 @@ from processes import Line, Outcome, contender_command, environment, run
 from suites import Cell, Turn, set_options
 
 MATMUL_FLOPS = {"NVIDIA H200": 790e12}
-"""Card -> its rate, which MFU is a share of: bf16 products of 8192 x 8192, the best seen. No figure for other cards."""
+"""GPU -> its rate, which MFU is a share of: bf16 products of 8192 x 8192, the best seen. No figure for other GPUs."""
 
 LAST_LOSSES = 50
 """As the contenders report it."""
@@ -24,7 +24,7 @@ Record = dict[str, Any]
 
 
 def measure(
-    turn: Turn, folder: Path, recipe: Sequence[str], workload: Path | None, *, on_cards: bool, limit_seconds: float
+    turn: Turn, folder: Path, recipe: Sequence[str], workload: Path | None, *, on_gpus: bool, limit_seconds: float
 ) -> Record:
     """Run one turn in fresh processes.
 
@@ -33,7 +33,7 @@ def measure(
         folder: of the whole suite: caches, logs and run folders go there.
         recipe: the recipe's file and its ``--set`` options; empty where no workload is needed.
         workload: the workload folder.
-        on_cards: each process has a card; else all share the CPU.
+        on_gpus: each process has a GPU; else all share the CPU.
         limit_seconds: wall time left for it.
 
     Returns:
@@ -55,7 +55,7 @@ def measure(
     else:
         out = folder / "runs" / cell.suite / name
         shutil.rmtree(out, ignore_errors=True)
-        command = paceline_command(cell, recipe, out, on_cards=on_cards)
+        command = paceline_command(cell, recipe, out, on_gpus=on_gpus)
         variables = environment(cache, ours=True)
         outcome = run(
             command, environment=variables, log=log, limit_seconds=limit_seconds, follow=out / "metrics.jsonl"
@@ -94,7 +94,7 @@ def cache_folder(turn: Turn, folder: Path) -> Path:
     return folder / "caches" / turn.cell.suite / f"{turn.cell.name.replace('/', '_')}-{number}"
 
 
-def paceline_command(cell: Cell, recipe: Sequence[str], out: Path, *, on_cards: bool) -> list[str]:
+def paceline_command(cell: Cell, recipe: Sequence[str], out: Path, *, on_gpus: bool) -> list[str]:
     """The real command line, on the cell's batch, number of steps and processes."""
     settings: dict[str, Any] = {"loop.batch_size": cell.batch_size}
     if not cell.whole:
@@ -103,7 +103,7 @@ def paceline_command(cell: Cell, recipe: Sequence[str], out: Path, *, on_cards: 
             settings["techniques.precision"] = cell.settings["precision"]
     options = set_options({**settings, **cell.recipe_settings})
     if cell.processes > 1:
-        options += ["--gpus" if on_cards else "--processes", str(cell.processes)]
+        options += ["--gpus" if on_gpus else "--processes", str(cell.processes)]
     return [sys.executable, "-m", "paceline", "train", *recipe, *options, "--out", str(out)]
 
 
@@ -144,12 +144,12 @@ def _of_paceline(cell: Cell, outcome: Outcome, workload: Path | None, out: Path)
         peak_allocated_bytes=told.get("peak_bytes"),
         peak_reserved_bytes=(told.get("memory") or {}).get("reserved"),
         phases={name: round(seconds, 3) for name, seconds in told["seconds"].items()},
-        path=told.get("path"),
+        path=told.get("execution"),
         final=told.get("final"),
     )
     if cell.whole:
         return {**found, "steps": told["steps"], "samples_per_second": told["samples_per_second"]}
-    early = (told.get("path") or {}).get("early_pooling") == "the last block"
+    early = (told.get("execution") or {}).get("early_pooling") == "the last block"
     return {**found, **_window(cell, steps, workload, early=early)}
 
 
@@ -207,14 +207,14 @@ def _rates(
     }
 
 
-def mfu(record: Mapping[str, Any], card: str | None, key: str = "model_flops_per_second") -> float | None:
-    """Model FLOP/s over the cards' rate of a large matrix product; None for a card whose rate is not known.
+def mfu(record: Mapping[str, Any], gpu: str | None, key: str = "model_flops_per_second") -> float | None:
+    """Model FLOP/s over the GPUs' rate of a large matrix product; None for a GPU whose rate is not known.
 
     Args:
         key: ``model_flops_per_second`` counts what is computed; ``whole_model_flops_per_second`` also what a run that
             is pooled early leaves out.
     """
-    rate, peak = record.get(key), MATMUL_FLOPS.get(card or "")
+    rate, peak = record.get(key), MATMUL_FLOPS.get(gpu or "")
     return round(rate / (peak * record["processes"]), 4) if rate and peak else None
 
 

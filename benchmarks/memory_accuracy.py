@@ -1,4 +1,4 @@
-"""How well is a run's memory predicted? Predictions first, to be committed; then the same recipes on a card.
+"""How well is a run's memory predicted? Predictions first, to be committed; then the same recipes on a GPU.
 
     python benchmarks/memory_accuracy.py predict --gpu h200 --out PREDICTED.jsonl [--only PATTERN]
     python benchmarks/memory_accuracy.py measure --predicted PREDICTED.jsonl --out MEASURED.jsonl [--deadline SECONDS]
@@ -8,8 +8,8 @@ Predict with the versions that will run: which tensors a compiled pass keeps is 
 ``table --predicted`` puts later predictions beside measurements that are there; for looking back, it proves nothing.
 
 Cases are in memory_cases.yaml. A measurement is ``paceline train`` in a fresh process, of one rank forked off one that
-has imported what all need and never touched the card; summary.json says what torch's allocator counted and what was
-taken from the card. The same command again goes on where it stopped.
+has imported what all need and never touched the GPU; summary.json says what torch's allocator counted and what was
+taken from the GPU. The same command again goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import yaml
 
 import paceline.verbs.cli
 from paceline.contract.errors import PacelineError
-from paceline.machine.cards import card_for, facts_with
 from paceline.machine.facts import this_machine
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory.expandable import ask_for_it
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
@@ -42,7 +42,7 @@ from paceline.recipe.choose import choose
 
 HERE = Path(__file__).resolve().parent
 STEPS = 6
-"""Of a run: shapes that come twice are recorded at their second time."""
+"""Of a run: shapes that come twice are captured at their second time."""
 LIMIT_SECONDS = 180.0
 PRELOADED = ("torch", "transformers.modeling_utils", "paceline.prepare.assemble", "paceline.run.run")
 MEASURES = ("allocated", "reserved", "total")
@@ -72,21 +72,21 @@ def cases(only: str) -> Iterator[tuple[str, Record, Recipe]]:
 
 
 def predict(gpu: str, out: Path, only: str) -> None:
-    card, done = card_for(gpu), {record["name"] for record in read(out)}
+    gpu, done = gpu_for(gpu), {record["name"] for record in read(out)}
     with Predictor() as predictor:
         for name, case, recipe in cases(only):
             if name in done:
                 continue
             ranks, begun = case.get("ranks", 1), time.perf_counter()
-            facts = facts_with([card] * ranks, this_machine())
-            record: Record = {"name": name, "tags": tags(case), "ranks": ranks, "card": card.name}
+            facts = facts_with([gpu] * ranks, this_machine())
+            record: Record = {"name": name, "tags": tags(case), "ranks": ranks, "card": gpu.name}
             try:
-                plan = predictor.plan(choose(recipe, facts, ranks)[0], card, world_size=ranks)
+                plan = predictor.plan(choose(recipe, facts, ranks)[0], gpu, world_size=ranks)
             except PacelineError as error:
                 record["problem"] = str(error).splitlines()[0]
             else:
                 record |= {"allocated": plan.allocated, "reserved": plan.reserved, "total": plan.total}
-                record |= {"parts": dict(plan.parts), "moment": plan.moment, "path": dict(plan.path)}
+                record |= {"parts": dict(plan.parts), "moment": plan.moment, "path": dict(plan.execution)}
                 record |= {"assumed": list(plan.assumed)}
             record |= {"seconds": time.perf_counter() - begun, "recipe": recipe.plain(), "versions": versions()}
             append(out, record)
@@ -126,7 +126,7 @@ def measured_by_a_run(record: Record, limit: float) -> Record:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         memory = summary["memory"]
         found = {name: memory[name] for name in MEASURES}
-        return {"measured": found, "measured_path": summary["path"], "measured_versions": versions()}
+        return {"measured": found, "measured_path": summary["execution"], "measured_versions": versions()}
 
 
 def run_started(arguments: Sequence[str], log: Path, limit: float) -> int:
@@ -154,14 +154,14 @@ def run_forked(arguments: Sequence[str], log: Path, limit: float) -> int:
 
 
 def preload() -> None:
-    """Import what a run imports; nothing of it may start a thread or touch the card, or a fork would not be fresh."""
+    """Import what a run imports; nothing of it may start a thread or touch the GPU, or a fork would not be fresh."""
     ask_for_it(os.environ)
     for name in PRELOADED:
         importlib.import_module(name)
     import torch
 
     if torch.cuda.is_initialized():
-        raise RuntimeError("an import has touched the card, so that a forked run would not be a fresh one")
+        raise RuntimeError("an import has touched the GPU, so that a forked run would not be a fresh one")
 
 
 def as_command(arguments: Sequence[str], log: Path) -> None:

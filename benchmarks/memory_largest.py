@@ -3,7 +3,7 @@
     python benchmarks/memory_largest.py predict --gpu h200 --out PREDICTED.jsonl [--only PATTERN]
     python benchmarks/memory_largest.py measure --predicted PREDICTED.jsonl --out MEASURED.jsonl [--deadline SECONDS]
 
-``predict`` asks ``paceline plan`` on any machine; commit what it says. ``measure`` trains a few steps on such a card,
+``predict`` asks ``paceline plan`` on any machine; commit what it says. ``measure`` trains a few steps on such a GPU,
 each time in a fresh process: the micro-batch of the plan, which has to fit; the one that it is 90 % of, which must not;
 then that one again with ``loop.on_oom=split``, which has to get through; then what lies between, halved until it is
 known to 2 %, or the time ends.
@@ -26,7 +26,7 @@ import yaml
 from memory_accuracy import HERE, Record, append, read, run_forked, versions
 
 STEPS = 3
-"""Of a trial: shapes that come twice are recorded at their second time."""
+"""Of a trial: shapes that come twice are captured at their second time."""
 LIMIT_SECONDS = 120.0
 SHARE = 0.9
 """Of the true maximum, what a plan has to find."""

@@ -17,7 +17,7 @@ import torch
 from fixed_segments import Block, FixedSegments
 from transformers import BertConfig, BertForSequenceClassification
 
-from paceline.machine.cards import card_for
+from paceline.machine.gpus import gpu_for
 from paceline.memory.constants import constants_for
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
@@ -52,10 +52,10 @@ def trained(ledger: Ledger, device: torch.device) -> int:
 
 
 def main() -> None:
-    card = card_for("v100-32gb")
-    constants = constants_for(card)
+    gpu = gpu_for("v100-32gb")
+    constants = constants_for(gpu)
     allocator, blocks = FixedSegments(), dict[int, Block]()
-    with stand_in(card) as (device, ledger):
+    with stand_in(gpu) as (device, ledger):
         loaded = trained(ledger, device)
         reserved = []
         for number, event in enumerate(ledger.events):

@@ -79,11 +79,11 @@ def environment(cache: Path | None = None, *, ours: bool = False, processes: int
     found.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
     if not ours:
         found["TOKENIZERS_PARALLELISM"] = "false"  # they read tokens, and warn of forks otherwise
-        if processes == 1:  # or the Trainer would take every card by DataParallel
+        if processes == 1:  # or the Trainer would take every GPU by DataParallel
             found["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     if processes > 1:
         found["PYTHONSAFEPATH"] = "1"
-        # as paceline deals CPUs to its ranks; torchrun would give each of them one
+        # as paceline shares out CPUs to its ranks; torchrun would give each of them one
         found.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     if cache is not None:
         folders = {

@@ -1,9 +1,9 @@
-"""The floor of a packed step of an encoder on this card, part by part, beside the step itself.
+"""The floor of a packed step of an encoder on this GPU, part by part, beside the step itself.
 
     python benchmarks/roofline.py --model distilbert --batch 32 64 128 --out FILE.jsonl [--steps-from ANATOMY.jsonl]
 
 - matrix products: the twelve of each layer (four forward, their input's and weight's gradients), at their own shapes,
-  in bf16, one behind the other in a CUDA graph, for seconds on end: what the card does when it is warm, at its power
+  in bf16, one behind the other in a CUDA graph, for seconds on end: what the GPU does when it is warm, at its power
   limit. Nothing else runs in between, so no step does them faster with these products.
 - attention: the fastest kernel known here (kernels/short_attention.py), forward and backward, on lengths like IMDB's;
   and beside it the operations alone at the rate of the products, which nobody reaches.
@@ -137,7 +137,7 @@ def attend(sizes: np.ndarray, hidden: int) -> Callable[[], None]:
 
 
 def sustained(function: Callable[[], None]) -> float:
-    """Seconds of one call, recorded as a CUDA graph and replayed for ``SECONDS`` after as long a warm-up."""
+    """Seconds of one call, captured as a CUDA graph and replayed for ``SECONDS`` after as long a warm-up."""
     for _ in range(2):
         function()
     torch.cuda.synchronize()
@@ -145,7 +145,7 @@ def sustained(function: Callable[[], None]) -> float:
     with torch.cuda.graph(graph):
         function()
     times = [_replay(graph, 5)]
-    for _ in range(2):  # the first warms the card
+    for _ in range(2):  # the first warms the GPU
         count = max(5, int(SECONDS / times[-1]))
         times.append(_replay(graph, count))
     return times[-1]
@@ -161,7 +161,7 @@ def _replay(graph: Any, count: int) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes a second, read and written, of a large copy on the card."""
+    """Bytes a second, read and written, of a large copy on the GPU."""
     source = torch.randn(2**28, device="cuda")
     target = torch.empty_like(source)
 

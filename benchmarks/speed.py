@@ -107,28 +107,28 @@ class Recipes:
 def _take(turn: Turn, recipes: Recipes, folder: Path, ends: float, machine: Facts) -> Record:
     cell = turn.cell
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    cards = () if machine.cuda_problem else machine.cards
-    card = cards[0] if cards else None
-    if cards and cell.processes > len(cards):
-        why = f"it takes {cell.processes} cards, and this machine has {len(cards)}"
+    gpus = () if machine.cuda_problem else machine.gpus
+    gpu = gpus[0] if gpus else None
+    if gpus and cell.processes > len(gpus):
+        why = f"it takes {cell.processes} GPUs, and this machine has {len(gpus)}"
         record = {**identity(turn), "status": "skipped", "total_seconds": 0.0, "error": why}
     else:
         work = recipes.folder(cell.workload) if cell.workload else None
         recipe = recipes.options(cell.workload) if cell.workload else []
         limit = min(cell.limit_seconds, ends - time.monotonic())
-        record = measure(turn, folder, recipe, work, on_cards=bool(cards), limit_seconds=limit)
+        record = measure(turn, folder, recipe, work, on_gpus=bool(gpus), limit_seconds=limit)
         if record["status"] == "timeout":
             record["status"] = "timeout" if limit == cell.limit_seconds else "deadline"
     return {
         **record,
-        "mfu": mfu(record, card.name if card else None),
-        "mfu_of_whole_passes": mfu(record, card.name if card else None, "whole_model_flops_per_second"),
+        "mfu": mfu(record, gpu.name if gpu else None),
+        "mfu_of_whole_passes": mfu(record, gpu.name if gpu else None, "whole_model_flops_per_second"),
         "started": started,
         "commit": _commit(),
         "machine": {
-            "card": card.name if card else None,
-            "cards": len(cards),
-            "driver": card.driver if card else None,
+            "card": gpu.name if gpu else None,
+            "cards": len(gpus),
+            "driver": gpu.driver if gpu else None,
             "cpu": machine.cpu_model,
             "cpus": machine.cpu_count,
             "memory_bytes": machine.memory_bytes,
@@ -141,7 +141,7 @@ def _take(turn: Turn, recipes: Recipes, folder: Path, ends: float, machine: Fact
 def _is_done(turn: Turn, records: list[Record], folder: Path) -> bool:
     """In the file already. A cold turn whose caches are gone is done again, because the warm ones live on them.
 
-    What was cut off, or found too few cards, is tried again.
+    What was cut off, or found too few GPUs, is tried again.
     """
     if turn.cold and not cache_folder(turn, folder).is_dir() and turn.cell.script != "matmul.py":
         return False

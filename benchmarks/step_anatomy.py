@@ -1,11 +1,11 @@
-"""Where the milliseconds of a step go, beside the floor that this card's own rates set.
+"""Where the milliseconds of a step go, beside the floor that this GPU's own rates set.
 
     python benchmarks/step_anatomy.py --model distilbert --batch 64 --out FILE.jsonl [--set techniques.compile=false]
 
 Sequence lengths are drawn like IMDB's at 512 tokens (mean about 270, a seventh at 512), images are 32 x 32 (224 x 224
 of resnet50), weights are random: speed does not depend on either's meaning. The first figure is the steady rate over
-replayed steps; the parts are the kernels of one launched step, by torch.profiler. The floor of a part is its operations
-or bytes over the rate that the same card reaches on a large matrix product or copy in the same process.
+replayed steps; the parts are the kernels of one eager step, by torch.profiler. The floor of a part is its operations
+or bytes over the rate that the same GPU reaches on a large matrix product or copy in the same process.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def matmul_rate(size: int = 8192) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes a second, read and written, of a large copy on the card."""
+    """Bytes a second, read and written, of a large copy on the GPU."""
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)
     target.copy_(source)
@@ -184,21 +184,21 @@ def copy_rate() -> float:
 
 
 def parts_of_a_step(run: Run) -> tuple[dict[str, float], list[tuple[str, float, int]]]:
-    """Milliseconds of one launched step by kind of kernel, and its longest kernels."""
+    """Milliseconds of one eager step by kind of kernel, and its longest kernels."""
     from torch.profiler import ProfilerActivity, profile
 
     step, runner = run.engine._step, run.engine._runner  # a measurement looks inside
     batch = run.layout.collate(run.order.plan(run.at).samples)
     share = runner.scalar(float(len(batch.labels)))
 
-    def launched() -> None:
+    def eager() -> None:
         step.micro(batch, share, True, True)
         step.apply_update()
 
-    launched()
+    eager()
     synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
-        launched()
+        eager()
         synchronize()
     kernels: dict[str, list[float]] = defaultdict(list)
     for event in found.events():
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[], dest="settings")
-    parser.add_argument("--parts", action="store_true", help="profile one launched step")
+    parser.add_argument("--parts", action="store_true", help="profile one eager step")
     parser.add_argument("--attention", choices=("flash", "short"), help="which kernel; default: the project's choice")
     parser.add_argument("--name", default="")
     chosen = parser.parse_args()
@@ -231,9 +231,9 @@ def main() -> None:
         side, model = SIDES.get(chosen.model), {"config": MODELS[chosen.model]}
         texts = {"model": model, "data": {"source": "builtin:random", "pad_to_multiple_of": 256}}
         settings = {**IMAGES, **({"model": model} if MODELS[chosen.model] else {})} if side else texts
-        base = {"loop": {"batch_size": batch, "epochs": 3}, "techniques": {"compile": True} if facts.cards else {}}
+        base = {"loop": {"batch_size": batch, "epochs": 3}, "techniques": {"compile": True} if facts.gpus else {}}
         recipe, _ = choose(Recipe.parse({**settings, **base}).with_settings(chosen.settings), facts)
-        samples = (max(8000, 100 * batch) if facts.cards else 400) if side != 224 else 10 * batch
+        samples = (max(8000, 100 * batch) if facts.gpus else 400) if side != 224 else 10 * batch
         data = images(samples, side) if side else dataset(samples, MODELS[chosen.model]["vocab_size"])
         with numerics(recipe.techniques.precision, deterministic=False, device=recipe.device):
             measure(chosen, recipe, data, batch, started)
@@ -260,7 +260,7 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, data: Dataset, batch: in
     synchronize()
     seconds = time.perf_counter() - begun
     ids = np.concatenate(seen)
-    path = {**assembled.build.path, **fused(assembled.build.model), **run.engine.execution}
+    path = {**assembled.build.execution, **fused(assembled.build.model), **run.engine.execution}
     early = path.get("early_pooling") == "the last block"
     record: dict[str, Any] = {
         "name": chosen.name or chosen.model,

@@ -44,7 +44,7 @@ class Group(Entry):
     workload: str | None = Field(None, description="Null: none is needed.")
     contenders: tuple[str, ...]
     batch_sizes: tuple[int, ...] = (0,)
-    processes: tuple[PositiveInt, ...] = Field((1,), min_length=1, description="Of a cell; a card each, if there are.")
+    processes: tuple[PositiveInt, ...] = Field((1,), min_length=1, description="Of a cell; a GPU each, if there are.")
     batch_per_process: bool = Field(False, description="batch_sizes are those of one process, not of the whole step.")
     settings: dict[str, Any] = Field(
         {},

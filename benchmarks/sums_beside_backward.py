@@ -1,9 +1,9 @@
-"""What sums over cards cost a DDP step, by how they are cut and by how many multiprocessors NCCL may take.
+"""What sums over GPUs cost a DDP step, by how they are cut and by how many multiprocessors NCCL may take.
 
     torchrun --standalone --nproc-per-node 4 benchmarks/sums_beside_backward.py --batch 64 --out FILE.jsonl
 
 Every rank has the same batches, so that none waits for another's longer row: what a step takes beyond the same step
-without sums (``sums=none``, on all cards at once) is the sums alone. Captured steps, as runs take them; lengths and
+without sums (``sums=none``, on all GPUs at once) is the sums alone. Captured steps, as runs take them; lengths and
 weights as in step_anatomy.py. Each variant is a line such as ``bucket_mib=25,ctas=8``:
 
 - ``bucket_mib``: a bucket's size;
@@ -75,11 +75,11 @@ class Through:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
 
-    def start_sum_(self, tensor: torch.Tensor) -> Any:
+    def start_all_reduce(self, tensor: torch.Tensor) -> Any:
         if not self._sums:
             return lambda: None
         if self._copies is not None and self._copies.reaches(tensor):
-            return self._copies.start_sum_(tensor)
+            return self._copies.start_all_reduce(tensor)
         return dist.all_reduce(tensor, group=self._group, async_op=True).wait
 
 
@@ -138,7 +138,7 @@ def _reduction(said: dict[str, str], world: World, order: Any, **more: Any) -> R
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="distilbert")
-    parser.add_argument("--batch", type=int, default=64, help="reviews a card")
+    parser.add_argument("--batch", type=int, default=64, help="reviews a GPU")
     parser.add_argument("--cycles", type=int, default=10, help="times that the eight batches are taken")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--variant", action="append", help="in place of the list")

@@ -1,7 +1,7 @@
-"""Sums over the cards of one machine in which copy engines carry the bytes, so that no multiprocessor waits for a link.
+"""Sums over the GPUs of one machine in which copy engines carry the bytes, so that no multiprocessor waits for a link.
 
     torchrun --standalone --nproc-per-node 4 benchmarks/sums_by_copies.py --out FILE.jsonl
-    torchrun --standalone --nproc-per-node 2 benchmarks/sums_by_copies.py --one-card    # are the sums right? no rates
+    torchrun --standalone --nproc-per-node 2 benchmarks/sums_by_copies.py --one-gpu    # are the sums right? no rates
 
 NCCL's kernels hold up to 24 of 132 multiprocessors while they sum, and matrix products beside them take another round
 (sums_h200_2026-11-22.md). Here each rank fetches its share of what the others have (a copy a peer), adds it up, and
@@ -54,7 +54,7 @@ class Copies:
         """Whether the tensor is in memory that ``zeros`` made."""
         return tensor.untyped_storage().data_ptr() in _READABLE
 
-    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Begin the sum behind what the current stream has to do; what is returned makes the current stream wait.
 
         The same stretch of the same buffer on all ranks, in one order. A buffer's first sum is collective on the host.
@@ -121,13 +121,13 @@ def check(copies: Copies, device: torch.device) -> None:
         for round_ in range(3):
             ramp = torch.arange(size, device=device, dtype=torch.float32) % 1000
             stretch.copy_(ramp * (rank + 1 + round_))
-            copies.start_sum_(stretch)()
+            copies.start_all_reduce(stretch)()
             expected = ramp * sum(other + 1 + round_ for other in range(ranks))
             if not torch.equal(stretch, expected) or buffer[:64].any():
                 raise SystemExit(f"rank {rank}: wrong sum of {size} elements, round {round_}")
         generator = torch.Generator(device).manual_seed(rank)
         stretch.normal_(generator=generator)
-        copies.start_sum_(stretch)()
+        copies.start_all_reduce(stretch)()
         digests: list[Any] = [None] * ranks
         dist.all_gather_object(digests, float(stretch.double().sum()))
         if len(set(digests)) != 1:
@@ -149,21 +149,21 @@ def milliseconds(call: Callable[[], Any], times: int = 20) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--one-card", action="store_true", help="all ranks on the first card: checks, no rates")
+    parser.add_argument("--one-gpu", action="store_true", help="all ranks on the first GPU: checks, no rates")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    if chosen.one_card:
+    if chosen.one_gpu:
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-    device = torch.device("cuda", 0 if chosen.one_card else int(os.environ["LOCAL_RANK"]))
+    device = torch.device("cuda", 0 if chosen.one_gpu else int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    dist.init_process_group("gloo" if chosen.one_card else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo" if chosen.one_gpu else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=120))
     copies = Copies(dist.group.WORLD, device)
     check(copies, device)
-    for mib in () if chosen.one_card else (1, 25, 90, 256):
+    for mib in () if chosen.one_gpu else (1, 25, 90, 256):
         buffer = zeros(mib * MIB // 4, torch.float32, device)
         travels = buffer.nbytes * 2 * (dist.get_world_size() - 1) / dist.get_world_size()
         for name, call in {
-            "copies": lambda buffer=buffer: copies.start_sum_(buffer)(),
+            "copies": lambda buffer=buffer: copies.start_all_reduce(buffer)(),
             "nccl": lambda buffer=buffer: dist.all_reduce(buffer),
         }.items():
             taken = milliseconds(call)

@@ -172,8 +172,8 @@ def _where(records: Sequence[Record]) -> str:
     for machine in {str(r["machine"]): r["machine"] for r in records}.values():
         memory = f"{machine['memory_bytes'] / GIB:.0f} GiB" if machine["memory_bytes"] else "unknown memory"
         number = f"{machine['cards']} x " if machine.get("cards", 1) > 1 else ""
-        card = f"{number}{machine['card']}, driver {machine['driver']}, " if machine["card"] else ""
-        lines.append(f"Machine: {card}{machine['cpu']}, {machine['cpus']} CPUs, {memory}, Python {machine['python']}.")
+        gpu = f"{number}{machine['card']}, driver {machine['driver']}, " if machine["card"] else ""
+        lines.append(f"Machine: {gpu}{machine['cpu']}, {machine['cpus']} CPUs, {memory}, Python {machine['python']}.")
     versions = sorted({f"{name} {version}" for record in records for name, version in record["versions"].items()})
     lines.append(f"Versions: {', '.join(versions)}.")
     lines += [f"Commit: {commit}." for commit in dict.fromkeys(r["commit"] for r in records) if commit]

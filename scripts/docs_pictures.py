@@ -1,6 +1,6 @@
 """Draws the pictures of docs/memory.md and docs/tracing.md: ``python scripts/docs_pictures.py``.
 
-From plans, from measured records, and from a run that is traced here: two minutes on two cores, without a card or
+From plans, from measured records, and from a run that is traced here: two minutes on two cores, without a GPU or
 the network.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.contract.records import MemoryPlan
-from paceline.machine.cards import card_for, facts_with
 from paceline.machine.facts import this_machine
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory.predict import Predictor
 from paceline.observe.formats import moment, size
 from paceline.recipe import Recipe
@@ -112,7 +112,7 @@ def main() -> None:
     figure = bars(
         "What makes BERT-large fit a V100 of 32 GiB: batch 32 of 512 tokens",
         plans(large, "v100-32gb", alone, adding=False),
-        limit=card_for("v100-32gb").memory_bytes,
+        limit=gpu_for("v100-32gb").memory_bytes,
     )
     _write("memory_changes", figure)
     _write("trace_try", tried())
@@ -129,14 +129,14 @@ def plans(
     recipe: Recipe, gpu: str, rungs: Sequence[tuple[str, Sequence[str]]], *, adding: bool = True
 ) -> Iterator[tuple[str, MemoryPlan]]:
     """A plan of each rung, with its own settings, or with those of the rungs before it too."""
-    card, before = card_for(gpu), []
+    planned_for, before = gpu_for(gpu), []
     # the wheels of torchao and bitsandbytes are not needed to plan with 8-bit states
-    here = facts_with([card], this_machine())
+    here = facts_with([planned_for], this_machine())
     here = replace(here, versions={**here.versions, "bitsandbytes": "planned"})
     with Predictor() as predictor:
         for name, settings in rungs:
             before = [*before, *settings] if adding else list(settings)
-            yield name, predictor.plan(choose(recipe.with_settings(before), here, 1)[0], card, world_size=1)
+            yield name, predictor.plan(choose(recipe.with_settings(before), here, 1)[0], planned_for, world_size=1)
 
 
 def tried() -> str:
@@ -191,7 +191,7 @@ def bars(title: str, found: Iterator[tuple[str, MemoryPlan]], limit: int | None 
         unused = Piece(name=UNUSED[0], value=plan.reserved - plan.allocated, colour=UNUSED[1])
         context = Piece(name=CONTEXT[0], value=plan.outside, colour=CONTEXT[1])
         drawn.append(Bar(name=name, pieces=[*parts, unused, context]))
-        print(f"{name}: {size(plan.allocated)} allocated, {size(plan.total)} on the card")
+        print(f"{name}: {size(plan.allocated)} allocated, {size(plan.total)} on the GPU")
     return stacked(title, drawn, unit=2**30, unit_name="GiB", write=size, limit=limit)
 
 
@@ -219,7 +219,7 @@ def stacked(
 
 
 def _limit_line(inner: str, drawn: Sequence[Bar], limit: int, height: float) -> str:
-    """Where the card ends, on the axis of the chart."""
+    """Where the GPU ends, on the axis of the chart."""
     left = min(float(x) for x in re.findall(r'<rect class="p\d+" x="([\d.]+)"', inner))
     longest = max(sum(piece.value for piece in bar.pieces) for bar in drawn)
     x = left + limit / longest * (WIDTH - left - 16)

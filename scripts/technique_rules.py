@@ -1,4 +1,4 @@
-"""Writes the table of rules on each technique's card from the catalogue: ``python scripts/technique_rules.py``."""
+"""Writes the table of rules on each technique's page from the catalogue: ``python scripts/technique_rules.py``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LABELS = {"auto": "`auto`", "inference": "`evaluate`, `predict`"}
 """Of lines whose name is a word of the recipe, or two verbs."""
 
 
-def card(text: str, entry: TechniqueEntry) -> str:
-    """``text`` of the entry's card with its table written anew.
+def rewritten(text: str, entry: TechniqueEntry) -> str:
+    """``text`` of the entry's page with its table written anew.
 
     Raises:
-        ValueError: the card has no place for it.
+        ValueError: the page has no place for it.
     """
     if BEGIN not in text or END not in text:
-        raise ValueError(f"{entry.card}: write {BEGIN} and {END} where its rules should stand")
+        raise ValueError(f"{entry.page}: write {BEGIN} and {END} where its rules should stand")
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{table(entry)}\n{END}{rest.partition(END)[2]}"
 
@@ -40,5 +40,5 @@ def table(entry: TechniqueEntry) -> str:
 
 if __name__ == "__main__":
     for each in ENTRIES:
-        page = ROOT / each.card
-        page.write_text(card(page.read_text(encoding="utf-8"), each), encoding="utf-8")
+        page = ROOT / each.page
+        page.write_text(rewritten(page.read_text(encoding="utf-8"), each), encoding="utf-8")

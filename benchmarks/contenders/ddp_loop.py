@@ -31,12 +31,12 @@ from workload import (
 
 
 def main(folder: Path, settings: Settings) -> None:
-    on_card = torch.cuda.is_available()
-    device = torch.device("cuda", LOCAL_RANK) if on_card else torch.device("cpu")
-    if on_card:
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", LOCAL_RANK) if on_gpu else torch.device("cpu")
+    if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")
-    dist.init_process_group("nccl" if on_card else "gloo")
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
         train(folder, settings, device)
         dist.barrier()  # a rank that ends first breaks off connections that others still read from

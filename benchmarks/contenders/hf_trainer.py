@@ -34,7 +34,7 @@ def main(folder: Path, seed: int) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(
         folder / "model", num_labels=spec["num_labels"], dtype=torch.float32
     )
-    on_card = torch.cuda.is_available()
+    on_gpu = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             output_dir=out,
@@ -48,7 +48,7 @@ def main(folder: Path, seed: int) -> None:
             lr_scheduler_type="linear",
             warmup_steps=spec["warmup_steps"],
             bf16=spec["precision"] == "bf16",
-            optim="adamw_torch_fused" if on_card else "adamw_torch",
+            optim="adamw_torch_fused" if on_gpu else "adamw_torch",
             seed=seed,
             logging_nan_inf_filter=False,
             logging_steps=100,
@@ -58,7 +58,7 @@ def main(folder: Path, seed: int) -> None:
             remove_unused_columns=False,
             disable_tqdm=True,
             dataloader_num_workers=spec["workers"],
-            use_cpu=not on_card,
+            use_cpu=not on_gpu,
         )
         trainer = Trainer(
             model=model,

@@ -77,14 +77,14 @@ def main(folder: Path, settings: Settings) -> None:
         after.trainer = trainer
         trainer.train()
     assert trainer.recorded is not None
-    # it deals whole batches in rank order, from one sampler that is alike on all ranks
+    # it hands out whole batches in rank order, from one sampler that is alike on all ranks
     order = ids[trainer.recorded.whole_batches(settings["batch_size"])]
     window.report(folder, share(order, settings["batch_size"]), model)
 
 
 def training_arguments(out: str, spec: dict[str, Any], settings: Settings) -> TrainingArguments:
     """What makes the Trainer fast, and the optimizer that everybody has."""
-    on_card, workers = torch.cuda.is_available(), settings["workers"]
+    on_gpu, workers = torch.cuda.is_available(), settings["workers"]
     steps = settings["warm_up"] + settings["measured"]
     return TrainingArguments(
         output_dir=out,
@@ -96,14 +96,14 @@ def training_arguments(out: str, spec: dict[str, Any], settings: Settings) -> Tr
         lr_scheduler_type="linear",
         warmup_steps=round(spec["warmup"] * steps),
         bf16=settings["precision"] == "bf16",
-        tf32=True if on_card else None,
-        optim="adamw_torch_fused" if on_card else "adamw_torch",
+        tf32=True if on_gpu else None,
+        optim="adamw_torch_fused" if on_gpu else "adamw_torch",
         torch_compile=settings["compile"],
         train_sampling_strategy="group_by_length" if settings["mode"] == "grouped" else "sequential",
         dataloader_drop_last=True,
         dataloader_num_workers=workers,
         dataloader_persistent_workers=workers > 0,
-        dataloader_pin_memory=on_card,
+        dataloader_pin_memory=on_gpu,
         # by default two synchronisations a step
         logging_nan_inf_filter=False,
         logging_strategy="no",
@@ -112,7 +112,7 @@ def training_arguments(out: str, spec: dict[str, Any], settings: Settings) -> Tr
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
-        use_cpu=not on_card,
+        use_cpu=not on_gpu,
         # every parameter is used and there are no buffers to keep alike; by default DDP looks for both at each step
         ddp_find_unused_parameters=False,
         ddp_broadcast_buffers=False,

@@ -1,4 +1,4 @@
-"""The floor of every start: torch and a model's class imported, the card awake. No trainer makes an update sooner."""
+"""The floor of every start: torch and a model's class imported, the GPU awake. No trainer makes an update sooner."""
 
 from __future__ import annotations
 

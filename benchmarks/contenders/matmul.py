@@ -1,4 +1,4 @@
-"""What the device reaches: one square matrix product, bf16 on a card and fp32 on a CPU, random data.
+"""What the device reaches: one square matrix product, bf16 on a GPU and fp32 on a CPU, random data.
 
 Settings: ``size``. Reports operations a second over about ``SECONDS`` of products.
 """
@@ -16,8 +16,8 @@ SECONDS = 1.0
 
 
 def main(_: Path, settings: Settings) -> None:
-    on_card, size = torch.cuda.is_available(), settings["size"]
-    device, dtype = ("cuda", torch.bfloat16) if on_card else ("cpu", torch.float32)
+    on_gpu, size = torch.cuda.is_available(), settings["size"]
+    device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
 
@@ -36,7 +36,7 @@ def main(_: Path, settings: Settings) -> None:
         "result",
         flops_per_second=rate,
         dtype=str(dtype).removeprefix("torch."),
-        device=torch.cuda.get_device_name() if on_card else "cpu",
+        device=torch.cuda.get_device_name() if on_gpu else "cpu",
         versions=versions(),
     )
 

@@ -164,7 +164,7 @@ class Share(torch.utils.data.Sampler[list[int]]):
 
 
 def share(ids: np.ndarray, batch_size: int) -> np.ndarray:
-    """This rank's share of the batches that ``ids`` are, as ``Share`` deals them."""
+    """This rank's share of the batches that ``ids`` are, as ``Share`` splits them."""
     return ids.reshape(-1, WORLD_SIZE, batch_size // WORLD_SIZE)[:, RANK].reshape(-1)
 
 

@@ -1,4 +1,4 @@
-"""A technique is one file, one field of the recipe, one card, one parity test and one entry of the catalogue."""
+"""A technique is one file, one field of the recipe, one page, one parity test and one entry of the catalogue."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def mismatches(root: Path, names: Iterable[str], fields: Iterable[str], elsewhere: Iterable[str] = ()) -> list[str]:
-    """Where files, fields, cards and parity tests differ from ``names``; those ``elsewhere`` have another room."""
+    """Where files, fields, pages and parity tests differ from ``names``; those ``elsewhere`` have another room."""
     names = set(names)
-    source, cards = root / "src" / "paceline" / "techniques", root / "docs" / "techniques"
+    source, pages = root / "src" / "paceline" / "techniques", root / "docs" / "techniques"
     groups = {
         "files in src/paceline/techniques": {p.stem for p in source.glob("*.py")} - {"__init__"} | set(elsewhere),
         "fields of TechniquesPart, or strategies": set(fields),
-        "cards in docs/techniques": {p.stem for p in cards.glob("*.md")} - {"README"},
+        "pages in docs/techniques": {p.stem for p in pages.glob("*.md")} - {"README"},
     }
     problems = [
         f"{what}: {name} is {'missing' if name in names else 'not in the catalogue'}"
@@ -35,7 +35,7 @@ def mismatches(root: Path, names: Iterable[str], fields: Iterable[str], elsewher
     return problems + [f"tests/parity/test_{name}.py is missing" for name in sorted(names - parity)]
 
 
-def test_catalogue_files_fields_cards_and_parity_tests_agree() -> None:
+def test_catalogue_files_fields_pages_and_parity_tests_agree() -> None:
     strategies = set(get_args(ParallelPart.model_fields["strategy"].annotation)) - {"auto"}
     rooms = {entry.name: ROOT / "src" / f"{entry.room.replace('.', '/')}.py" for entry in ENTRIES if entry.room}
     assert all(room.is_file() for room in rooms.values()), f"rooms that are not there: {rooms}"
@@ -43,13 +43,13 @@ def test_catalogue_files_fields_cards_and_parity_tests_agree() -> None:
     assert not problems, "\n".join(problems)
 
 
-def test_settings_that_change_the_result_exist_and_their_card_says_so() -> None:
+def test_settings_that_change_the_result_exist_and_their_page_says_so() -> None:
     for entry in CATALOGUE:
-        card = (ROOT / entry.card).read_text()
+        page = (ROOT / entry.page).read_text()
         for value in entry.changing:
             assert value in str(TechniquesPart.model_fields[entry.name].annotation), f"{entry.name} has no {value}"
-            rows = [line for line in card.splitlines() if line.startswith(f"| `{value}`")]
-            assert any("changes the result" in row for row in rows), f"{entry.card} says nothing of {value}"
+            rows = [line for line in page.splitlines() if line.startswith(f"| `{value}`")]
+            assert any("changes the result" in row for row in rows), f"{entry.page} says nothing of {value}"
 
 
 def test_rules_name_settings_and_values_that_there_are_and_a_reason() -> None:
@@ -91,9 +91,9 @@ def test_the_catalogue_is_in_the_order_of_application() -> None:
     ("change", "message"),
     [
         ("src/paceline/techniques/planted.py", "files in src/paceline/techniques: planted is not in the catalogue"),
-        ("docs/techniques/planted.md", "cards in docs/techniques: planted is not in the catalogue"),
+        ("docs/techniques/planted.md", "pages in docs/techniques: planted is not in the catalogue"),
         ("-src/paceline/techniques/known.py", "files in src/paceline/techniques: known is missing"),
-        ("-docs/techniques/known.md", "cards in docs/techniques: known is missing"),
+        ("-docs/techniques/known.md", "pages in docs/techniques: known is missing"),
         ("-tests/parity/test_known.py", "tests/parity/test_known.py is missing"),
     ],
 )

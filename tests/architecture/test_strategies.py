@@ -1,4 +1,4 @@
-"""No module above ``strategies`` knows one by name: a way of splitting is its room, its entry, its card, its test."""
+"""No module above ``strategies`` knows one by name: a way of splitting is its room, its entry, its page, its test."""
 
 from __future__ import annotations
 

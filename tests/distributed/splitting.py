@@ -1,4 +1,4 @@
-"""Runs of a tiny transformer on any number of ranks: the same samples, dealt by the order; losses in fp64."""
+"""Runs of a tiny transformer on any number of ranks: the same samples, split by the order; losses in fp64."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def train(
     losses, gradients, updates = [], [], []
     for step in range(steps):
         loss = accumulate(run, chosen, world, step, at, labels)
-        losses.append(world.sum_(loss.clone()).item())
+        losses.append(world.all_reduce(loss.clone()).item())
         named = run.build.model.named_parameters()
         gradients.append({name: p.grad.clone() for name, p in named if p.grad is not None})
         updates.append(run.engine.update())

@@ -311,7 +311,7 @@ def a_last_batch(world: World) -> tuple[list[int], str, torch.Tensor]:
     return [len(ids) for ids in pieces], checksum(run.engine.whole()), run.build.model.norm.running_mean
 
 
-def test_an_epochs_last_batch_is_dealt_in_twos_and_the_others_run_filler() -> None:
+def test_an_epochs_last_batch_is_split_in_twos_and_the_others_run_filler() -> None:
     found = run_distributed(a_last_batch, 4)
     assert [sizes for sizes, _, _ in found] == [[3], [2], [0], [0]]
     assert len({digest for _, digest, _ in found}) == 1, "ranks hold different weights"

@@ -82,7 +82,7 @@ def test_the_usual_sampler_repeats_a_sample_and_ours_does_not(size: int) -> None
     assert all(rank["mean_of_means"] != 3.0 for rank in found), "the example would show nothing"
 
 
-def test_ours_is_the_more_even_deal() -> None:
+def test_ours_is_the_more_even_split() -> None:
     tokens = example("padding_sampler").TOKENS
     found = run_distributed(shares, 2)
     fullest = {name: max(int(tokens[rank[name]].sum()) for rank in found) for name in ("padded", "dealt")}
@@ -117,7 +117,7 @@ def test_an_example_prints_under_torchrun_what_the_page_shows(path: Path) -> Non
 
 
 def test_the_recipes_settings_are_those_of_the_tutorials() -> None:
-    """BERT, AdamW at 2e-5 and nothing else of a schedule, 8 reviews a card, three epochs, the last weights saved."""
+    """BERT, AdamW at 2e-5 and nothing else of a schedule, 8 reviews a GPU, three epochs, the last weights saved."""
     recipe = Recipe.load(RECIPE)
     optimizer, loop = recipe.optimizer, recipe.loop
     assert (recipe.model.source, recipe.data.max_length, recipe.parallel.strategy) == ("bert-base-uncased", 512, "ddp")

@@ -88,11 +88,11 @@ def test_several_processes_are_compared_with_one_of_the_same_contender() -> None
     assert cells_of(four, "peer")["x of linear"] == "", "a contender was compared with another's single process"
 
 
-def test_too_few_cards_are_told_once_and_make_no_row() -> None:
-    why = {"status": "skipped", "error": "it takes 4 cards, and this machine has 2"}
+def test_too_few_gpus_are_told_once_and_make_no_row() -> None:
+    why = {"status": "skipped", "error": "it takes 4 GPUs, and this machine has 2"}
     skipped = [record("paceline", work="text/batch8x4", round=number, **why) for number in range(2)]
     page = render("s", [record("paceline", 1.0), *skipped])
-    assert page.count("text/batch8x4/paceline: skipped: it takes 4 cards, and this machine has 2") == 1, "not told once"
+    assert page.count("text/batch8x4/paceline: skipped: it takes 4 GPUs, and this machine has 2") == 1, "not told once"
     assert "## text/batch8x4" not in page, "a table of nothing"
 
 
@@ -123,7 +123,7 @@ def test_rounds_take_turns_and_begin_with_another_contender() -> None:
 def test_a_batch_is_that_of_all_processes_or_of_each() -> None:
     weak = [turn.cell for turn in turns(read_book(), "ddp_weak", rounds=0) if turn.cell.workload]
     assert [cell.work.rpartition("/")[2] for cell in weak] == ["batch64", "batch64x2", "batch64x4", "batch64x8"]
-    assert [cell.settings["batch_size"] for cell in weak] == [64, 128, 256, 512], "not a batch a card"
+    assert [cell.settings["batch_size"] for cell in weak] == [64, 128, 256, 512], "not a batch a GPU"
     fixed = [turn.cell for turn in turns(read_book(), "ddp_fixed", rounds=0) if turn.cell.workload]
     assert [cell.work.rpartition("/")[2] for cell in fixed] == ["batch128", "batch128on4"]
     assert [cell.settings["batch_size"] for cell in fixed] == [128, 128], "not the global batch"
@@ -135,14 +135,14 @@ def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
         Group(contenders=("paceline",), batch_sizes=(6,), processes=(1, 4))
 
 
-def test_a_contender_on_one_process_sees_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contender_on_one_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, seen in ((None, "0"), ("", ""), ("2,3", "2")):
         if given is None:
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        assert environment()["CUDA_VISIBLE_DEVICES"] == seen, "the Trainer would spread one process over all cards"
-        assert environment(processes=2).get("CUDA_VISIBLE_DEVICES") == given, "ranks do not see their cards"
+        assert environment()["CUDA_VISIBLE_DEVICES"] == seen, "the Trainer would spread one process over all GPUs"
+        assert environment(processes=2).get("CUDA_VISIBLE_DEVICES") == given, "ranks do not see their GPUs"
 
 
 def is_running(pid: int) -> bool:

@@ -124,7 +124,7 @@ def test_evaluate_measures_what_the_run_measured(trained: Path, paceline: Paceli
 
 @pytest.mark.parametrize("change", ["more rows", "another label", "one label more"])
 def test_splits_of_data_that_changed_are_not_the_runs_own(paceline: Paceline, tmp_path: Path, change: str) -> None:
-    """Dealt anew, what the run trained on would be measured, and other labels would have the old ones' places."""
+    """Split anew, what the run trained on would be measured, and other labels would have the old ones' places."""
     rows = reviews(60)
     if change == "more rows":
         rows += reviews(66)[60:]
@@ -170,7 +170,7 @@ def test_columns_can_be_named_and_other_settings_have_no_effect(
     assert (done.code, done.first) == (2, "paceline: --set optimizer.lr=1: has no effect")
     for setting in ("data.splits.seed=1", "data.text=text", "data.max_length=9"):
         done = paceline("evaluate", trained, "--set", setting)
-        assert done.code == 2, "another deal, or other texts, would be measured on what was trained on"
+        assert done.code == 2, "another split, or other texts, would be measured on what was trained on"
     assert paceline("evaluate", trained, "--set", "loop.evaluation_batch_size=3", "--set", "device=cpu").code == 0
 
 

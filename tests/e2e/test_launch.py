@@ -66,7 +66,7 @@ with failures_told(), joined(
 """
 
 SUM = """
-    total = world.sum_(torch.tensor([rank + 1.0])).item()
+    total = world.all_reduce(torch.tensor([rank + 1.0])).item()
     found = {"place": asdict(find_place(os.environ)), "total": total, "listening": listening()}
     Path(f"found-{rank}.json").write_text(json.dumps(found))
 """
@@ -120,13 +120,13 @@ def test_torchrun(tmp_path: Path, module: str) -> None:
     ("body", "code", "ends", "counts"),
     [
         (
-            "    if rank == 1: fails(); raise ZeroDivisionError('the cause')\n    world.sum_(torch.ones(1))",
+            "    if rank == 1: fails(); raise ZeroDivisionError('the cause')\n    world.all_reduce(torch.ones(1))",
             1,
             "ZeroDivisionError: the cause\npaceline: rank 1 failed first; the others were ended\n",
             {"Traceback": 1, "paceline:": 1},
         ),
         (
-            "    if rank == 1: fails(); os.kill(os.getpid(), 9)\n    world.sum_(torch.ones(1))",
+            "    if rank == 1: fails(); os.kill(os.getpid(), 9)\n    world.all_reduce(torch.ones(1))",
             137,
             "paceline: rank 1 failed first: ended by SIGKILL (the kernel sends it when memory runs out); "
             "the others were ended\n",
@@ -177,7 +177,7 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit(tmp_path: Path) -> None
         (["--init", "tcp://127.0.0.1", "--rank", "0", "--world-size", "2"], ("a host and a port",)),
     ],
 )
-@pytest.mark.skipif(torch.cuda.is_available(), reason="cards are there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs are there")
 def test_the_command_refuses_before_any_rank_starts(
     tmp_path: Path, arguments: Sequence[str], parts: Sequence[str]
 ) -> None:
@@ -196,7 +196,7 @@ def test_a_launcher_killed_in_a_collective_leaves_nobody(tmp_path: Path) -> None
     prepare(
         tmp_path,
         "    Path(f'pid-{rank}').write_text(str(os.getpid()))\n    world.barrier('start')\n"
-        "    Path(f'started-{rank}').touch()\n    if rank == 1: time.sleep(60)\n    world.sum_(torch.ones(1))",
+        "    Path(f'started-{rank}').touch()\n    if rank == 1: time.sleep(60)\n    world.all_reduce(torch.ones(1))",
     )
     with subprocess.Popen([sys.executable, "-c", LAUNCH], cwd=tmp_path, stderr=subprocess.PIPE) as launcher:
         deadline = time.monotonic() + 60

@@ -58,7 +58,7 @@ def test_the_row_is_named_and_nothing_lost(
 
 @pytest.fixture
 def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss scaling as in fp16, which cards alone are given: whoever runs under it is the same on a CPU."""
+    """Loss scaling as in fp16, which GPUs alone are given: whoever runs under it is the same on a CPU."""
     apply = precision.apply
     monkeypatch.setattr(precision, "apply", lambda build, mode: replace(apply(build, mode), loss_scaling=True))
 

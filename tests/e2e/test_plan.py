@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from paceline.contract.records import MemoryPlan
-from paceline.machine.cards import card_for, facts_with
 from paceline.machine.facts import this_machine
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
@@ -67,12 +67,12 @@ def write_recipe(folder: Path, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def tracing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
     """One process for most tests, which has imported torch by the time that they begin; beside it, a module."""
-    folder, card = tmp_path_factory.mktemp("beside"), card_for("v100-32gb")
+    folder, gpu = tmp_path_factory.mktemp("beside"), gpu_for("v100-32gb")
     (folder / "nets.py").write_text(NETS)
     recipe = Recipe.load(write_recipe(folder))
     with Predictor() as predictor:
         with contextlib.chdir(folder):
-            predictor.plan(choose(recipe, facts_with([card], this_machine()))[0], card)
+            predictor.plan(choose(recipe, facts_with([gpu], this_machine()))[0], gpu)
         yield predictor
 
 
@@ -104,7 +104,7 @@ def test_a_plan_in_json_adds_up(paceline: Paceline, tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     memory = found["memory"]
-    assert (memory["card"], memory["samples"], memory["slots"]) == ("Tesla V100-SXM2-32GB", 64, 64 * 64)
+    assert (memory["gpu"], memory["samples"], memory["slots"]) == ("Tesla V100-SXM2-32GB", 64, 64 * 64)
     assert sum(memory["parts"].values()) == memory["allocated"] <= memory["reserved"]
     assert memory["parts"]["parameters"] == pytest.approx(4 * memory["num_parameters"], rel=0.05)
     assert memory["allocated"] == max(memory["phases"].values())
@@ -138,8 +138,8 @@ def test_read_data_looks_at_their_lengths(paceline: Paceline, tmp_path: Path) ->
 def test_the_recipe_of_a_run_folder_is_planned_as_it_is(paceline: Paceline, tmp_path: Path) -> None:
     """All its settings are written out, those that the machine decided too."""
     asked = Recipe.load(write_recipe(tmp_path), ["data.max_length=64"])
-    card = card_for("v100-32gb")
-    resolved = choose(asked, facts_with([card], this_machine()))[0]
+    gpu = gpu_for("v100-32gb")
+    resolved = choose(asked, facts_with([gpu], this_machine()))[0]
     (tmp_path / "recipe.yaml").write_text(resolved.to_yaml())
     done = paceline("plan", tmp_path / "recipe.yaml", "--gpu", "v100-32gb", "--json")
     assert (done.code, done.err) == (0, "")
@@ -182,7 +182,7 @@ def test_what_cannot_be_planned_says_why(
 
 @pytest.mark.slow
 def test_a_run_that_does_not_fit_is_told_what_would(paceline: Paceline, tmp_path: Path) -> None:
-    """A card a little larger than its context: every answer was traced, and can be planned again."""
+    """A GPU a little larger than its context: every answer was traced, and can be planned again."""
     recipe = write_recipe(
         tmp_path,
         model={"config": tiny_bert_config(hidden_size=128, intermediate_size=512, max_position_embeddings=512)},

@@ -19,7 +19,7 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
 import paceline.run.run  # noqa: F401
 from paceline.contract.errors import Preempted
-from paceline.machine.facts import Card, this_machine
+from paceline.machine.facts import Gpu, this_machine
 from paceline.recipe import Recipe
 from paceline.run.checkpoint.store import CheckpointStore
 from paceline.run.run import shared_facts
@@ -102,8 +102,8 @@ def test_as_many_ranks_as_you_like(variant: str, size: int, runs: Any) -> None:
     assert whole.progress["samples"] == sum(len(samples) for _, _, samples in alone[0].samples)
     if variant != "padded":
         assert whole.progress["best_step"] not in (None, STEPS), "the best weights were the last: nothing was handed on"
-    assert whole.summary["path"]["layout"] == variant.partition(",")[0]
-    assert whole.summary["path"].get("parallel", "").startswith("fsdp") == variant.endswith("sharded")
+    assert whole.summary["execution"]["layout"] == variant.partition(",")[0]
+    assert whole.summary["execution"].get("parallel", "").startswith("fsdp") == variant.endswith("sharded")
     for step, (epoch, at, samples) in enumerate(alone[0].samples):
         for rank in ended:
             assert rank.samples[step] == (epoch, at, samples), "another batch"
@@ -325,18 +325,18 @@ def test_a_rank_that_is_killed_ends_the_others_and_loses_nothing(
     alike(finished(on_ranks(2, meeting(), [], tmp_path / "run")), finished(runs("padded", 1)[1]))
 
 
-def memory_of_cards(world: World, device: str) -> list[int | None]:
+def memory_of_gpus(world: World, device: str) -> list[int | None]:
     """In gibibytes, as a rank chooses by them; the machines' own are 80 and 24."""
     sizes = ((80, 80), (24,))[world.rank]
-    cards = tuple(Card(name="any", memory_bytes=size * 2**30) for size in sizes)
+    gpus = tuple(Gpu(name="any", memory_bytes=size * 2**30) for size in sizes)
     chosen = Recipe.parse({"model": {"source": "m"}, "data": {"source": "d.csv"}, "device": device})
-    found = shared_facts(chosen, replace(this_machine(), cards=cards), world)
-    return [card.memory_bytes and card.memory_bytes // 2**30 for card in found.cards]
+    found = shared_facts(chosen, replace(this_machine(), gpus=gpus), world)
+    return [gpu.memory_bytes and gpu.memory_bytes // 2**30 for gpu in found.gpus]
 
 
-def test_all_machines_choose_by_the_smallest_card() -> None:
-    assert run_distributed(memory_of_cards, 2, "cuda") == [[24, 24], [24]]
-    assert run_distributed(memory_of_cards, 2, "cpu") == [[80, 80], [24]]
+def test_all_machines_choose_by_the_smallest_gpu() -> None:
+    assert run_distributed(memory_of_gpus, 2, "cuda") == [[24, 24], [24]]
+    assert run_distributed(memory_of_gpus, 2, "cpu") == [[80, 80], [24]]
 
 
 # ---- bad input: every rank ends, by itself and soon, with the same thing to say

@@ -57,7 +57,7 @@ def test_a_model_that_looks_across_texts_is_found_out_at_any_batch_size(
 ) -> None:
     model = write_tiny_model(tmp_path / "mobile", MIXING)
     record = paceline.train(recipe(model, source, loop={"batch_size": batch_size}), out=tmp_path / "run")
-    assert record.path["layout"] == "padded"
+    assert record.execution["layout"] == "padded"
     assert "MobileBert" in next(d.reason for d in record.decisions if d.setting == "techniques.packing")
 
 
@@ -84,7 +84,7 @@ def test_a_run_of_another_machine_goes_on_here(source: Path, tmp_path: Path) -> 
     file.write_text(yaml.safe_dump(there))
     record = paceline.resume(tmp_path / "run", ["device=cpu", "loop.max_steps=null", "loop.epochs=2"])
     assert record.steps == 6
-    assert record.path["steps"].startswith("eager")
+    assert record.execution["steps"].startswith("eager")
 
 
 def test_packing_images_has_no_effect_and_is_refused(tmp_path: Path) -> None:
@@ -102,6 +102,6 @@ def test_packing_images_has_no_effect_and_is_refused(tmp_path: Path) -> None:
 def test_the_path_is_in_the_summary(source: Path, tmp_path: Path) -> None:
     paceline.train(recipe(write_tiny_model(tmp_path / "model"), source), out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["path"]["layout"] == "packed"
-    assert summary["path"]["steps"] == "eager: there are no CUDA graphs on a CPU"
+    assert summary["execution"]["layout"] == "packed"
+    assert summary["execution"]["steps"] == "eager: there are no CUDA graphs on a CPU"
     assert summary["first_update_seconds"] > 0

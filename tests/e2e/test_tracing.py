@@ -110,7 +110,7 @@ def test_a_traced_run_is_the_run_to_the_bit(pretrained: Path, reviews: Path, tmp
         assert (step["epoch"], step["tokens"], step["slots"]) == (line.epoch, line.tokens, line.slots)
         assert step["flops"] > 0
     assert meta["settings"]["techniques.packing"] is True
-    assert meta["path"]["layout"] == "packed"
+    assert meta["execution"]["layout"] == "packed"
     assert (meta["graphs"], meta["recompiles"]) == ("none", [])
     assert [meta[name] for name in ("peak_flops", "peak_bytes_per_second")] == [None, None]
 

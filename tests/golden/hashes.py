@@ -8,7 +8,7 @@ Trains every row of ``tests/golden/rows.py`` on the CPU and prints, of each, SHA
 - optimizer: all tensors of the checkpoint's optimizer states;
 - metrics: losses, gradient norms, learning rates and counts of all steps, all evaluations, how the run ended;
 
-and the path that the steps took. ``--check`` compares them with the record in ``hashes-torch-<version>.json``, and
+and how its steps were carried out. ``--check`` compares them with the record in ``hashes-torch-<version>.json``, and
 ``--write`` writes them there: for a change that is meant to alter results, or for a new torch. Only the command line
 and the functions of ``paceline`` are used, and files that docs/ describes, so that everything below them may move.
 
@@ -139,7 +139,7 @@ def of_run(folder: Path) -> Found:
         "weights": digest_of_tensors(newest / "model.safetensors", folder / "model" / "model.safetensors"),
         "optimizer": digest_of_tensors(newest / "optimizer.safetensors"),
         "metrics": digest(told),
-        "path": summary["path"],
+        "path": summary["execution"],
         "last_loss": steps[-1]["loss"],
     }
 

@@ -179,7 +179,7 @@ ROWS: Mapping[str, Row] = {
     # in a loop that is somebody else's
     "adopted": Row(own_loop=True),
 }
-"""What needs a card is not here: dp, fsdp with offload, adamw8bit, fp16, captured steps."""
+"""What needs a GPU is not here: dp, fsdp with offload, adamw8bit, fp16, captured steps."""
 
 
 def recipe(row: Row, place: Path) -> dict[str, Any]:

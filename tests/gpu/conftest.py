@@ -1,4 +1,4 @@
-"""Tests of what only a card can show; run with ``pytest tests/gpu`` on a machine that has one."""
+"""Tests of what only a GPU can show; run with ``pytest tests/gpu`` on a machine that has one."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA card, and this machine has none"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and this machine has none"))

@@ -1,4 +1,4 @@
-"""Short attention on a card: right to rounding, exact in what it drops, blind to strides, legal in captured graphs."""
+"""Short attention on a GPU: right to rounding, exact in what it drops, blind to strides, legal in captured graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a card the snapshot stands in the stream: the host does not wait, and what comes after does not get into it."""
+"""On a GPU the snapshot stands in the stream: the host does not wait, and what comes after does not get into it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded steps: the bits of launched ones, and a named reason where recording cannot be."""
+"""Captured steps: the bits of eager ones, and a named reason where capture cannot be."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ def step(run: Assembled, index: int, cut: int = 5) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
-def test_recorded_steps_have_the_bits_of_launched_ones(mode: str, kind: str) -> None:
+def test_captured_steps_have_the_bits_of_eager_ones(mode: str, kind: str) -> None:
     (eager, _), (captured, _) = made(False, mode, type=kind), made(True, mode, type=kind)
     for index in range(20):
         for one, other in zip(step(eager, index), step(captured, index), strict=True):
-            assert torch.equal(one, other), f"step {index}: {one} launched, {other} recorded"
+            assert torch.equal(one, other), f"step {index}: {one} eager, {other} captured"
     assert captured.engine.execution["steps"].startswith("captured"), captured.engine.execution
     assert eager.engine.execution["steps"].startswith("eager")
     weights = captured.engine.whole()
     assert [name for name, tensor in eager.engine.whole().items() if not torch.equal(tensor, weights[name])] == []
 
 
-def test_no_recorded_step_waits() -> None:
+def test_no_captured_step_waits() -> None:
     run, _ = made(True)
     for index in range(12):
         step(run, index)
@@ -97,7 +97,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
         assert torch.equal(step(one, index)[0], step(other, index)[0])
 
 
-def test_a_model_that_waits_is_launched_and_the_reason_named() -> None:
+def test_a_model_that_waits_runs_eagerly_and_the_reason_named() -> None:
     (plain, _), (run, _) = made(False), made(True, waits=True)
     run.engine.warm_up_on(run.build.layout.collate(np.arange(5)), 5)
     for index in range(6):
@@ -109,7 +109,7 @@ def test_without_a_warm_up_a_failing_recording_is_survived() -> None:
     (plain, _), (run, _) = made(False), made(True, waits=True)
     for index in range(8):
         assert torch.equal(step(plain, index)[0], step(run, index)[0]), f"step {index}"
-    assert "recording failed" in run.engine.execution["steps"]
+    assert "capture failed" in run.engine.execution["steps"]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
@@ -151,11 +151,11 @@ def test_an_input_that_the_step_changes_is_read_anew() -> None:
     found = [runner.run(doubled, (given.clone(),)).item() for _ in range(2)]
     for _ in range(3):
         found.append(runner.run(doubled, (given,)).item())
-    assert found == [8.0] * 5, "the recorded step read its own result"
-    assert runner.path.startswith("captured"), runner.path
+    assert found == [8.0] * 5, "the captured step read its own result"
+    assert runner.execution.startswith("captured"), runner.execution
 
 
-def test_launched_and_recorded_calls_share_their_memory() -> None:
+def test_eager_and_captured_calls_share_their_memory() -> None:
     runner = Captured(CUDA)
 
     def work(values: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ def test_launched_and_recorded_calls_share_their_memory() -> None:
     for size in range(2**16, 2**16 - 5, -1):
         given = torch.ones(size, device=CUDA)
         assert [runner.run(work, (given,)).item() for _ in range(3)] == [512.0 * size] * 3
-    assert runner.path == "captured: 5 graphs"
+    assert runner.execution == "captured: 5 graphs"
     grown = (torch.cuda.max_memory_reserved() - before) / 2**20
     assert grown < 192, f"{grown:.0f} MiB for work that takes 128"
 
@@ -178,16 +178,16 @@ def test_launched_and_recorded_calls_share_their_memory() -> None:
     [
         ("smaller", [False, False]),
         ("larger", [True, False]),
-        ("smaller, on a full card", [True, True]),
-        ("smaller, recorded on an idle card", [False, True]),
+        ("smaller, on a full GPU", [True, True]),
+        ("smaller, captured on an idle GPU", [False, True]),
     ],
 )
-def test_a_shape_is_launched_and_recorded_beside_what_the_card_still_does_where_memory_suffices(
+def test_a_shape_runs_eagerly_and_is_captured_beside_what_the_gpu_still_does_where_memory_suffices(
     case: str, waited: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()  # what other tests took would fill the card
+    torch.cuda.reset_peak_memory_stats()  # what other tests took would fill the GPU
     runner = Captured(CUDA, idle="idle" in case)
 
     def work(values: torch.Tensor) -> torch.Tensor:
@@ -198,7 +198,7 @@ def test_a_shape_is_launched_and_recorded_beside_what_the_card_still_does_where_
     if "full" in case:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 2**30))
     found, has_waited = [], []
-    for _ in ("launched", "recorded"):
+    for _ in ("eager", "captured"):
         done = torch.cuda.Event()
         torch.cuda._sleep(1_000_000_000)  # about half a second
         done.record()
@@ -206,11 +206,11 @@ def test_a_shape_is_launched_and_recorded_beside_what_the_card_still_does_where_
         has_waited.append(done.query())
         torch.cuda.synchronize()
     assert torch.stack(found).tolist() == [2.0 * len(given)] * 2
-    assert runner.path == "captured: 2 graphs"
-    assert has_waited == waited, "whether the launch, and the recording, waited for the card"
+    assert runner.execution == "captured: 2 graphs"
+    assert has_waited == waited, "whether the launch, and the capture, waited for the GPU"
 
 
-def test_replays_that_the_card_has_still_to_do_draw_their_own_numbers_when_a_shape_is_recorded() -> None:
+def test_replays_that_the_gpu_has_still_to_do_draw_their_own_numbers_when_a_shape_is_captured() -> None:
     runner, generator = Captured(CUDA), torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.get_state()
 
@@ -224,14 +224,14 @@ def test_replays_that_the_card_has_still_to_do_draw_their_own_numbers_when_a_sha
         return found
 
     known, given = torch.rand(2**20, device=CUDA), torch.rand(2**19, device=CUDA)
-    launched = drawn(known, 1).item()
-    assert [drawn(known, 1).item(), drawn(known, 1).item()] == [launched] * 2
+    eager = drawn(known, 1).item()
+    assert [drawn(known, 1).item(), drawn(known, 1).item()] == [eager] * 2
     drawn(given, 2)
     torch.cuda.synchronize()
     queued = [drawn(known, 1) for _ in range(4)]
-    drawn(given, 3)  # recorded meanwhile
-    assert torch.stack(queued).tolist() == [launched] * 4
-    assert runner.path == "captured: 2 graphs"
+    drawn(given, 3)  # captured meanwhile
+    assert torch.stack(queued).tolist() == [eager] * 4
+    assert runner.execution == "captured: 2 graphs"
     generator.set_state(before)
 
 
@@ -249,7 +249,7 @@ def test_what_a_launch_leaves_in_the_pool_is_not_overwritten_by_earlier_graphs()
     for size in (1024, 1024, 1024, 1025, 1024, 1025, 1025, 1024, 1026, 1024, 1026, 1026, 1024, 1025):
         found = runner.run(work, (torch.ones(size, device=CUDA),)).item()
         assert found == pytest.approx(2**22 / size, rel=1e-5), f"{size}: a graph wrote over what was kept"
-    assert runner.path == "captured: 3 graphs"
+    assert runner.execution == "captured: 3 graphs"
 
 
 def test_a_gradient_that_a_user_took_away_is_named() -> None:
@@ -272,16 +272,16 @@ def test_recordings_that_are_all_dropped_can_be_made_again() -> None:
 
     for _ in range(3):
         assert [runner.run(work, (given,)).item() for _ in range(3)] == [8.0] * 3
-        assert runner.path == "captured: 1 graph"
+        assert runner.execution == "captured: 1 graph"
         torch.zeros(8, pin_memory=True)  # the host's allocator looks at its pools
         runner.close()
 
 
-def test_a_recorded_vision_transformer_attends_as_a_launched_one() -> None:
+def test_a_captured_vision_transformer_attends_as_an_eager_one() -> None:
     """Its attention takes the same kernel: the same losses, and no more memory.
 
     Not the same bits: gradients of queries are added up atomically in FlashAttention's backward pass, so that a second
-    launched run would differ too.
+    eager run would differ too.
     """
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -312,15 +312,15 @@ def test_a_recorded_vision_transformer_attends_as_a_launched_one() -> None:
         del run, build, model
     assert losses[0][0] == losses[1][0]
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
-    # cuBLAS and cuBLASLt have workspaces of their own for the stream that is recorded
+    # cuBLAS and cuBLASLt have workspaces of their own for the stream that is captured
     more = peaks[1] - 2 * 32 * 2**20 - peaks[0]
-    assert more < 0.05 * peaks[0], f"recorded steps take {more / 2**20:.1f} MiB more than launched ones"
+    assert more < 0.05 * peaks[0], f"captured steps take {more / 2**20:.1f} MiB more than eager ones"
 
 
 def test_closing_gives_back_what_the_pool_has_cached_and_recording_goes_on() -> None:
     """``loop.on_oom: split`` begins anew so: what had not fitted stayed in the pool, and evaluations had no room."""
     runner = Captured(CUDA)
-    runner.launch(lambda: torch.ones(2**28, device=CUDA).sum())  # 1 GiB, freed at once
+    runner.run_eagerly(lambda: torch.ones(2**28, device=CUDA).sum())  # 1 GiB, freed at once
     x = torch.ones(8, device=CUDA)
 
     def doubled(value: torch.Tensor) -> torch.Tensor:
@@ -328,19 +328,19 @@ def test_closing_gives_back_what_the_pool_has_cached_and_recording_goes_on() -> 
 
     for _ in range(3):
         runner.run(doubled, (x,))
-    assert runner.path == "captured: 1 graph"
+    assert runner.execution == "captured: 1 graph"
     before = torch.cuda.memory_reserved()
     runner.close()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before - 2**30
     for _ in range(3):
         assert torch.equal(runner.run(doubled, (x,)), 2 * x)
-    assert runner.path == "captured: 1 graph"
+    assert runner.execution == "captured: 1 graph"
     runner.close()
 
 
-def test_what_is_recorded_is_differentiated_in_the_thread_that_launched() -> None:
-    """cuDNN looks for kernels once a thread, which it must not do while a graph is recorded."""
+def test_what_is_captured_is_differentiated_in_the_thread_that_launched() -> None:
+    """cuDNN looks for kernels once a thread, which it must not do while a graph is captured."""
     runner, weight, threads = Captured(CUDA), torch.ones(4, device=CUDA, requires_grad=True), []
 
     def function(given: torch.Tensor) -> torch.Tensor:
@@ -352,11 +352,11 @@ def test_what_is_recorded_is_differentiated_in_the_thread_that_launched() -> Non
     for _ in range(3):
         assert torch.equal(runner.run(function, [given]), given)
     assert runner.replays
-    assert threads == [threading.get_ident()] * 2, "launched once, recorded once"
+    assert threads == [threading.get_ident()] * 2, "eager once, captured once"
     runner.close()
 
 
-def test_convolutions_whose_kernels_are_tried_out_are_recorded() -> None:
+def test_convolutions_whose_kernels_are_tried_out_are_captured() -> None:
     with torch.backends.cudnn.flags(benchmark=True):
         runner, layer = Captured(CUDA), nn.Conv2d(3, 8, 3).to(CUDA)
 
@@ -364,13 +364,13 @@ def test_convolutions_whose_kernels_are_tried_out_are_recorded() -> None:
             return torch.autograd.grad(layer(images).square().sum(), layer.weight)[0]
 
         images = torch.randn(4, 3, 16, 16, device=CUDA)
-        launched, recorded = (runner.run(function, [images]) for _ in range(2))
-    assert runner.path == "captured: 1 graph", runner.path
-    torch.testing.assert_close(recorded, launched)
+        eager, captured = (runner.run(function, [images]) for _ in range(2))
+    assert runner.execution == "captured: 1 graph", runner.execution
+    torch.testing.assert_close(captured, eager)
     runner.close()
 
 
-def test_what_would_be_compiled_while_it_is_recorded_is_launched_once_more() -> None:
+def test_what_would_be_compiled_while_it_is_captured_runs_eagerly_once_more() -> None:
     chosen = {"double": False}
 
     @torch.compile(fullgraph=True)
@@ -379,7 +379,7 @@ def test_what_would_be_compiled_while_it_is_recorded_is_launched_once_more() -> 
 
     runner, x = Captured(CUDA), torch.arange(64.0, device=CUDA)
     assert torch.equal(runner.run(scaled, (x,)), x + 1)
-    chosen["double"] = True  # the second call would be recorded
+    chosen["double"] = True  # the second call would be captured
     for _ in range(3):
         assert torch.equal(runner.run(scaled, (x,)), x * 2)
-    assert runner.path == "captured: 1 graph"
+    assert runner.execution == "captured: 1 graph"

@@ -1,4 +1,4 @@
-"""Compiled blocks on a card: one compilation for every length, bf16, recomputation, and CUDA graphs around them."""
+"""Compiled blocks on a GPU: one compilation for every length, bf16, recomputation, and CUDA graphs around them."""
 
 from __future__ import annotations
 
@@ -207,8 +207,8 @@ def test_gradients_of_a_whole_network_are_those_of_the_plain_pass() -> None:
         torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
-def test_both_gradients_of_a_convolution_side_by_side_have_the_bits_of_one_after_the_other(recorded: bool) -> None:
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_both_gradients_of_a_convolution_side_by_side_have_the_bits_of_one_after_the_other(captured: bool) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     images, weight, grad = (
         torch.randn(*shape, generator=generator, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
@@ -229,7 +229,7 @@ def test_both_gradients_of_a_convolution_side_by_side_have_the_bits_of_one_after
                 torch.full_like(like, 7.0)
         return tuple(made)
 
-    if not recorded:
+    if not captured:
         found = passed()
     else:
         stream = torch.cuda.Stream()

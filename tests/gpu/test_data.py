@@ -1,4 +1,4 @@
-"""Batches on a card: resident or read ahead, they are the CPU's bit for bit, and nothing waits."""
+"""Batches on a GPU: resident or read ahead, they are the CPU's bit for bit, and nothing waits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_resident_and_read_ahead_batches_are_the_cpus(make: Any) -> None:
             expected, one, other = (layout.collate(ids) for layout in (on_cpu, resident, ahead))
             assert {tensor.device.type for tensor in _pytree.tree_leaves(one)} == {"cuda"}
             assert_equal(one, other)
-            # division by a number may round differently on a card
+            # division by a number may round differently on a GPU
             assert_equal(one, expected, rounding=make is images)
     finally:
         ahead.close()
@@ -93,7 +93,7 @@ def test_collate_waits_for_nothing(make: Any, resident: bool) -> None:
 
 
 def test_pinned_memory_is_not_used_again_before_it_is_sent() -> None:
-    """Batches are made while the card is busy, so that their copies all wait; each must still be its own."""
+    """Batches are made while the GPU is busy, so that their copies all wait; each must still be its own."""
     on_cpu, ahead = packed(CPU, False), packed(CUDA, False)
     ahead.expect(list(IDS))
     try:

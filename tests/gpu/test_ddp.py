@@ -1,4 +1,4 @@
-"""Sums over ranks on cards: replayed backward passes sum what launched ones do, and two cards train as one."""
+"""All-reduce on GPUs: replayed backward passes sum what eager ones do, and two GPUs train as one."""
 
 from __future__ import annotations
 
@@ -80,17 +80,17 @@ def step(run: Assembled, index: int, rank: int = 0, ranks: int = 1) -> None:
 
 @final
 class Doubles(World):
-    """Two ranks that do the same, on one card: a sum doubles, on a stream of its own, as NCCL's do."""
+    """Two ranks that do the same, on one GPU: a sum doubles, on a stream of its own, as NCCL's do."""
 
     rank, size, local_rank = 0, 2, 0
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor.mul_(2)
 
-    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             tensor.mul_(2)
@@ -114,7 +114,7 @@ class Doubles(World):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_sums_behind_a_replayed_backward_pass_are_those_beside_a_launched_one(dtype: str) -> None:
+def test_sums_behind_a_replayed_backward_pass_are_those_beside_an_eager_one(dtype: str) -> None:
     """A sum that began before its gradients were there, or an update before its sums, would show in the bits."""
     eager, captured = (made(Doubles(), capture, reduce_dtype=dtype) for capture in (False, True))
     assert len(captured.engine._step.gradients._sums.buckets) > 4
@@ -132,24 +132,24 @@ def test_sums_behind_a_replayed_backward_pass_are_those_beside_a_launched_one(dt
         run.engine.close()
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA cards")
-@pytest.mark.parametrize("capture", [False, True], ids=["launched", "captured"])
-def test_two_cards_train_as_one(capture: bool, tmp_path: Path) -> None:
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+@pytest.mark.parametrize("capture", [False, True], ids=["eager", "captured"])
+def test_two_gpus_train_as_one(capture: bool, tmp_path: Path) -> None:
     alone = made(Alone(), capture)
     for index in range(STEPS):
         step(alone, index)
     expected = {name: tensor.cpu() for name, tensor in alone.engine.whole().items()}
     alone.engine.close()
-    found = on_two_cards(tmp_path, capture)
+    found = on_two_gpus(tmp_path, capture)
     assert [said["steps"].split(":")[0] for said in found] == ["captured" if capture else "eager"] * 2, found
-    assert found[0]["weights"] == found[1]["weights"], "the cards hold different weights"
+    assert found[0]["weights"] == found[1]["weights"], "the GPUs hold different weights"
     for name, tensor in expected.items():
         given = torch.tensor(found[0]["weights"][name], dtype=tensor.dtype)
         # AdamW turns rounding of tiny gradients into steps of the learning rate's size
         torch.testing.assert_close(given, tensor.flatten()[: len(given)], rtol=1e-3, atol=1e-4, msg=name)
 
 
-def on_two_cards(folder: Path, capture: bool) -> list[dict[str, Any]]:
+def on_two_gpus(folder: Path, capture: bool) -> list[dict[str, Any]]:
     """What the two processes say, in rank order."""
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}

@@ -1,4 +1,4 @@
-"""torch's DataParallel over two cards trains as one card."""
+"""torch's DataParallel over two GPUs trains as one GPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.parity import driving, reference
 STEPS = 5
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA cards")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 @pytest.mark.parametrize(("number_format", "tolerance"), [("fp32", 1e-3), ("bf16", 2e-2)])
-def test_two_cards_train_as_one(number_format: str, tolerance: float) -> None:
+def test_two_gpus_train_as_one(number_format: str, tolerance: float) -> None:
     chosen = driving.recipe(techniques={**driving.PLAIN, "precision": number_format}, loop={"batch_size": 7})
     chosen = chosen.with_settings(["device=cuda"])
     original, device, data = reference.tiny_model(dropout=0.0), torch.device("cuda", 0), driving.dataset()
     losses = []
-    for dealt in (False, True):
+    for split in (False, True):
         model = copy.deepcopy(original)
         build = assemble_build(
             chosen,
@@ -35,7 +35,7 @@ def test_two_cards_train_as_one(number_format: str, tolerance: float) -> None:
             blocks=list(model.distilbert.transformer.layer),
             normalisation=((0.5,) * 3, (0.5,) * 3),
         )
-        if dealt:
+        if split:
             build = strategy_for(chosen.with_settings(["parallel.strategy=dp"]), Mesh()).prepare(build)
         run = assemble(chosen, build, STEPS)
         losses.append(driving.train(run, chosen, STEPS))

@@ -1,4 +1,4 @@
-"""The kernels of embeddings' gradients, compiled for this card: the definition's sums, and the same bits each time."""
+"""The kernels of embeddings' gradients, compiled for this GPU: the definition's sums, and the same bits each time."""
 
 from __future__ import annotations
 

@@ -84,11 +84,11 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_packed_compiled_and_captured(tmp_path: Path, family: str) -> None:
     fast = run(tmp_path / "fast", family, {})
-    assert fast.path["layout"].startswith("packed"), fast.path
-    assert fast.path["compile"].startswith("each of 2 blocks"), fast.path
+    assert fast.execution["layout"].startswith("packed"), fast.execution
+    assert fast.execution["compile"].startswith("each of 2 blocks"), fast.execution
     pooled = "off: the last block has no attention" if family == "modernbert" else "the last block"
-    assert fast.path["early_pooling"].startswith(pooled), fast.path
-    assert fast.path["steps"].startswith("captured"), fast.path
+    assert fast.execution["early_pooling"].startswith(pooled), fast.execution
+    assert fast.execution["steps"].startswith("captured"), fast.execution
     run(tmp_path / "plain", family, PLAIN)
     quick, slow = losses(tmp_path / "fast"), losses(tmp_path / "plain")
     assert quick[:5] == pytest.approx(slow[:5], rel=0.02), "the first losses differ by more than bf16 rounding"
@@ -119,8 +119,8 @@ def test_accumulation_takes_the_same_path(tmp_path: Path) -> None:
     cut = run(
         tmp_path / "cut", "bert", {"precision": "fp32"}, loop={"epochs": 2, "batch_size": 16, "micro_batch_size": 6}
     )
-    assert cut.path["steps"].startswith("captured")
-    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=2e-3), whole.path
+    assert cut.execution["steps"].startswith("captured")
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=2e-3), whole.execution
 
 
 def test_the_saved_model_measures_the_same_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -128,20 +128,20 @@ def test_the_saved_model_measures_the_same_in_a_process_of_its_own(tmp_path: Pat
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(40)))
     found = evaluate(tmp_path / "run", data=str(tmp_path / "rows.jsonl"))
     assert found.metrics["accuracy"] > 0.9
-    assert not any("_orig_mod" in name for name in _names(tmp_path / "run")), record.path
+    assert not any("_orig_mod" in name for name in _names(tmp_path / "run")), record.execution
 
 
-def test_padded_batches_are_captured_and_follow_launched_ones(tmp_path: Path) -> None:
+def test_padded_batches_are_captured_and_follow_eager_ones(tmp_path: Path) -> None:
     alike = {"packing": False, "compile": False}
-    for name, captures in (("recorded", "auto"), ("launched", False)):
+    for name, captures in (("captured", "auto"), ("eager", False)):
         found = run(tmp_path / name, "bert", {**alike, "capture": captures})
-        assert found.path["steps"].startswith("captured" if captures else "eager"), found.path
-    assert losses(tmp_path / "recorded")[:5] == pytest.approx(losses(tmp_path / "launched")[:5], rel=0.02)
+        assert found.execution["steps"].startswith("captured" if captures else "eager"), found.execution
+    assert losses(tmp_path / "captured")[:5] == pytest.approx(losses(tmp_path / "eager")[:5], rel=0.02)
 
 
 def test_pure_bf16_is_captured_and_learns(tmp_path: Path) -> None:
     found = run(tmp_path / "run", "bert", {"precision": "pure_bf16", "compile": False})
-    assert found.path["steps"].startswith("captured"), found.path
+    assert found.execution["steps"].startswith("captured"), found.execution
     assert np.mean(losses(tmp_path / "run")[-5:]) < 0.6 * losses(tmp_path / "run")[0]
 
 
@@ -150,15 +150,15 @@ def test_pure_bf16_is_captured_and_learns(tmp_path: Path) -> None:
 def test_our_gradients_of_embeddings_are_captured_and_follow_torchs(tmp_path: Path) -> None:
     for name, ours in (("ours", True), ("torchs", False)):
         found = run(tmp_path / name, "bert", {"precision": "fp32", "embedding_gradient": ours})
-        assert found.path["steps"].startswith("captured"), found.path
-        assert ("embedding_gradient" in found.path) == ours, found.path
+        assert found.execution["steps"].startswith("captured"), found.execution
+        assert ("embedding_gradient" in found.execution) == ours, found.execution
     assert losses(tmp_path / "ours") == pytest.approx(losses(tmp_path / "torchs"), rel=2e-3)
 
 
 def test_a_frozen_backbone_is_captured(tmp_path: Path) -> None:
     plain = run(tmp_path / "run", "bert", {"compile": "auto"}, model={
         "config": {"model_type": "bert", **SIZES}, "vocabulary_size": 200, "train": "head"})  # fmt: skip
-    assert plain.path["steps"].startswith("captured"), plain.path
+    assert plain.execution["steps"].startswith("captured"), plain.execution
 
 
 @pytest.mark.parametrize("techniques", [{"compile": True}, {"cudnn_benchmark": True}], ids=["compiled", "tried out"])
@@ -174,10 +174,10 @@ def test_images_are_captured_with_channels_last_and_augmented(tmp_path: Path, te
         }
     )  # fmt: skip
     record = train(recipe, out=tmp_path / "run")
-    assert record.path["steps"].startswith("captured"), record.path
-    assert record.path["fully_connected"] == "5 convolutions", record.path
+    assert record.execution["steps"].startswith("captured"), record.execution
+    assert record.execution["fully_connected"] == "5 convolutions", record.execution
     assert torch.backends.cudnn.benchmark is False, "what a run sets is put back"
-    assert record.path["channels_last"] == "on", record.path
+    assert record.execution["channels_last"] == "on", record.execution
     assert record.final["test"]["accuracy"] > 0.8
 
 

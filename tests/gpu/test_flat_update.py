@@ -1,4 +1,4 @@
-"""The flat update on a card: torch's fused optimizer, launched and recorded, without a wait."""
+"""The flat update on a GPU: torch's fused optimizer, eager and captured, without a wait."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def all_gradients(model: nn.Module, skipped: Sequence[int]) -> list[list[torch.T
     return found
 
 
-def recorded(updates: Updates, gradients: FlatGradients) -> Callable[[], None]:
-    """Applies an update by replaying it; recording applies none."""
+def captured(updates: Updates, gradients: FlatGradients) -> Callable[[], None]:
+    """Applies an update by replaying it; capture applies none."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -82,22 +82,22 @@ def test_it_has_the_bits_of_torchs_fused_optimizer(kind: str, skipped: Sequence[
 
 
 @pytest.mark.parametrize(("kind", "make"), [*((kind, flat) for kind in cpu.KINDS), ("adamw", torchs), ("sgd", torchs)])
-def test_a_recorded_update_has_the_bits_of_a_launched_one(kind: str, make: Callable[[str], Made]) -> None:
-    (launched, *parts), (replayed, *other_parts) = make(kind), make(kind)
+def test_a_captured_update_has_the_bits_of_an_eager_one(kind: str, make: Callable[[str], Made]) -> None:
+    (eager, *parts), (replayed, *other_parts) = make(kind), make(kind)
     assert other_parts[0].capturable is None
-    everything = all_gradients(launched, cpu.SKIPPED)
+    everything = all_gradients(eager, cpu.SKIPPED)
     for found in everything[:2]:  # the first is skipped, the second allocates what is allocated late
-        for model, each in ((launched, parts), (replayed, other_parts)):
+        for model, each in ((eager, parts), (replayed, other_parts)):
             put(model, found)
             apply(*each)
-    replay = recorded(*other_parts)
+    replay = captured(*other_parts)
     with waits_are_errors():
         for found in everything[2:]:
-            put(launched, found)
+            put(eager, found)
             apply(*parts)
             put(replayed, found)
             replay()
-    assert cpu.different(launched, replayed) == []
+    assert cpu.different(eager, replayed) == []
     assert parts[0].applied == other_parts[0].applied == cpu.STEPS - len(cpu.SKIPPED)
 
 

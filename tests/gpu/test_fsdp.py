@@ -1,4 +1,4 @@
-"""Shards on two cards: they train as two whole models do, and each card keeps half of weights and states."""
+"""Shards on two GPUs: they train as two whole models do, and each GPU keeps half of weights and states."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.parity.driving import recipe
 
 CUDA, STEPS, TOTAL, BATCH, SECONDS = torch.device("cuda"), 10, 50, 8, 240
 ALIKE_FROM = 4
-"""Steps from here on are of one micro-batch, and recorded where they can be."""
+"""Steps from here on are of one micro-batch, and captured where they can be."""
 
 ROUNDING = {"fp32": 2e-4, "bf16": 3e-2}
 """After ten steps, in which differences of a last bit grow: 5e-5 and 1.2e-2 were seen on two H200."""
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA cards")
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 
 
 class Net(nn.Module):
@@ -54,14 +54,14 @@ class Net(nn.Module):
 
 
 def made(world: World, kind: str, number_format: str) -> Assembled:
-    """On shards, kept on the card (launched, or recorded) or in main memory, or whole on both cards."""
+    """On shards, kept on the GPU (eager, or captured) or in main memory, or whole on both GPUs."""
     generator = np.random.default_rng(0)
     images = Images(generator.integers(0, 256, (64, 8, 8, 1), dtype=np.uint8))
     torch.manual_seed(world.rank)
     model = Net().to(CUDA)
     # with the usual epsilon AdamW turns the rounding of tiny gradients into steps of the learning rate's size
     optimizer = {"decay_all": False, "clip_norm": None, "eps": 1e-3}
-    techniques = {"precision": number_format, "capture": kind == "recorded"}
+    techniques = {"precision": number_format, "capture": kind == "captured"}
     parallel = {"strategy": "ddp"} if kind == "ddp" else {"strategy": "fsdp", "offload": kind == "offload"}
     chosen = recipe(techniques=techniques, optimizer=optimizer, parallel=parallel)
     build = Build(
@@ -95,24 +95,24 @@ def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
     with joined(place, backend=None, device=CUDA, timeout_seconds=SECONDS / 2) as world:
         run = made(world, kind, number_format)
         losses = []
-        if kind == "recorded":  # as a run does; the first passes are recorded at once then
+        if kind == "captured":  # as a run does; the first passes are captured at once then
             run.engine.warm_up_on(run.build.layout.collate(np.arange(BATCH // 2)), BATCH)
         for index in range(STEPS):
             ids = np.array_split((np.arange(BATCH) + BATCH * index) % 64, 2)[rank]
             # dropout-free, so that a micro-batch more or less changes the rounding alone
-            parts = np.split(ids, 2) if index < ALIKE_FROM and kind != "recorded" else [ids]
+            parts = np.split(ids, 2) if index < ALIKE_FROM and kind != "captured" else [ids]
             batches = [run.build.layout.collate(part) for part in parts]
-            # what is launched for the first time, and what is recorded, may wait
-            watched = {"fsdp": index > ALIKE_FROM, "recorded": index > 3}.get(kind, False)
+            # what runs eagerly for the first time, and what is captured, may wait
+            watched = {"fsdp": index > ALIKE_FROM, "captured": index > 3}.get(kind, False)
             with waits_are_errors() if watched else contextlib.nullcontext():
                 done = run.engine.accumulate_batches(batches, BATCH, step=index)
                 run.engine.update()
-            losses.append(world.sum_(done.loss.clone()).item())
+            losses.append(world.all_reduce(done.loss.clone()).item())
             if index == 0:
                 kept = run.engine.execution["steps"]
         path = run.engine.execution["steps"]
         del batches, done
-        if kind == "recorded":
+        if kind == "captured":
             run.engine._runner.close()  # type: ignore[attr-defined]
         gc.collect()
         torch.cuda.synchronize()
@@ -128,7 +128,7 @@ def be_rank(folder: str, kind: str, number_format: str, rank: int) -> None:
     print(json.dumps(said))
 
 
-def on_two_cards(folder: Path, kind: str, number_format: str) -> list[dict[str, Any]]:
+def on_two_gpus(folder: Path, kind: str, number_format: str) -> list[dict[str, Any]]:
     """What the two processes say, in rank order."""
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
@@ -149,12 +149,12 @@ def on_two_cards(folder: Path, kind: str, number_format: str) -> list[dict[str, 
 
 @pytest.mark.timeout(3 * SECONDS)
 @pytest.mark.parametrize("number_format", ["fp32", "bf16"])
-def test_shards_on_two_cards_train_as_ddp_in_half_the_memory(tmp_path: Path, number_format: str) -> None:
-    kinds = ("ddp", "fsdp", "offload", "recorded")
-    ddp, shards, offloaded, recorded = (on_two_cards(tmp_path, kind, number_format) for kind in kinds)
-    assert [found["kept"] for found in recorded] == ["captured: 1 graph"] * 2, "the warm-up's, and the update leaves it"
-    assert [found["path"] for found in recorded] == ["captured: 2 graphs"] * 2, "forward and backward, and the update"
-    for kind, found in (("fsdp", shards), ("offload", offloaded), ("recorded", recorded)):
+def test_shards_on_two_gpus_train_as_ddp_in_half_the_memory(tmp_path: Path, number_format: str) -> None:
+    kinds = ("ddp", "fsdp", "offload", "captured")
+    ddp, shards, offloaded, captured = (on_two_gpus(tmp_path, kind, number_format) for kind in kinds)
+    assert [found["kept"] for found in captured] == ["captured: 1 graph"] * 2, "the warm-up's, and the update leaves it"
+    assert [found["path"] for found in captured] == ["captured: 2 graphs"] * 2, "forward and backward, and the update"
+    for kind, found in (("fsdp", shards), ("offload", offloaded), ("captured", captured)):
         assert found[0]["weights"] == found[1]["weights"], f"{kind}: the ranks gather different weights"
         assert found[0]["losses"] == pytest.approx(ddp[0]["losses"], rel=ROUNDING[number_format]), kind
         for name, values in ddp[0]["weights"].items():
@@ -164,7 +164,7 @@ def test_shards_on_two_cards_train_as_ddp_in_half_the_memory(tmp_path: Path, num
     for rank in range(2):
         share = shards[rank]["bytes"] / ddp[rank]["bytes"]
         assert share == pytest.approx(0.5, rel=0.1), f"rank {rank} keeps {share:.2f} of what DDP keeps"
-        assert offloaded[rank]["bytes"] < 0.1 * ddp[rank]["bytes"], f"rank {rank} keeps shards on its card"
+        assert offloaded[rank]["bytes"] < 0.1 * ddp[rank]["bytes"], f"rank {rank} keeps shards on its GPU"
 
 
 if __name__ == "__main__":

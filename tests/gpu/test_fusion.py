@@ -1,4 +1,4 @@
-"""The kernels of fusion on a card, and blocks that are traced or compiled with them."""
+"""The kernels of fusion on a GPU, and blocks that are traced or compiled with them."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def steps() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kernel", ["norm", "gelu"])
-def test_the_same_seed_gives_the_same_bits_launched_and_captured(kernel: str) -> None:
+def test_the_same_seed_gives_the_same_bits_eager_and_captured(kernel: str) -> None:
     step = steps()[kernel]
-    launched = []
+    eager = []
     for _ in range(2):
         torch.manual_seed(3)
-        launched.append([part.detach().clone() for part in step()])
-    assert all(map(torch.equal, *launched)), "two runs from one seed differ"
+        eager.append([part.detach().clone() for part in step()])
+    assert all(map(torch.equal, *eager)), "two runs from one seed differ"
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_bits_launched_and_captured(kernel: str) ->
     torch.manual_seed(3)
     graph.replay()
     first = [part.detach().clone() for part in static]
-    assert all(map(torch.equal, launched[0], first)), "a replay from the same seed differs from a launch"
+    assert all(map(torch.equal, eager[0], first)), "a replay from the same seed differs from a launch"
     graph.replay()
     assert torch.equal(first[0], static[0]) == (kernel == "gelu"), "each replay should draw anew, and nothing else"
 

@@ -16,7 +16,7 @@ from paceline.kernels.short_attention import short_attention_joined
 
 triton = pytest.importorskip("triton", reason="the kernels are Triton's")
 
-CARD = torch.device("cuda")
+GPU = torch.device("cuda")
 
 
 def passes() -> list[torch.Tensor]:
@@ -24,10 +24,10 @@ def passes() -> list[torch.Tensor]:
     torch.manual_seed(0)
     rows, heads, dim = 96, 5, 32
     width = heads * dim
-    qkv = torch.randn(rows, 3, heads, dim, device=CARD, dtype=torch.float16, requires_grad=True)
-    wide = torch.randn(rows, width, device=CARD, requires_grad=True)
-    parts = [torch.randn(width, device=CARD, requires_grad=True) for _ in range(4)]
-    bounds = torch.tensor([0, 40, rows], device=CARD, dtype=torch.int32)
+    qkv = torch.randn(rows, 3, heads, dim, device=GPU, dtype=torch.float16, requires_grad=True)
+    wide = torch.randn(rows, width, device=GPU, requires_grad=True)
+    parts = [torch.randn(width, device=GPU, requires_grad=True) for _ in range(4)]
+    bounds = torch.tensor([0, 40, rows], device=GPU, dtype=torch.int32)
     attended = short_attention_joined(qkv, bounds, 64, dropout=0.25).flatten(1)
     out, narrow = residual_norm(attended, parts[0], wide, parts[1], parts[2], dropout=0.25, eps=1e-5, narrow=True)
     loss = out.square().sum() + bias_gelu(narrow, parts[3]).float().sum()
@@ -47,7 +47,7 @@ def test_nothing_is_left_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
     monkeypatch.setattr(triton.knobs.runtime, "kernel_load_start_hook", note_load)
     filters = list(warnings.filters)
-    with compiled_together(CARD):
+    with compiled_together(GPU):
         passes()
     assert list(warnings.filters) == filters, "Triton's changes of them were left behind by its threads"
     # attention has three kernels, the others two each
@@ -66,8 +66,8 @@ def test_nothing_is_left_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_only_noted_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda *_, fn, **__: compiled.append(fn.name))
-    wide = torch.randn(8, 1120, device=CARD, dtype=torch.float16)  # a width that no other test has here
-    with only_noted(CARD) as noted:
-        assert bias_gelu(wide, torch.zeros(1120, device=CARD)).shape == wide.shape
+    wide = torch.randn(8, 1120, device=GPU, dtype=torch.float16)  # a width that no other test has here
+    with only_noted(GPU) as noted:
+        assert bias_gelu(wide, torch.zeros(1120, device=GPU)).shape == wide.shape
     assert len(noted) == 1
     assert not compiled

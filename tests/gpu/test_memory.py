@@ -1,4 +1,4 @@
-"""``paceline memory`` on a card: its stages are there, they add up, and the plan is near."""
+"""``paceline memory`` on a GPU: its stages are there, they add up, and the plan is near."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check(found: MemoryStages) -> None:
         assert stage.allocated <= stage.peak <= stage.reserved <= stage.in_use, stage
     assert found.total <= torch.cuda.get_device_properties(0).total_memory
     assert found.plan.allocated == pytest.approx(found.peak, rel=CLOSE)
-    # what the driver counts is not compared: other tests come and go on this card
+    # what the driver counts is not compared: other tests come and go on this GPU
     assert found.plan.reserved == pytest.approx(max(stage.reserved for stage in found.stages), rel=RESERVED)
     assert found.step_seconds is not None
     assert found.step_seconds < 1
@@ -86,7 +86,7 @@ def test_each_stage_adds_what_it_should(tmp_path: Path) -> None:
 
 
 def test_everything_that_is_chosen_by_itself() -> None:
-    """Packed, fused, captured: the steps are replayed, and their memory is taken while they are recorded."""
+    """Packed, fused, captured: the steps are replayed, and their memory is taken while they are captured."""
     asked = recipe().with_settings(
         [f"techniques.{name}=auto" for name in ("precision", "capture", *PLAIN)] + ["data.splits.validation=0.25"]
     )
@@ -95,8 +95,8 @@ def test_everything_that_is_chosen_by_itself() -> None:
     names = [stage.name for stage in found.stages]
     assert names[:5] == [*EAGER[:4], "warm-up"]
     assert names[-1] == "evaluation"
-    assert found.path["layout"] == "packed"
-    assert found.path["steps"].startswith("captured"), found.path
+    assert found.execution["layout"] == "packed"
+    assert found.execution["steps"].startswith("captured"), found.execution
     assert "passes" in names, "the first step is replayed"
 
 
@@ -122,7 +122,7 @@ def test_states_of_8_bits_are_there_after_the_first_update() -> None:
     assert predicted(found, stages["forward"]) is None, "the plan's forward passes stand beside the states"
 
 
-def test_saving_a_model_takes_nothing_of_the_card(tmp_path: Path) -> None:
+def test_saving_a_model_takes_nothing_of_the_gpu(tmp_path: Path) -> None:
     """transformers clones, where they are, tensors that share their memory, as weights in a flat buffer do."""
     model, tokenizer = bert()
     model.cuda()

@@ -1,4 +1,4 @@
-"""Attention of one query a sequence on a card: right to rounding, exact in what it drops, legal in captured graphs."""
+"""Attention of one query a sequence on a GPU: right to rounding, exact in what it drops, legal in captured graphs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def row(
 
 
 def whole(q: Tensor, kv: Tensor, grad: Tensor, dropout: float, cu_seqlens: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Output and gradients; without ``cu_seqlens`` the lengths are copied to the card, which waits."""
+    """Output and gradients; without ``cu_seqlens`` the lengths are copied to the GPU, which waits."""
     cu_seqlens = bounds(LENGTHS, "cuda") if cu_seqlens is None else cu_seqlens
     out = one_query_attention(q, kv, cu_seqlens, 512, dropout=dropout)
     return out.detach(), *torch.autograd.grad(out, (q, kv), grad)
@@ -134,8 +134,8 @@ def test_a_captured_graph_draws_anew_at_every_replay_and_is_what_is_launched() -
 
     first, second, again = replay(1), replay(None), replay(1)
     torch.manual_seed(1)
-    launched = step()
-    for name, a, b, c, d in zip(NAMES, first, second, again, launched, strict=True):
+    eager = step()
+    for name, a, b, c, d in zip(NAMES, first, second, again, eager, strict=True):
         assert torch.equal(a, c), f"{name} differs between replays from one seed"
         assert not torch.equal(a, b), f"{name} is the same in two replays one after the other"
         assert torch.equal(a, d), f"{name} of a replay is not that of a launch from the same seed"

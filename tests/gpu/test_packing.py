@@ -1,4 +1,4 @@
-"""Packed rows on a card: every operator against each sequence alone, dropout's law, capture, and no waiting."""
+"""Packed rows on a GPU: every operator against each sequence alone, dropout's law, capture, and no waiting."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_output_and_gradients_are_those_of_each_sequence_alone(
 
 @pytest.mark.parametrize("name", ["_efficient", "padded_attention"])
 def test_the_fallbacks_of_half_precision(name: str) -> None:
-    """What older cards take, and odd head sizes."""
+    """What older GPUs take, and odd head sizes."""
     q, k, v, grad = states(torch.float16)
     expected = one_by_one(q, k, v, None)
     if name == "_efficient":
@@ -230,18 +230,18 @@ def plainly(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("family", PACKABLE)
-def test_every_family_is_packed_on_a_card(family: str) -> None:
+def test_every_family_is_packed_on_a_gpu(family: str) -> None:
     build, packed = made(family)
     state = torch.cuda.get_rng_state()
     assert difference(build, packed, IDS) is None
     assert torch.equal(torch.cuda.get_rng_state(), state), "random numbers were drawn"
     done = packing.apply(build, packed, IDS, required=True, dtype=torch.bfloat16)
-    assert dict(done.path) == {"layout": "packed", "attention": "flash"}
+    assert dict(done.execution) == {"layout": "packed", "attention": "flash"}
 
 
-def test_a_model_that_cannot_be_packed_is_found_out_on_a_card() -> None:
+def test_a_model_that_cannot_be_packed_is_found_out_on_a_gpu() -> None:
     build, packed = made("deberta-v2")
-    assert packing.apply(build, packed, IDS).path == {"layout": "padded"}
+    assert packing.apply(build, packed, IDS).execution == {"layout": "padded"}
 
 
 @pytest.mark.parametrize("family", PACKABLE)

@@ -1,4 +1,4 @@
-"""Whole runs on a card."""
+"""Whole runs on a GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(rows: list[dict[str, str]], out: Path, **settings: object) -> dict[str, 
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp32", "tf32", "bf16", "fp16"])
-def test_a_run_on_the_card_learns(rows: list[dict[str, str]], tmp_path: Path, precision: str) -> None:
+def test_a_run_on_the_gpu_learns(rows: list[dict[str, str]], tmp_path: Path, precision: str) -> None:
     run(rows, tmp_path / "run", techniques={"precision": precision})
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["final"]["test"]["accuracy"] > 0.9

@@ -1,4 +1,4 @@
-"""The step on a card: never waits, skips without a trace, and equals the hand-written loop up to rounding."""
+"""The step on a GPU: never waits, skips without a trace, and equals the hand-written loop up to rounding."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def test_an_overflowing_step_changes_nothing(kind: str) -> None:
 
 def test_twenty_steps_stay_near_the_hand_written_loop_on_the_cpu() -> None:
     chosen = recipe(techniques={"precision": "fp32"})
-    on_card = train(assembled(tiny_model(dropout=0.0), chosen, device="cuda"), chosen)
+    on_gpu = train(assembled(tiny_model(dropout=0.0), chosen, device="cuda"), chosen)
     by_hand = train_by_hand(
         tiny_model(dropout=0.0),
         make_optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3, weight_decay=0.01),
     )
-    assert on_card == pytest.approx(by_hand, rel=2e-4)
+    assert on_gpu == pytest.approx(by_hand, rel=2e-4)
 
 
 @pytest.mark.parametrize("mode", ["bf16", "fp16"])

@@ -1,4 +1,4 @@
-"""Windows on a card: kernels in every step, also of steps that are recorded otherwise; and what spans cost unheard."""
+"""Windows on a GPU: kernels in every step, also of steps that are captured otherwise; and what spans cost unheard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_SHARE = 0.003
 """Of a step's seconds, what its spans may take where nobody listens."""
 
 BEHIND = 50_000_000
-"""Cycles of a card's clock, some 30 ms, by which each step keeps it busy after the host is done."""
+"""Cycles of a GPU's clock, some 30 ms, by which each step keeps it busy after the host is done."""
 
 
 def recipe(*settings: str) -> Recipe:
@@ -85,9 +85,9 @@ def test_every_step_of_a_window_has_its_kernels(graph: str, tmp_path: Path) -> N
     assert meta["graphs"] == ("replayed" if graph == "keep" else "launched")
     assert meta["device"] == torch.cuda.get_device_name()
     assert meta["step_seconds_before"] > 0
-    # what is recorded outlives the window, and no bit is another
-    assert watched.path["steps"] == plain.path["steps"]
-    assert watched.path["steps"].startswith("captured")
+    # what is captured outlives the window, and no bit is another
+    assert watched.execution["steps"] == plain.execution["steps"]
+    assert watched.execution["steps"].startswith("captured")
     one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("plain", "watched"))
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
     assert any("ms before it" in notice for notice in watched.notices)
@@ -107,7 +107,7 @@ def test_cudas_profiler_runs_in_the_window_alone(tmp_path: Path, monkeypatch: py
     cudart: Any = torch.cuda.cudart()
 
     class Watched:
-        def __getattr__(self, name: str) -> Any:  # torch asks it for the card's free memory too
+        def __getattr__(self, name: str) -> Any:  # torch asks it for the GPU's free memory too
             return getattr(cudart, name)
 
         def cudaProfilerStart(self) -> Any:
@@ -144,8 +144,8 @@ main()
 """
 
 
-def test_a_tool_hears_the_ranges_of_launched_steps(tmp_path: Path) -> None:
-    """Of replayed ones it would hear none: host ranges fire when a graph is recorded."""
+def test_a_tool_hears_the_ranges_of_eager_steps(tmp_path: Path) -> None:
+    """Of replayed ones it would hear none: host ranges fire when a graph is captured."""
     pytest.importorskip("nvtx", reason="the package nvtx is not installed")
     tool, file = built_tool(tmp_path), tmp_path / "recipe.yaml"
     file.write_text(recipe("trace.steps=[20:23]", "trace.kind=nsys").to_yaml())
@@ -157,7 +157,7 @@ def test_a_tool_hears_the_ranges_of_launched_steps(tmp_path: Path) -> None:
         assert [name for name in inside if name != "Data Wait"] == ["Forward", "Backward", "Clip", "Optimizer Step"]
     assert not [names for names in tree if names[0] == "Epoch 1, Iteration 20"]
     if name_streams({1: "other"}):  # where torch's build has brought NVIDIA's library
-        assert "recording" in [event["name"] for event in events if event["kind"] == "stream"]
+        assert "capture" in [event["name"] for event in events if event["kind"] == "stream"]
 
 
 @final
@@ -195,7 +195,7 @@ def test_spans_that_nobody_hears_cost_nothing_to_speak_of(tmp_path: Path) -> Non
     assert share < MOST_SHARE, f"{a_step:.1f} spans of {each * 1e9:.0f} ns in a step of {step_seconds * 1e3:.2f} ms"
 
 
-def test_a_cards_memory_is_followed_from_span_to_span() -> None:
+def test_a_gpus_memory_is_followed_from_span_to_span() -> None:
     mib = 2**20
     # what other tests have left: garbage goes at any moment, and blocks that are kept may be larger than asked for
     gc.collect()

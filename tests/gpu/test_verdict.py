@@ -1,4 +1,4 @@
-"""Traces of a card: what was launched where, and faults that were planted."""
+"""Traces of a GPU: what was launched where, and faults that were planted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOAD = Workload(first_step=FIRST, num_steps=STEPS, facts={"peak_flops": None})
 
 
 def judged(folder: Path, step: Callable[[], None], **facts: object) -> tuple[Verdict, Budgets]:
-    """The verdict on steps of a card, after two that nobody looks at."""
+    """The verdict on steps of a GPU, after two that nobody looks at."""
     for _ in range(2):
         step()
     torch.cuda.synchronize()
@@ -67,7 +67,7 @@ def stepping(width: int, layers: int, loading: float = 0.0) -> Callable[[], None
     return step
 
 
-def test_kernels_belong_to_the_span_that_launched_them_and_a_busy_card_is_fine(tmp_path: Path) -> None:
+def test_kernels_belong_to_the_span_that_launched_them_and_a_busy_gpu_is_fine(tmp_path: Path) -> None:
     found, budgets = judged(tmp_path, stepping(8192, 8))
     mean = budgets.mean(0)
     # autograd launches from a thread of its own; two products for each of the forward pass

@@ -1,4 +1,4 @@
-"""What capture rests on: a step never moves a tensor that outlives it. On a card: tests/gpu/test_capture.py."""
+"""What capture rests on: a step never moves a tensor that outlives it. On a GPU: tests/gpu/test_capture.py."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from paceline.engine.capture import Eager, _Input, _Recording
+from paceline.engine.capture import Eager, _Graph, _Input
 from paceline.prepare.assemble import Assembled
 from tests.parity.driving import assembled, recipe, train
 from tests.parity.reference import tiny_model
 
 
 def addresses(run: Assembled) -> Iterator[tuple[str, int]]:
-    """Where everything is that a recorded step reads or writes and keeps."""
+    """Where everything is that a captured step reads or writes and keeps."""
     for name, parameter in run.build.model.named_parameters():
         yield name, parameter.data_ptr()
         assert parameter.grad is not None
@@ -53,10 +53,10 @@ def test_a_warm_up_leaves_no_trace() -> None:
     assert train(one, chosen) == train(other, chosen)
 
 
-def test_without_a_card_a_function_runs_as_it_is() -> None:
+def test_without_a_gpu_a_function_runs_as_it_is() -> None:
     runner = Eager("the device is a CPU")
     assert runner.run(lambda a, b, option: (a + b, option), (1, 2), "last") == (3, "last")
-    assert runner.path == "eager: the device is a CPU"
+    assert runner.execution == "eager: the device is a CPU"
 
 
 class Doubling:
@@ -72,24 +72,24 @@ class Doubling:
 @pytest.mark.parametrize("changes", [False, True])
 def test_what_is_there_already_is_not_copied_again(changes: bool) -> None:
     place, written = _Input(torch.zeros(2), changes), torch.zeros(2)
-    recording = _Recording(Doubling(place.ours, written), [place, None], {"out": written})
+    graph = _Graph(Doubling(place.ours, written), [place, None], {"out": written})
     given = torch.ones(2)
-    first = recording.replay([given, "last"])["out"]
+    first = graph.replay([given, "last"])["out"]
     copied = place.ours._version
-    assert recording.replay([given, "last"])["out"].tolist() == [2, 2]
+    assert graph.replay([given, "last"])["out"].tolist() == [2, 2]
     assert (place.ours._version > copied) == changes, "copied again" if not changes else "what the graph changes stayed"
     given.add_(1)
-    assert recording.replay([given, "last"])["out"].tolist() == [4, 4], "a change in place was not seen"
-    assert recording.replay([torch.full((2,), 3.0), "last"])["out"].tolist() == [6, 6]
-    assert recording.replay([given, "last"])["out"].tolist() == [4, 4], "another tensor came between"
+    assert graph.replay([given, "last"])["out"].tolist() == [4, 4], "a change in place was not seen"
+    assert graph.replay([torch.full((2,), 3.0), "last"])["out"].tolist() == [6, 6]
+    assert graph.replay([given, "last"])["out"].tolist() == [4, 4], "another tensor came between"
     assert first.tolist() == [2, 2], "the next replay has overwritten what was given out"
 
 
 def test_tensors_of_inference_mode_are_copied_each_time() -> None:
     place, written = _Input(torch.zeros(2), changes=False), torch.zeros(2)
-    recording = _Recording(Doubling(place.ours, written), [place], written)
+    graph = _Graph(Doubling(place.ours, written), [place], written)
     with torch.inference_mode():
         given = torch.ones(2)
-        assert recording.replay([given]).tolist() == [2, 2]
+        assert graph.replay([given]).tolist() == [2, 2]
         given.add_(1)
-        assert recording.replay([given]).tolist() == [4, 4]
+        assert graph.replay([given]).tolist() == [4, 4]

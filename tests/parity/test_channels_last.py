@@ -72,7 +72,7 @@ def test_weights_images_and_activations_are_channels_last() -> None:
     build.forward(build.model, build.layout.collate(np.arange(4)))
     assert len(seen) == 6
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in seen)
-    assert build.path["channels_last"] == "on"
+    assert build.execution["channels_last"] == "on"
 
 
 def test_a_batch_that_is_channels_last_already_is_not_copied() -> None:
@@ -95,6 +95,6 @@ def test_a_model_of_texts_is_left_alone_and_true_is_refused() -> None:
     assert told.forward is build.forward
     assert told.decisions[-1].value == "false"
     assert "no convolution" in told.decisions[-1].reason
-    assert channels_last.apply(build, False).path["channels_last"] == "off"
+    assert channels_last.apply(build, False).execution["channels_last"] == "off"
     with pytest.raises(RecipeError, match=r"--set techniques\.channels_last=auto"):
         channels_last.apply(build, True)

@@ -231,12 +231,12 @@ def test_a_whole_model_is_compiled_for_its_largest_batch_only() -> None:
 
 def test_the_path_says_what_is_compiled() -> None:
     build = assembled(tiny_model(), recipe()).build
-    assert technique.apply(build, False).path["compile"] == "off"
+    assert technique.apply(build, False).execution["compile"] == "off"
     assert undo(build.model) == 0
-    assert technique.apply(build, "auto").path["compile"] == "each of 2 blocks and the embeddings"
+    assert technique.apply(build, "auto").execution["compile"] == "each of 2 blocks and the embeddings"
     assert undo(build.model) == 3
     convolutions = replace(build, model=nn.Sequential(nn.Conv2d(3, 4, 3)), blocks=())
-    assert technique.apply(convolutions, True).path["compile"] == "the whole model"
+    assert technique.apply(convolutions, True).execution["compile"] == "the whole model"
 
 
 class Breaking(Dropping):
@@ -248,7 +248,9 @@ class Breaking(Dropping):
 
 def test_what_cannot_be_compiled_runs_as_written_and_the_reason_is_kept() -> None:
     block = Breaking()
-    build = replace(assembled(tiny_model(), recipe()).build, model=block, blocks=(block,), path={"layout": "padded"})
+    build = replace(
+        assembled(tiny_model(), recipe()).build, model=block, blocks=(block,), execution={"layout": "padded"}
+    )
     build = technique.apply(build, "auto")
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as caught:
         block(torch.ones(3, 4))
@@ -256,8 +258,8 @@ def test_what_cannot_be_compiled_runs_as_written_and_the_reason_is_kept() -> Non
         technique.fall_back(technique.apply(build, True), True, caught.value)
     assert "--set techniques.compile=false" in str(refused.value)
     fallen = technique.fall_back(technique.apply(build, "auto"), "auto", caught.value)
-    assert fallen.path["compile"].startswith("off: ")
-    assert fallen.path["layout"] == "padded"
+    assert fallen.execution["compile"].startswith("off: ")
+    assert fallen.execution["layout"] == "padded"
     assert fallen.decisions[-1].setting == "techniques.compile"
     assert fallen.decisions[-1].value == "false"
     assert block(torch.ones(3, 4)).shape == (3, 4), "still compiled"

@@ -1,4 +1,4 @@
-"""When cuDNN is told to try its kernels. What it finds is tried on cards: tests/gpu/test_capture.py."""
+"""When cuDNN is told to try its kernels. What it finds is tried on GPUs: tests/gpu/test_capture.py."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def test_a_run_that_asks_for_it_says_so_and_a_model_without_convolutions_is_refu
     build = build_of(network(), 2)
     told = cudnn_benchmark.apply(build)
     assert told.forward is not build.forward
-    assert told.path["cudnn_benchmark"] == "in training"
+    assert told.execution["cudnn_benchmark"] == "in training"
     with pytest.raises(RecipeError, match=r"--set techniques\.cudnn_benchmark=false"):
         cudnn_benchmark.apply(assembled(tiny_model(), recipe()).build)

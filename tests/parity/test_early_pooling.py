@@ -81,7 +81,7 @@ def test_rounding_is_told_from_a_difference_in_fp64(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("trains", [False, True], ids=["an evaluation", "a step"])
 @pytest.mark.parametrize("also", ["alone", "with joined products"])
 def test_a_pass_leaves_nothing_to_the_garbage_collector(also: str, trains: bool) -> None:
-    """Else the rows of several batches lie in a card's memory until it comes."""
+    """Else the rows of several batches lie in a GPU's memory until it comes."""
     build = packed_build(model_of("bert"))
     apply_early_pooling(build.model, build.blocks[-1])
     if also != "alone":
@@ -118,7 +118,7 @@ def test_comparing_leaves_no_copy_to_the_garbage_collector() -> None:
         left = [tuple(parameter.shape) for parameter in _alive() if id(parameter) not in mine | before]
     finally:
         gc.enable()
-    assert run.build.path["early_pooling"] == "the last block"
+    assert run.build.execution["early_pooling"] == "the last block"
     assert not left, f"copies of {left} are still there"
 
 
@@ -182,7 +182,7 @@ def test_twenty_steps_stay_with_those_of_a_whole_block() -> None:
     for early in (False, True):
         chosen = recipe(techniques={"packing": True, "early_pooling": early})
         run = assembled(tiny_model(dropout=0.0), chosen)
-        assert run.build.path["early_pooling"] == ("the last block" if early else "off")
+        assert run.build.execution["early_pooling"] == ("the last block" if early else "off")
         losses.append(train(run, chosen))
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
@@ -238,8 +238,8 @@ def test_blocks_of_all_lengths_are_two_compilations() -> None:
 def test_other_models_keep_their_last_block(family: str, reason: str) -> None:
     build = packed_build(model_of(family))
     found = early_pooling.apply(build, "auto", IDS)
-    assert reason in found.path["early_pooling"]
-    assert found.path["early_pooling"].startswith("off: ")
+    assert reason in found.execution["early_pooling"]
+    assert found.execution["early_pooling"].startswith("off: ")
     assert (found.decisions[-1].setting, found.decisions[-1].value) == ("techniques.early_pooling", "false")
     with pytest.raises(RecipeError, match=r"techniques\.early_pooling = true"):
         early_pooling.apply(build, True, IDS)
@@ -247,8 +247,10 @@ def test_other_models_keep_their_last_block(family: str, reason: str) -> None:
 
 def test_padded_batches_are_left_alone() -> None:
     build, _ = made(model_of("bert"))
-    assert early_pooling.apply(build, "auto", IDS).path["early_pooling"].startswith("off: it is for texts in packed")
-    assert early_pooling.apply(build, False, IDS).path["early_pooling"] == "off"
+    assert (
+        early_pooling.apply(build, "auto", IDS).execution["early_pooling"].startswith("off: it is for texts in packed")
+    )
+    assert early_pooling.apply(build, False, IDS).execution["early_pooling"] == "off"
 
 
 PLANTED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -28,7 +28,7 @@ def assert_same_gradients(plain: nn.Module, ours: nn.Module) -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_gradient_is_torchs(kind: str) -> None:
     ours = made(kind)
-    assert apply_embedding_gradient(ours) == 2, "words and positions; of token types there are two"
+    assert apply_embedding_gradient(ours) == 2, "tokens and positions; of token types there are two"
     assert_same_gradients(made(kind), ours)
 
 
@@ -81,7 +81,7 @@ def test_a_model_without_any_is_refused() -> None:
     assert why in str(found.value)
     left = embedding_gradient.apply(run.build, "auto", compiled=False)
     assert why in left.decisions[-1].reason
-    assert "embedding_gradient" not in left.path
+    assert "embedding_gradient" not in left.execution
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -90,7 +90,7 @@ def test_where_it_is_open_compiled_embeddings_are_left_to_their_compiler(compile
     found = embedding_gradient.apply(build, "auto", compiled=compiled)
     assert found.decisions[-1].setting == "techniques.embedding_gradient"
     assert found.decisions[-1].value == ("false" if compiled else "true")
-    assert found.path.get("embedding_gradient") == (None if compiled else "1 table")
+    assert found.execution.get("embedding_gradient") == (None if compiled else "1 table")
 
 
 def test_bare_embeddings_are_not_compiled_with_the_blocks() -> None:

@@ -234,7 +234,7 @@ def compared_images(model: Path, folder: Path) -> Outcome:
         weights=distances[furthest],
         furthest=furthest,
         probabilities=float(np.abs(predicted - piped).max()),
-        layout=str(record.path),
+        layout=str(record.execution),
         own=(float(np.abs(np.subtract(again, losses)).max()), own),
     )
 
@@ -384,7 +384,7 @@ def by_paceline(model: Path, folder: Path, seconds: Sequence[str] | None) -> tup
     _write(folder / "train.csv", seconds, LABELS)
     texts = {"source": str(folder / "train.csv"), "max_length": MAX_LENGTH, "pair": "second" if seconds else None}
     record = paceline.train(_recipe(model, texts), out=folder / "run")
-    return folder / "run", str(record.path)
+    return folder / "run", str(record.execution)
 
 
 def _recipe(model: Path, data: Mapping[str, Any]) -> Recipe:

@@ -22,7 +22,7 @@ SKIPPED = (0, 7, 8, 15)
 CLIP = 0.05
 CPU = torch.device("cpu")
 NOT_CPU = torch.device("meta")
-"""Asks build_updates for what a card gets; the tensors are on the CPU all the same."""
+"""Asks build_updates for what a GPU gets; the tensors are on the CPU all the same."""
 
 PART = {"lr": 0.01, "weight_decay": 0.1, "groups": (GroupPart(match="4.*", lr=0.02, weight_decay=0.0),)}
 

@@ -107,7 +107,7 @@ def alone(case: Case, steps: int = STEPS) -> Outcome:
         norms.append(run.engine.update().norm.item())
         losses.append(done.loss.item())
     return Outcome(
-        losses, norms, gradients, {k: v.clone() for k, v in model.state_dict().items()}, dict(run.build.path)
+        losses, norms, gradients, {k: v.clone() for k, v in model.state_dict().items()}, dict(run.build.execution)
     )
 
 
@@ -132,9 +132,9 @@ def outcome(world: World, case: Case, run: Assembled, steps: int) -> Outcome:
         trained = ((name, p.grad) for name, p in run.build.model.named_parameters() if p.grad is not None)
         gradients = {name: tensor.clone() for name, tensor in whole(trained)}
         norms.append(run.engine.update().norm.item())
-        losses.append(world.sum_(done.loss.clone()).item())
+        losses.append(world.all_reduce(done.loss.clone()).item())
     weights = {name: tensor.clone() for name, tensor in whole(run.engine._named())}
-    return Outcome(losses, norms, gradients, weights, dict(run.build.path))
+    return Outcome(losses, norms, gradients, weights, dict(run.build.execution))
 
 
 def shares(case: Case, rank: int, size: int, steps: int) -> Sequence[tuple[tuple[np.ndarray, ...], int]]:
@@ -196,7 +196,7 @@ def test_shards_train_as_one_process_does(ranks: int, names: tuple[str, ...]) ->
                 assert_equal(expected[name], found[name], 1e-12)
             except AssertionError as error:
                 raise AssertionError(f"{name}, rank {rank} of {ranks}: {error}") from None
-    assert found["groups of two"].path["parallel"] == f"fsdp: 2 shards{', 2 copies' if ranks == 4 else ''}"
+    assert found["groups of two"].execution["parallel"] == f"fsdp: 2 shards{', 2 copies' if ranks == 4 else ''}"
 
 
 def test_small_neighbours_are_one_unit() -> None:

@@ -160,7 +160,7 @@ def test_where_there_is_none_auto_says_so_and_true_is_refused(model: nn.Module) 
     told = fully_connected.apply(build, "auto", (2, 2, 3))
     assert told.decisions[-1].value == "false"
     assert "single pixel" in told.decisions[-1].reason
-    assert "fully_connected" not in told.path
+    assert "fully_connected" not in told.execution
     for shape in ((2, 2, 3), None):
         with pytest.raises(RecipeError, match=r"--set techniques\.fully_connected=auto"):
             fully_connected.apply(build, True, shape)
@@ -175,6 +175,6 @@ def test_what_is_found_is_told() -> None:
 
     build = build_of(model(), 2)
     told = fully_connected.apply(build, "auto", (2, 2, 3))
-    assert told.path["fully_connected"] == "2 convolutions"
+    assert told.execution["fully_connected"] == "2 convolutions"
     assert told.decisions[-1].value == "true"
     assert fully_connected.apply(build_of(model(), 2), True, (2, 2, 3)).decisions == ()

@@ -192,13 +192,13 @@ def test_products_of_which_some_are_frozen_are_left_alone_and_all_frozen_are_not
 
 def test_where_there_is_nothing_to_join_auto_says_so_and_true_is_refused() -> None:
     build = assembled(tiny_model(), recipe()).build
-    assert fused_qkv.apply(build, "auto").path["fused_qkv"] == "2 layers"
+    assert fused_qkv.apply(build, "auto").execution["fused_qkv"] == "2 layers"
     bare = replace(build, model=nn.Linear(2, 2))
     told = fused_qkv.apply(bare, "auto")
     assert told.decisions[-1].setting == "techniques.fused_qkv"
     assert told.decisions[-1].value == "false"
-    assert told.path["fused_qkv"].startswith("off: no attention layer")
-    assert fused_qkv.apply(bare, False).path["fused_qkv"] == "off"
+    assert told.execution["fused_qkv"].startswith("off: no attention layer")
+    assert fused_qkv.apply(bare, False).execution["fused_qkv"] == "off"
     with pytest.raises(RecipeError, match=r"--set techniques\.fused_qkv=auto"):
         fused_qkv.apply(bare, True)
 
@@ -312,7 +312,7 @@ def test_compiled_layers_go_by_the_note_and_stay_one_graph(noted: bool, recomput
     for bounds in (BOUNDS, (0, 31, 50), (0, 20, 31, 60, 77)):
         assert_equal(packed_slopes(fused, bounds), packed_slopes(plain, bounds))
     torch._dynamo.reset()
-    assert len(graphs) == 1, "equal layers or other lengths were compiled apart"
+    assert len(graphs) == 1, "equal layers or other lengths were compiled by themselves"
     assert ("unflatten" in graphs[0]) is noted, graphs[0]
 
 

@@ -47,7 +47,7 @@ KINDS = {
     "bert": "2 norms and 1 GELU a block",
     "roberta": "2 norms and 1 GELU a block",
     "xlm-roberta": "2 norms and 1 GELU a block",
-    # its embeddings end in a product, and a CPU's autocast, unlike a card's, leaves norms in the format they are given
+    # its embeddings end in a product, and a CPU's autocast, unlike a GPU's, leaves norms in the format they are given
     "electra": "0 norms and 1 GELU a block",
     # norms before its products, which have no bias
     "modernbert": "0 norms and 0 GELUs a block",
@@ -625,12 +625,12 @@ def test_recomputing_around_and_inside_a_block(inside: bool) -> None:
 
 def test_the_path_says_where_there_is_nothing_to_fuse() -> None:
     build = assembled(tiny_model(), recipe()).build
-    assert "fusion" not in technique.apply(build, False).path
-    assert technique.apply(build, False, fusion=True).path["compile"] == "off"
+    assert "fusion" not in technique.apply(build, False).execution
+    assert technique.apply(build, False, fusion=True).execution["compile"] == "off"
     assert fused(build.model) == {"fusion": "no block traced"}
     assert undo(build.model) == 2, "embeddings have nothing to fuse, and nothing was to be compiled"
     convolutions = replace(build, model=nn.Sequential(nn.Conv2d(3, 4, 3)), blocks=())
-    assert technique.apply(convolutions, False, fusion=True).path["fusion"].startswith("off: ")
+    assert technique.apply(convolutions, False, fusion=True).execution["fusion"].startswith("off: ")
     assert not any(isinstance(vars(module).get("forward"), TrainingPass) for module in convolutions.model.modules())
 
 
@@ -644,13 +644,15 @@ class Looking(Block):
 def test_what_cannot_be_traced_runs_as_written_whoever_asked() -> None:
     """Compiling was switched off: its setting is not to blame, and there is nothing to refuse."""
     block = Looking()
-    build = replace(assembled(tiny_model(), recipe()).build, model=block, blocks=(block,), path={"layout": "padded"})
+    build = replace(
+        assembled(tiny_model(), recipe()).build, model=block, blocks=(block,), execution={"layout": "padded"}
+    )
     build = technique.apply(build, False, fusion=True)
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as caught:
         block(torch.ones(3, 24))
     fallen = technique.fall_back(build, True, caught.value)
-    assert fallen.path["compile"] == "off"
-    assert fallen.path["fusion"].startswith("off: ")
+    assert fallen.execution["compile"] == "off"
+    assert fallen.execution["fusion"].startswith("off: ")
     assert (fallen.decisions[-1].setting, fallen.decisions[-1].value) == ("techniques.fusion", "false")
     assert block(torch.ones(3, 24)).shape == (3, 24), "still traced"
 

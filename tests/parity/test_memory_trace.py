@@ -1,7 +1,7 @@
 """The memory of a plain PyTorch loop: traced with tensors that hold nothing, entered as it runs, and as torch sees it.
 
 The loop is hand-written and knows nothing of paceline; the model is a BERT of four layers with eager attention and
-without dropout, so that no kernel is one of a card alone. Three ways to its memory:
+without dropout, so that no kernel is one of a GPU alone. Three ways to its memory:
 
 - on the stand-in, in a process of its own, as ``plan`` traces;
 - on this CPU, with the ledger watching real tensors;
@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import answer, run
@@ -162,7 +162,7 @@ def test_traced_and_entered_peaks_are_the_same(name: str, planned: dict[str, lis
     with uncollected(), torch.autograd.set_multithreading_enabled(False), Ledger("cpu") as ledger:
         real = peaks(loop, torch.device("cpu"), ledger)
     traced = [(most, operator) for most, operator in planned[name]]
-    # AdamW counts its steps in a number a parameter, which is on the host also when the weights are on a card
+    # AdamW counts its steps in a number a parameter, which is on the host also when the weights are on a GPU
     counters = 4 * _num_parameters() if loop.optimizer == "adamw" else 0
     for step, ((ours, our_operator), (truth, operator)) in enumerate(zip(traced, real, strict=True), start=1):
         assert 0 <= truth - ours <= counters, f"step {step}: {ours:,} bytes traced, {truth:,} entered"
@@ -195,8 +195,8 @@ def main(way: str) -> None:
     if way == "profiled":
         answer({name: profiled(loop) for name, loop in LOOPS.items()})
     found = {}
-    card = Card(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
-    with stand_in(card) as (device, ledger):
+    gpu = Gpu(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
+    with stand_in(gpu) as (device, ledger):
         for name, loop in LOOPS.items():
             with uncollected():
                 found[name] = peaks(loop, device, ledger)

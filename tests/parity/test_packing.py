@@ -255,7 +255,7 @@ def test_a_model_that_can_be_packed_is_packed_and_says_so(family: str) -> None:
     build, packed = made(model_of(family))
     done = packing.apply(build, packed, IDS, required=True)
     assert done.layout is packed
-    assert dict(done.path) == {"layout": "packed", "attention": "loop"}
+    assert dict(done.execution) == {"layout": "packed", "attention": "loop"}
     assert [(decision.setting, decision.value) for decision in done.decisions] == [("techniques.packing", "true")]
 
 
@@ -314,7 +314,7 @@ def test_a_model_that_cannot_be_packed_stays_padded_with_a_reason(make: Any, fam
     build, packed = made(make(family))
     done = packing.apply(build, packed, IDS)
     assert (done.layout, done.forward) == (build.layout, build.forward)
-    assert done.path == {"layout": "padded"}
+    assert done.execution == {"layout": "padded"}
     (decision,) = done.decisions
     assert decision.value == "false"
     with pytest.raises(RecipeError, match=f"(?s)techniques.packing = true.*{reason}"):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.optim.flat import Flat
-from paceline.optim.gradients import Put, RankSums
+from paceline.optim.gradients import AllReduce, Put
 from paceline.optim.updates import build_updates
 from paceline.recipe.entries import TechniqueEntry
 from paceline.recipe.techniques import STRATEGY as SETTING
@@ -32,7 +32,7 @@ ENTRY = TechniqueEntry(
 
 
 @final
-class RingSums(RankSums):
+class RingAllReduce(AllReduce):
     """Each rank's gradients pass every other rank, which adds all of them up in the order of ranks."""
 
     under_way = False
@@ -60,7 +60,7 @@ class Ring(Strategy):
     def engine(self, build: Build, training: Training) -> Engine:
         world, part = self.mesh.data, training.recipe.optimizer
         world.broadcast_([*build.model.parameters(), *build.model.buffers()])
-        sums = partial(RingSums, world=world)
+        sums = partial(RingAllReduce, world=world)
         updates, gradients = build_updates(training.groups, part, training.rates, build.device, (), sums)
         return torch_engine(build, training, updates, gradients, self.mesh)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.errors import RecipeError
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose
 from paceline.recipe.entries import Rule, TechniqueEntry
@@ -18,8 +18,8 @@ CPU = Facts(python="3.11.7", platform="Linux", cpu_model=None, cpu_count=2, memo
 
 
 def machine_with(name: str, capability: tuple[int, int] | None, **versions: str) -> Facts:
-    card = Card(name=name, compute_capability=capability, driver="580.95.05")
-    return replace(CPU, cards=(card,), versions={"torch": "2.13.0", **versions}, torch_cuda="13.0")
+    gpu = Gpu(name=name, compute_capability=capability, driver="580.95.05")
+    return replace(CPU, gpus=(gpu,), versions={"torch": "2.13.0", **versions}, torch_cuda="13.0")
 
 
 HOPPER = machine_with("NVIDIA H200", (9, 0))
@@ -56,7 +56,7 @@ def test_batch_sizes_are_filled_in() -> None:
     assert (chosen.loop.micro_batch_size, chosen.loop.evaluation_batch_size) == (24, 48)
     assert {"loop.micro_batch_size", "loop.evaluation_batch_size"} <= {decision.setting for decision in decisions}
     chosen, _ = choose(recipe("loop.batch_size=24"), HOPPER)
-    assert chosen.loop.evaluation_batch_size == 128, "a card is kept busy"
+    assert chosen.loop.evaluation_batch_size == 128, "a GPU is kept busy"
     chosen, _ = choose(recipe("loop.batch_size=24", "loop.micro_batch_size=7"), CPU)
     assert chosen.loop.evaluation_batch_size == 14
 
@@ -74,7 +74,7 @@ def test_what_is_set_stays_and_choosing_again_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("facts", "settings", "value", "reason"),
     [
-        (CPU, [], "false", "for cards"),
+        (CPU, [], "false", "for GPUs"),
         (HOPPER, [], "false", "triton is not installed"),
         (WITH_TRITON, [], "true", "fewer passes"),
         (WITH_TRITON, ["techniques.precision=fp16"], "true", "fewer passes"),
@@ -102,7 +102,7 @@ def test_fusion_is_on_where_its_kernels_run(facts: Facts, settings: list[str], v
         (WITH_TRITON, ["techniques.precision=fp32"], "auto"),
     ],
 )
-def test_gradients_of_embeddings_are_ours_where_they_are_trained_on_a_card(
+def test_gradients_of_embeddings_are_ours_where_they_are_trained_on_a_gpu(
     facts: Facts, settings: list[str], value: bool | str
 ) -> None:
     """Whether the embeddings are compiled is known with the data; until then it stays open."""
@@ -145,13 +145,13 @@ def test_fusion_that_was_asked_for_is_refused_where_it_cannot_be(facts: Facts, s
 @pytest.mark.parametrize(
     ("facts", "settings", "what", "why", "fix"),
     [
-        (CPU, ["device=cuda"], "device = cuda", "no NVIDIA card", "--set device=cpu"),
-        (CPU, ["techniques.precision=fp16"], "techniques.precision = fp16", "for cards", "precision=fp32"),
+        (CPU, ["device=cuda"], "device = cuda", "no NVIDIA GPU", "--set device=cpu"),
+        (CPU, ["techniques.precision=fp16"], "techniques.precision = fp16", "for GPUs", "precision=fp32"),
         (CPU, ["techniques.precision=tf32"], "techniques.precision = tf32", "no effect on a CPU", "precision=fp32"),
         (VOLTA, ["techniques.precision=bf16"], "techniques.precision = bf16", "capability 8.0", "precision=fp16"),
         (VOLTA, ["techniques.precision=pure_bf16"], "precision = pure_bf16", "capability 8.0", "precision=fp16"),
         (VOLTA, ["techniques.precision=tf32"], "techniques.precision = tf32", "has 7.0", "precision=fp16"),
-        (CPU, ["optimizer.type=adamw8bit"], "optimizer.type = adamw8bit", "cards only", "optimizer.type=adamw"),
+        (CPU, ["optimizer.type=adamw8bit"], "optimizer.type = adamw8bit", "GPUs only", "optimizer.type=adamw"),
         (HOPPER, ["optimizer.type=adamw8bit"], "optimizer.type", "neither is installed", "pip install 'paceline["),
         (
             CPU,
@@ -260,7 +260,7 @@ def test_what_auto_does_follows_from_an_entry_too(
 def test_an_entry_is_one_line() -> None:
     entry = TechniqueEntry("recompute", "Recompute.", "memory", "bit-exact")
     assert entry.module == "paceline.techniques.recompute"
-    assert entry.card == "docs/techniques/recompute.md"
+    assert entry.page == "docs/techniques/recompute.md"
 
 
 @pytest.mark.parametrize(

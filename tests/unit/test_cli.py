@@ -233,7 +233,7 @@ def test_what_train_cannot_do_exits_2_with_the_way_out(run: Run, arguments: list
             2,
             "paceline: a.csv:3: empty text\n  fix:",
         ),
-        (RecipeError("device = cuda", "no card", "--set device=cpu"), 2, "why: no card\n  fix: --set device=cpu"),
+        (RecipeError("device = cuda", "no GPU", "--set device=cpu"), 2, "why: no GPU\n  fix: --set device=cpu"),
         (Preempted("stopped after step 7"), 75, "stopped after step 7"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.contract.errors import UserError
-from paceline.machine.cluster import LAUNCHER, Place, check_cards, find_place
+from paceline.machine.cluster import LAUNCHER, Place, check_gpus, find_place
 
 HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 THERE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -206,7 +206,7 @@ def test_a_place_given_twice_is_refused(environment: dict[str, str], by: str) ->
 
 
 @pytest.mark.parametrize(
-    ("started", "num_cards", "fix"),
+    ("started", "num_gpus", "fix"),
     [
         ("torchrun", 2, "torchrun --nproc-per-node 2"),
         ("environment", 2, "LOCAL_RANK=0 to LOCAL_RANK=1"),
@@ -215,9 +215,9 @@ def test_a_place_given_twice_is_refused(environment: dict[str, str], by: str) ->
         ("torchrun", 0, "--set device=cpu"),
     ],
 )
-def test_a_rank_without_a_card(started: str, num_cards: int, fix: str) -> None:
+def test_a_rank_without_a_gpu(started: str, num_gpus: int, fix: str) -> None:
     place = Place(rank=6, world_size=8, local_rank=2, local_world_size=4, started=started)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="LOCAL_RANK = 2: no card for rank 6") as refused:
-        check_cards(place, num_cards)
+    with pytest.raises(UserError, match="LOCAL_RANK = 2: no GPU for rank 6") as refused:
+        check_gpus(place, num_gpus)
     assert refused.value.fix == fix
-    check_cards(place, 3)
+    check_gpus(place, 3)

@@ -313,11 +313,11 @@ def test_the_reference_of_recipes_is_current(reference: ModuleType) -> None:
     assert written == reference.page(written), "run: python scripts/recipe_reference.py"
 
 
-def test_the_rules_on_cards_are_current() -> None:
+def test_the_rules_on_pages_are_current() -> None:
     rules = script("technique_rules")
     for entry in rules.ENTRIES:
-        written = (ROOT / entry.card).read_text(encoding="utf-8")
-        assert written == rules.card(written, entry), f"{entry.card}: run python scripts/technique_rules.py"
+        written = (ROOT / entry.page).read_text(encoding="utf-8")
+        assert written == rules.rewritten(written, entry), f"{entry.page}: run python scripts/technique_rules.py"
 
 
 def test_pictures_are_current_and_shown() -> None:

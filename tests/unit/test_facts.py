@@ -11,35 +11,35 @@ from pathlib import Path
 
 import pytest
 
-from paceline import facts as facts_module
-from paceline.machine.facts import Card, Facts, ask, cpu_quota, parse_cards, this_machine, visible
+from paceline.machine import facts as facts_module
+from paceline.machine.facts import Facts, Gpu, ask, cpu_quota, parse_gpus, this_machine, visible
 from paceline.verbs import doctor as doctor_module
-from paceline.verbs.doctor import cards, doctor, links, machine, rooms, shown, torch_works
+from paceline.verbs.doctor import doctor, gpus, links, machine, rooms, shown, torch_works
 
-H200 = Card(
+H200 = Gpu(
     name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0), driver="580.95.05", uuid="GPU-aa11"
 )
 BARE = Facts(python="3.11.7", platform="Linux", cpu_model=None, cpu_count=2, memory_bytes=None)
-WITH_CARD = replace(BARE, cards=(H200,), versions={"torch": "2.13.0+cu130"}, torch_cuda="13.0")
+WITH_GPU = replace(BARE, gpus=(H200,), versions={"torch": "2.13.0+cu130"}, torch_cuda="13.0")
 
 ANSWER = """NVIDIA H200, 143771 MiB, 9.0, 580.95.05, GPU-aa11
 Tesla V100-SXM2-16GB, 16384 MiB, 7.0, 580.95.05, GPU-bb22
-Odd card, [N/A], [N/A], [N/A], [N/A]
+Odd GPU, [N/A], [N/A], [N/A], [N/A]
 """
 
 
-def test_cards_are_read_from_nvidia_smi_and_what_it_does_not_say_is_none() -> None:
-    found = parse_cards(ANSWER)
+def test_gpus_are_read_from_nvidia_smi_and_what_it_does_not_say_is_none() -> None:
+    found = parse_gpus(ANSWER)
     assert found[0] == H200
     assert found[1].compute_capability == (7, 0)
-    assert found[2] == Card(name="Odd card")
-    assert parse_cards("No devices were found\n") == ()
+    assert found[2] == Gpu(name="Odd GPU")
+    assert parse_gpus("No devices were found\n") == ()
 
 
 @pytest.mark.parametrize(
     ("setting", "names"),
     [
-        (None, ["NVIDIA H200", "Tesla V100-SXM2-16GB", "Odd card"]),
+        (None, ["NVIDIA H200", "Tesla V100-SXM2-16GB", "Odd GPU"]),
         ("", []),
         ("-1", []),
         ("1", ["Tesla V100-SXM2-16GB"]),
@@ -49,14 +49,14 @@ def test_cards_are_read_from_nvidia_smi_and_what_it_does_not_say_is_none() -> No
         ("GPU-none", []),
     ],
 )
-def test_visible_cards_follow_the_setting_as_cuda_reads_it(setting: str | None, names: list[str]) -> None:
-    assert [card.name for card in visible(parse_cards(ANSWER), setting)] == names
+def test_visible_gpus_follow_the_setting_as_cuda_reads_it(setting: str | None, names: list[str]) -> None:
+    assert [gpu.name for gpu in visible(parse_gpus(ANSWER), setting)] == names
 
 
-def test_a_slice_of_a_card_has_unknown_memory() -> None:
-    (card,) = visible((H200, H200), "MIG-1234")
-    assert card.memory_bytes is None
-    assert card.compute_capability == (9, 0), "a slice computes as its card does"
+def test_a_slice_of_a_gpu_has_unknown_memory() -> None:
+    (gpu,) = visible((H200, H200), "MIG-1234")
+    assert gpu.memory_bytes is None
+    assert gpu.compute_capability == (9, 0), "a slice computes as its GPU does"
 
 
 @pytest.mark.parametrize(
@@ -84,28 +84,28 @@ def test_a_hanging_a_failing_and_a_missing_nvidia_smi_give_no_answer(tmp_path: P
     assert ask([sys.executable, "-c", "print('whole')"]) == "whole\n"
 
 
-def test_cards_come_from_the_nvidia_smi_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_come_from_the_nvidia_smi_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\nprintf '%s' '{ANSWER}'\n")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [card.name for card in this_machine().cards] == ["Tesla V100-SXM2-16GB"]
+    assert [gpu.name for gpu in this_machine().gpus] == ["Tesla V100-SXM2-16GB"]
 
 
 @pytest.mark.parametrize(
     ("facts", "problem"),
     [
-        (WITH_CARD, None),
-        (BARE, "no NVIDIA card"),
-        (replace(WITH_CARD, versions={"torch": None}), "torch is not installed"),
-        (replace(WITH_CARD, versions={"torch": "2.13.0+cpu"}, torch_cuda=None), "build without CUDA"),
-        (replace(WITH_CARD, cards=(replace(H200, driver="535.129.03"),)), "driver 535.129.03 is too old"),
-        (replace(WITH_CARD, cards=(replace(H200, driver="535.129.03"),), torch_cuda="12.8"), None),
-        (replace(WITH_CARD, cards=(replace(H200, driver=None),)), None),
+        (WITH_GPU, None),
+        (BARE, "no NVIDIA GPU"),
+        (replace(WITH_GPU, versions={"torch": None}), "torch is not installed"),
+        (replace(WITH_GPU, versions={"torch": "2.13.0+cpu"}, torch_cuda=None), "build without CUDA"),
+        (replace(WITH_GPU, gpus=(replace(H200, driver="535.129.03"),)), "driver 535.129.03 is too old"),
+        (replace(WITH_GPU, gpus=(replace(H200, driver="535.129.03"),), torch_cuda="12.8"), None),
+        (replace(WITH_GPU, gpus=(replace(H200, driver=None),)), None),
     ],
 )
-def test_why_a_card_cannot_be_used(facts: Facts, problem: str | None) -> None:
+def test_why_a_gpu_cannot_be_used(facts: Facts, problem: str | None) -> None:
     found = facts.cuda_problem
     assert found is None if problem is None else problem in (found or ""), f"got {found!r}"
 
@@ -131,7 +131,7 @@ def test_the_doctor_prints_the_machine_and_returns_its_facts(capsys: pytest.Capt
 def test_the_doctor_names_what_is_missing_and_its_command() -> None:
     findings = [
         *machine(replace(BARE, python="3.10.2")),
-        *cards(replace(WITH_CARD, versions={"torch": "2.13.0+cpu"}, torch_cuda=None)),
+        *gpus(replace(WITH_GPU, versions={"torch": "2.13.0+cpu"}, torch_cuda=None)),
     ]
     text = shown(findings)
     assert "3.10.2: paceline is tested with 3.11 to 3.13" in text
@@ -148,14 +148,14 @@ def test_the_doctor_says_that_torch_is_broken(monkeypatch: pytest.MonkeyPatch) -
     assert "ModuleNotFoundError" in finding.text or "ImportError" in finding.text
 
 
-def test_the_doctor_draws_the_links_of_several_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_draws_the_links_of_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n\nLegend:\n  X = Self\n"
     monkeypatch.setattr(doctor_module, "ask", lambda command: drawn)
-    (finding,) = links(replace(WITH_CARD, cards=(H200, H200)))
+    (finding,) = links(replace(WITH_GPU, gpus=(H200, H200)))
     assert "NV18" in finding.text
     assert "\x1b" not in finding.text
     assert "Legend" not in finding.text
-    assert links(WITH_CARD) == [], "one card has no links"
+    assert links(WITH_GPU) == [], "one GPU has no links"
 
 
 def test_the_doctor_warns_of_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from paceline.contract.errors import DataError
 from paceline.contract.stopwatch import Stopwatch, process_start
 from paceline.data.encode import KeepGoing
 from paceline.machine.facts import this_machine
-from paceline.prepare.preparation import _Beside, _card_here, _wake, prepare_run
+from paceline.prepare.preparation import _Beside, _gpu_here, _wake, prepare_run
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.testing.tiny import tiny_bert_config
@@ -86,12 +86,12 @@ def test_weights_that_shards_take_the_place_of_are_let_go() -> None:
         gc.unfreeze()
 
 
-@pytest.mark.parametrize(("is_initialized", "card"), [(True, "cuda:1"), (False, "cuda:0")])
-def test_a_rank_wakes_its_own_card(monkeypatch: pytest.MonkeyPatch, is_initialized: bool, card: str) -> None:
-    """A new thread is on card 0: rank 1's had a context there too, 612 MiB, and so had every further rank's."""
+@pytest.mark.parametrize(("is_initialized", "gpu"), [(True, "cuda:1"), (False, "cuda:0")])
+def test_a_rank_wakes_its_own_gpu(monkeypatch: pytest.MonkeyPatch, is_initialized: bool, gpu: str) -> None:
+    """A new thread is on GPU 0: rank 1's had a context there too, 612 MiB, and so had every further rank's."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     made: list[torch.device] = []
     monkeypatch.setattr(torch, "zeros", lambda *_, device: made.append(device))
-    _wake(_card_here(), lambda: None)
-    assert [str(device) for device in made] == [card]
+    _wake(_gpu_here(), lambda: None)
+    assert [str(device) for device in made] == [gpu]

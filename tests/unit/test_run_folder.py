@@ -694,9 +694,9 @@ def test_the_summary_is_strict_json(tmp_path: Path) -> None:
 
 def test_the_summary_holds_the_memory_whole(tmp_path: Path) -> None:
     plan = MemoryPlan(
-        card="NVIDIA H200", capacity=None, allocated=5, reserved=6, context=2, parts={"activations": 4, "rounding": 1},
+        gpu="NVIDIA H200", capacity=None, allocated=5, reserved=6, context=2, parts={"activations": 4, "rounding": 1},
         activations={"linear layers": 4}, moment="backward", phases={"backward": 5}, samples=1, slots=8,
-        num_parameters=9, num_trained=9, assumed=("attention by flash",), path={"layout": "packed"},
+        num_parameters=9, num_trained=9, assumed=("attention by flash",), execution={"layout": "packed"},
         decisions=(Decision(setting="a", value="b", reason="c"),),
     )  # fmt: skip
     memory = MemoryRecord(allocated=5, reserved=7, total=9, plan=plan)

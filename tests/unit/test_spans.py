@@ -33,12 +33,12 @@ def test_spans_are_heard_of_in_order_and_nested() -> None:
     notes = Notes()
     with listening(notes), span("step", step=3):
         with span("forward", step=3):
-            mark("recorded", step=3)
+            mark("captured", step=3)
         mark("done")
     assert notes.told == [
         ("begin", "step", 3),
         ("begin", "forward", 3),
-        ("mark", "recorded", 3),
+        ("mark", "captured", 3),
         ("end", "forward", None),
         ("mark", "done", None),
         ("end", "step", None),

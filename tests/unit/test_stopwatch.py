@@ -146,7 +146,7 @@ def test_in_a_process_of_its_own_what_was_made_is_set_aside(phase: str) -> None:
 
 
 def test_what_compiling_leaves_in_circles_is_let_go_of_before_the_rest_is_set_aside() -> None:
-    """It may hold memory of a card, and nobody looks through it again."""
+    """It may hold memory of a GPU, and nobody looks through it again."""
     code = "import gc, time, weakref\nfrom paceline.contract.stopwatch import Stopwatch\nclass Held: pass\n"
     code += "with Stopwatch(time.perf_counter()).compiling():\n"
     code += "    held = Held(); held.itself = held; seen = weakref.ref(held); del held\n    print(seen() is not None)\n"

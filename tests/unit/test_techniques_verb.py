@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 from paceline.recipe.techniques import CATALOGUE, STRATEGIES
 from paceline.verbs import techniques as verb
 
@@ -24,8 +24,8 @@ CPU = Facts(
 def machine(
     name: str, capability: tuple[int, int], *, driver: str = "580.95.05", triton: str | None = "3.6.0"
 ) -> Facts:
-    card = Card(name=name, compute_capability=capability, driver=driver)
-    return replace(CPU, cards=(card,), versions={"torch": "2.13.0", "triton": triton}, torch_cuda="13.0")
+    gpu = Gpu(name=name, compute_capability=capability, driver=driver)
+    return replace(CPU, gpus=(gpu,), versions={"torch": "2.13.0", "triton": triton}, torch_cuda="13.0")
 
 
 Listing = Callable[[Facts], dict[str, str]]
@@ -51,29 +51,29 @@ def test_every_technique_says_whether_it_works_here(listing: Listing) -> None:
     assert "triton 3.6.0" in found["this machine"]
     for entry in (*CATALOGUE, *(entry for entry in STRATEGIES if entry.name != "dp")):
         assert "\n  here       available" in found[entry.name], found[entry.name]
-        assert entry.card in found[entry.name]
+        assert entry.page in found[entry.name]
     assert "techniques.packing = auto | true | false  (default auto)" in found["packing"]
-    assert "one is visible to this process" in found["dp"], "it needs two cards"
+    assert "one is visible to this process" in found["dp"], "it needs two GPUs"
     assert "auto       bf16: NVIDIA H200 computes in bf16" in found["precision"]
 
 
-def test_without_a_card_the_reason_is_told(listing: Listing) -> None:
+def test_without_a_gpu_the_reason_is_told(listing: Listing) -> None:
     found = listing(CPU)
-    why = "no NVIDIA card is visible to this process"
+    why = "no NVIDIA GPU is visible to this process"
     assert why in found["this machine"]
-    assert f"here       not available: no card can be used: {why}" in found["capture"]
+    assert f"here       not available: no GPU can be used: {why}" in found["capture"]
     assert "available: bf16" in found["precision"]
-    assert "not fp16: fp16 with loss scaling is for cards" in found["precision"]
+    assert "not fp16: fp16 with loss scaling is for GPUs" in found["precision"]
     assert "here       available" in found["recompute"]
     assert "auto" not in found["recompute"], "recompute is never chosen"
 
 
-def test_a_card_that_cannot_be_used_is_no_card(listing: Listing) -> None:
+def test_a_gpu_that_cannot_be_used_is_no_gpu(listing: Listing) -> None:
     found = listing(machine("NVIDIA H200", (9, 0), driver="470.10"))
     assert "driver 470.10 is too old" in found["capture"]
 
 
-def test_an_old_card_and_a_missing_compiler_are_named(listing: Listing) -> None:
+def test_an_old_gpu_and_a_missing_compiler_are_named(listing: Listing) -> None:
     found = listing(machine("Tesla V100-SXM2-16GB", (7, 0), triton=None))
     assert "available: fp16" in found["precision"]
     assert "not bf16: needs compute capability 8.0; Tesla V100-SXM2-16GB has 7.0" in found["precision"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.machine.device import PLANNED
 
 TOLERANCES = {("cpu", torch.float64): 1e-10, ("cpu", torch.float32): 1e-5}
-"""Difference up to which results are equal without a closer look, relative to their norm; 1e-4 on cards, whose sums
+"""Difference up to which results are equal without a closer look, relative to their norm; 1e-4 on GPUs, whose sums
 come in any order."""
 
 ROUGH, EXACT = 0.1, 1e-7

@@ -22,9 +22,9 @@ CHECKED_SAMPLES = 8
 @contextlib.contextmanager
 def exactly(device: torch.device) -> Iterator[None]:
     """Full fp32, gradients on, and random numbers as they were on the way out."""
-    cards = [device] if device.type == "cuda" else []
+    gpus = [device] if device.type == "cuda" else []
     with (
-        torch.random.fork_rng(devices=cards),
+        torch.random.fork_rng(devices=gpus),
         matmul_precision("fp32"),
         torch.autocast(device.type, enabled=False),
         torch.enable_grad(),

@@ -67,7 +67,7 @@ class ModelError(UserError):
 
 
 class TraceError(ModelError):
-    """A model whose step cannot be traced without a card: it asks for numbers, and a plan has sizes alone."""
+    """A model whose step cannot be traced without a GPU: it asks for numbers, and a plan has sizes alone."""
 
 
 class RunFolderError(UserError):
@@ -99,7 +99,7 @@ class NonFiniteError(UserError):
     """The loss or the gradient stopped being a finite number.
 
     The update of that step was not applied, so the weights are still finite. ``sample_ids`` are row numbers of the
-    training split's source, as the order dealt them to the step.
+    training split's source, as the order gave them to the step.
     """
 
     def __init__(self, what: str, why: str, fix: str, *, step: int, epoch: int, sample_ids: Sequence[int]) -> None:

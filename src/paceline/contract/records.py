@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+FORMERLY = "formerly"
+"""Metadata of a field: the key that earlier releases gave it, which is written beside today's for one release."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
@@ -167,17 +170,17 @@ class TraceRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The memory that one rank takes on a card, predicted without it. All sizes in bytes."""
+    """The memory that one rank takes on a GPU, predicted without it. All sizes in bytes."""
 
-    card: str
+    gpu: str = field(metadata={FORMERLY: "card"})
     capacity: int | None
-    """All of the card's memory."""
+    """All of the GPU's memory."""
     allocated: int
     """What ``torch.cuda.max_memory_allocated`` will say."""
     reserved: int
     """What ``torch.cuda.max_memory_reserved`` will say."""
     context: int
-    """Taken from the card without torch's allocator: the driver's context and the code of kernels."""
+    """Taken from the GPU without torch's allocator: the driver's context and the code of kernels."""
     parts: Mapping[str, int]
     """What is alive when ``allocated`` is at its peak, largest first; they add up to it: parameters, gradients,
     optimizer states, data, activations, passing (what lives for an operator or two), workspaces, rounding, ..."""
@@ -195,8 +198,8 @@ class MemoryPlan:
     num_trained: int
     assumed: tuple[str, ...]
     """What was taken for granted, for people."""
-    path: Mapping[str, str]
-    """The path that the steps take, see ``RunRecord.path``."""
+    execution: Mapping[str, str] = field(metadata={FORMERLY: "path"})
+    """How the steps are carried out, see ``RunRecord.execution``."""
     decisions: tuple[Decision, ...] = ()
     communicator: int = 0
     """Taken like ``context`` by NCCL, whose buffers carry what ranks exchange; 0: there is nothing to exchange."""
@@ -205,7 +208,7 @@ class MemoryPlan:
 
     @property
     def outside(self) -> int:
-        """Taken from the card without torch's allocator."""
+        """Taken from the GPU without torch's allocator."""
         return self.context + self.communicator
 
     @property
@@ -216,14 +219,14 @@ class MemoryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRecord:
-    """The memory that a run took on the fullest rank's card, and what was predicted of it. All sizes in bytes."""
+    """The memory that a run took on the fullest rank's GPU, and what was predicted of it. All sizes in bytes."""
 
     allocated: int
     """``torch.cuda.max_memory_allocated``: tensors, at their peak."""
     reserved: int
     """``torch.cuda.max_memory_reserved``: what torch's allocator took for them, cached blocks included."""
     total: int
-    """Of the card's memory, what was taken when most was reserved: contexts and other programs included."""
+    """Of the GPU's memory, what was taken when most was reserved: contexts and other programs included."""
     plan: MemoryPlan | None = None
     """The prediction for one rank; it knows of no other programs."""
     problem: str = ""
@@ -244,19 +247,19 @@ class StageRecord:
     reserved: int
     """By torch's allocator, at the most."""
     in_use: int
-    """Of the card, when most was reserved: also what the driver and the code of kernels take, without what other
+    """Of the GPU, when most was reserved: also what the driver and the code of kernels take, without what other
     programs had taken before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryStages:
-    """A run's memory on a card, stage by stage, and what was predicted. A run that could not go on has fewer stages."""
+    """A run's memory on a GPU, stage by stage, and what was predicted. A run that could not go on has fewer stages."""
 
     settings: tuple[str, ...] = ()
     """What was changed in the recipe: all changes, one after the other."""
     stages: tuple[StageRecord, ...] = ()
     others: int | None = None
-    """Bytes that other programs had of the card before; None where that is not known, so that ``in_use`` has them."""
+    """Bytes that other programs had of the GPU before; None where that is not known, so that ``in_use`` has them."""
     batch_size: int = 0
     micro_batch_size: int = 0
     num_steps: int = 0
@@ -264,8 +267,8 @@ class MemoryStages:
     step_seconds: float | None = None
     """Mean of some steps that nothing waited in; None where none was made."""
     samples_per_second: float | None = None
-    path: Mapping[str, str] = field(default_factory=dict)
-    """See ``RunRecord.path``."""
+    execution: Mapping[str, str] = field(default_factory=dict, metadata={FORMERLY: "path"})
+    """See ``RunRecord.execution``."""
     problem: str = ""
     """Why it went no further."""
     traceback: str = ""
@@ -291,7 +294,7 @@ class MemoryStages:
 
     @property
     def total(self) -> int:
-        """Bytes of the card, at the most."""
+        """Bytes of the GPU, at the most."""
         return max((stage.in_use for stage in self.stages), default=0)
 
 
@@ -326,8 +329,8 @@ class RunRecord:
     that this process made; None when it made none."""
     overlapped_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase that threads worked beside the phases of ``seconds``, such as reading data during imports."""
-    path: Mapping[str, str] = field(default_factory=dict)
-    """The path that the steps really took, a word or reason a stage: layout, attention, compile, capture, data."""
+    execution: Mapping[str, str] = field(default_factory=dict, metadata={FORMERLY: "path"})
+    """How the steps are carried out, a word or reason a stage: layout, attention, compile, capture, data."""
     memory: MemoryRecord | None = None
     """None on a CPU."""
     data: DataRecord | None = None
@@ -365,5 +368,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        told = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        former = {each.metadata[FORMERLY]: told[each.name] for each in fields(value) if FORMERLY in each.metadata}
+        return {**told, **former}
     return value

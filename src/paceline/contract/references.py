@@ -58,7 +58,7 @@ def resolve(reference: str, setting: str, arguments: Sequence[str] = ()) -> Call
 def users_code(what: str) -> Iterator[None]:
     """Inside, a function of the user's runs: what it raises is shown as its error, not as a bug of ours.
 
-    ``what`` names the setting and its value. Our own errors, and a card without memory, pass through.
+    ``what`` names the setting and its value. Our own errors, and a GPU without memory, pass through.
     """
     try:
         yield

@@ -129,6 +129,6 @@ def pop() -> None:
 
 
 def mark(name: str, *, step: int | None = None) -> None:
-    """Tell that something has happened: a checkpoint is on the disk, a shape was recorded."""
+    """Tell that something has happened: a checkpoint is on the disk, a shape was captured."""
     for sink in _sinks:
         sink.mark(name, step)

@@ -52,7 +52,7 @@ class Stopwatch:
     """Adds up wall seconds by phase; a phase inside another is taken out of the outer one.
 
     The phases of the thread that made the stopwatch are the run's and add up to its total. Those of other threads ran
-    beside them: they are kept apart, in ``overlapped``, and count towards no sum.
+    beside them: they have a place of their own, ``overlapped``, and count towards no sum.
 
     Args:
         since: when the run began, on the clock of ``time.perf_counter``; the time from then to now is the phase
@@ -108,7 +108,7 @@ class Stopwatch:
         """The phase ``compile``, likewise.
 
         Compilers leave as many objects: to look through them takes a third of a second, and a thousand steps of a
-        small network take one. What is garbage by then may hold memory of a card: it is let go of once, at the end.
+        small network take one. What is garbage by then may hold memory of a GPU: it is let go of once, at the end.
         """
         with self._uncollected("compile", last=gc.collect):
             yield

@@ -93,7 +93,7 @@ def _digits(part: DataPart) -> Table:
 def _random(part: DataPart) -> Table:
     shapes = part.random
     random = np.random.default_rng(0)
-    # dealt in turn, so that every class is there if there are enough samples, then shuffled
+    # shared out in turn, so that every class is there if there are enough samples, then shuffled
     labels = random.permutation(np.arange(shapes.samples) % shapes.classes)
     images = None
     if shapes.image is not None:

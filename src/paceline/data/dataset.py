@@ -1,4 +1,4 @@
-"""Encoded samples, ready to be dealt into batches. Arrays only: nothing here needs torch."""
+"""Encoded samples, ready to be split into batches. Arrays only: nothing here needs torch."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ import numpy as np
 from paceline.contract.errors import DataError
 from paceline.contract.files import disk_errors, require_room, write_atomically
 from paceline.data.dataset import Origins
-from paceline.data.splits import deal, duplicate_keys
+from paceline.data.splits import duplicate_keys, split_rows
 from paceline.data.table import Table
 from paceline.recipe.parts import SplitsPart
 
@@ -53,7 +53,7 @@ def download_imdb(
     """Write ``train.jsonl``, ``validation.jsonl`` and ``test.jsonl`` into ``folder`` and return their paths.
 
     Each line is ``{"text": ..., "label": "positive" | "negative"}``. The reviews of the archive's own train and test
-    parts are dealt together, stratified and seeded, and no text is in two files. Files that are all there already are
+    parts are split together, stratified and seeded, and no text is in two files. Files that are all there already are
     returned as they are; a download that was cut short is taken up where it ended, also by a later call.
 
     Args:
@@ -74,7 +74,7 @@ def download_imdb(
         folder.mkdir(parents=True, exist_ok=True)
     archive = folder / "aclImdb_v1.tar.gz"
     _fetch(url, archive, md5, progress)
-    for name, rows in _dealt(sorted(_reviews(archive)), splits, archive).items():
+    for name, rows in _split(sorted(_reviews(archive)), splits, archive).items():
         lines = [json.dumps({"text": text, "label": label}, ensure_ascii=False) for text, label in rows]
         write_atomically(paths[name], "".join(f"{line}\n" for line in lines).encode("utf-8"))
     archive.unlink()
@@ -149,16 +149,18 @@ def _reviews(archive: Path) -> Iterator[tuple[str, str, str]]:
                 yield member.name, content.read().decode("utf-8"), _LABELS[found[1]]
 
 
-def _dealt(rows: list[tuple[str, str, str]], splits: SplitsPart, archive: Path) -> dict[str, list[tuple[str, str]]]:
+def _split(rows: list[tuple[str, str, str]], splits: SplitsPart, archive: Path) -> dict[str, list[tuple[str, str]]]:
     names, texts, labels = zip(*rows, strict=True)
     table = Table(
         texts=texts,
         origins=Origins((archive.name,), np.zeros(len(names), dtype=np.int32), np.zeros(len(names), dtype=np.int64)),
     )
-    dealt = deal(labels, "classification", duplicate_keys(table), None, splits)
+    divided = split_rows(labels, "classification", duplicate_keys(table), None, splits)
     # in source order all negatives would come first, which other people's loops may not shuffle
     random = np.random.default_rng(splits.seed)
-    return {name: [(texts[row], labels[row]) for row in random.permutation(ids)] for name, ids in dealt.splits.items()}
+    return {
+        name: [(texts[row], labels[row]) for row in random.permutation(ids)] for name, ids in divided.splits.items()
+    }
 
 
 def _md5(path: Path) -> str:

@@ -20,7 +20,7 @@ from paceline.seams import Batch
 class Ones:
     """Weights of real samples.
 
-    As many samples get the same tensor as before: nothing is launched for it, and a recorded step need not copy it.
+    As many samples get the same tensor as before: nothing is launched for it, and a captured step need not copy it.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,6 +1,6 @@
 """Which samples each step takes, and which of them each rank: a pure function of a small state. Numpy only.
 
-So resuming needs nothing else, on any number of ranks, and ranks agree without a word: each works out the whole deal.
+So resuming needs nothing else, on any number of ranks, and ranks agree without a word: each works out the whole split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.contract.errors import RecipeError
 Ids = NDArray[np.int64]
 
 CLOSE = 1.002
-"""The heaviest share over the mean at which a deal is even enough: what is left to win is a 500th of a step."""
+"""The heaviest share over the mean at which a split is even enough: what is left to win is a 500th of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +46,14 @@ class StepPlan:
 class ShuffledOrder:
     """Every sample once an epoch, in an order drawn from (seed, epoch); the last batch may be smaller.
 
-    The number of ranks changes nothing about it: they deal each step's samples among themselves.
+    The number of ranks changes nothing about it: they share out each step's samples among themselves.
 
     Args:
         ids: the samples of the training split.
         micro_batch_size: samples of one rank's forward pass, at most.
         shuffle: False keeps the order of ``ids``.
         drop_last: leave out a last batch that is smaller than the others.
-        lengths: tokens of each sample, by its id: what ranks deal by; None counts every sample the same, as images.
+        lengths: tokens of each sample, by its id: what ranks split by; None counts every sample the same, as images.
         fewest: samples that a rank gets of a step, where it gets any and the batch has so many for every rank. Of an
             epoch's last batch some may so get none: batch normalisation may have no use for a sample by itself.
     """
@@ -72,7 +72,7 @@ class ShuffledOrder:
         self._shuffle, self._drop_last = shuffle, drop_last
         self._permuted = lru_cache(maxsize=2)(self._permute)
         # the next step is looked at while this one runs, and again when its turn comes
-        self._dealt = lru_cache(maxsize=2)(self._deal)
+        self._split_once = lru_cache(maxsize=2)(self._split)
         self._planned = lru_cache(maxsize=2)(self._plan)
 
     def steps_per_epoch(self, batch_size: int) -> int:
@@ -83,10 +83,9 @@ class ShuffledOrder:
     def plan(self, at: OrderState, rank: int = 0, world_size: int = 1) -> StepPlan:
         """The step that begins at ``at``, as ``rank`` takes part in it.
 
-        One rank cuts the batch as it stands. Several deal it by tokens, sample counts equal within one; each rank's
-        share is dealt to its micro-batches in the same way, from the fullest to the emptiest, so that ranks which
-        meet within a step have much the same to do there. Samples keep the batch's order within a micro-batch.
-        """
+        One rank cuts the batch as it stands. Several split it by tokens, sample counts equal within one; each rank's
+        share is split into its micro-batches in the same way, from the fullest to the emptiest, so that ranks which
+        meet within a step have much the same to do there. Samples keep the batch's order within a micro-batch."""
         return self._planned(at, rank, world_size)
 
     def after(self, at: OrderState) -> OrderState:
@@ -124,22 +123,22 @@ class ShuffledOrder:
         order = self._permuted(at.seed, at.epoch)
         return order[at.step * at.batch_size : (at.step + 1) * at.batch_size]
 
-    def _deal(self, at: OrderState, world_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _split(self, at: OrderState, world_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of each sample of the step: its length, and its rank."""
         samples = self._samples(at)
         lengths = np.ones_like(samples) if self._lengths is None else self._lengths[samples]
-        return lengths, deal(lengths, self._served(len(samples), at.batch_size, world_size)[0])
+        return lengths, split_evenly(lengths, self._served(len(samples), at.batch_size, world_size)[0])
 
     def _cut(self, at: OrderState, rank: int, world_size: int) -> list[Ids]:
         """The micro-batches of a rank."""
         samples = self._samples(at)
         if world_size == 1:
             return np.split(samples, range(self._micro, len(samples), self._micro))
-        lengths, ranks = self._dealt(at, world_size)
+        lengths, ranks = self._split_once(at, world_size)
         mine = ranks == rank
         share, sizes = samples[mine], lengths[mine]
         num_pieces = self._served(len(samples), at.batch_size, world_size)[1]
-        piece = deal(sizes, self._parts(len(share), num_pieces))
+        piece = split_evenly(sizes, self._parts(len(share), num_pieces))
         fullest_first = np.argsort(-np.bincount(piece, sizes, num_pieces), kind="stable")
         return [share[piece == index] for index in fullest_first]
 
@@ -160,8 +159,8 @@ class ShuffledOrder:
         return np.random.default_rng((seed, epoch)).permutation(self._ids)
 
 
-def deal(lengths: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
-    """Samples dealt to ``parts`` shares, of counts equal within one and of like totals.
+def split_evenly(lengths: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
+    """Samples split into ``parts`` shares, of counts equal within one and of like totals.
 
     Longest first, in rounds: each share gets one of ``parts`` samples, the lightest share the longest (the LPT rule of
     Graham, Bounds on multiprocessing timing anomalies, 1969, held to equal counts). Where that leaves the heaviest
@@ -188,10 +187,10 @@ def deal(lengths: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
         served += lightest
         for part, size in zip(lightest, sizes[begin : begin + parts], strict=False):  # the last round may be short
             totals[part] += size
-    dealt = np.empty(len(lengths), dtype=np.int64)
-    dealt[order] = served[: len(lengths)]
-    _exchange(dealt, lengths, totals)
-    return dealt
+    shares = np.empty(len(lengths), dtype=np.int64)
+    shares[order] = served[: len(lengths)]
+    _exchange(shares, lengths, totals)
+    return shares
 
 
 def check_world(num_samples: int, world_size: int) -> None:
@@ -215,13 +214,13 @@ def _at_most(processes: int) -> str:
     return f"{processes} processes or fewer" if processes > 1 else "1 process"
 
 
-def _exchange(dealt: NDArray[np.int64], lengths: NDArray[np.int64], totals: list[int]) -> None:
+def _exchange(shares: NDArray[np.int64], lengths: NDArray[np.int64], totals: list[int]) -> None:
     """Let the heaviest share and the lightest exchange a sample each, in place, as often as there are shares."""
     for _ in totals:
         heavy, light = totals.index(max(totals)), totals.index(min(totals))
         if totals[heavy] * len(totals) <= CLOSE * sum(totals):
             return
-        theirs, others = np.flatnonzero(dealt == heavy), np.flatnonzero(dealt == light)
+        theirs, others = np.flatnonzero(shares == heavy), np.flatnonzero(shares == light)
         if not len(others):
             return
         gap = totals[heavy] - totals[light]
@@ -230,6 +229,6 @@ def _exchange(dealt: NDArray[np.int64], lengths: NDArray[np.int64], totals: list
         tokens = int(moved[given, taken])
         if not 0 < tokens < gap:  # the two would change places, or come no closer
             return
-        dealt[[theirs[given], others[taken]]] = light, heavy
+        shares[[theirs[given], others[taken]]] = light, heavy
         totals[heavy] -= tokens
         totals[light] += tokens

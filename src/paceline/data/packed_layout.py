@@ -26,8 +26,8 @@ SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
 
 CAPTURE_SECONDS, TOKENS_PER_SECOND = 0.06, 1.3e6
 """What another graph, its first launch included, and a training token take: DistilBERT on an H200, 24 November 2026. On
-one card, where nothing waits for it, a graph takes a third of that. Only the product counts, which differs less between
-cards and models than either."""
+one GPU, where nothing waits for it, a graph takes a third of that. Only the product counts, which differs less between
+GPUs and models than either."""
 
 
 def bucket_for(lengths: NDArray[np.int64], samples: int, microbatches: int) -> int:

@@ -1,4 +1,4 @@
-"""From a recipe's data part to an encoded data set: read, deal, label, encode, and remember."""
+"""From a recipe's data part to an encoded data set: read, split, label, encode, and remember."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.data.doubts import doubts
 from paceline.data.encode import KeepGoing, encode_texts, padding_id, truncate, wanted
 from paceline.data.labels import Labels, empty_labels, encode_known_labels, encode_labels, place
 from paceline.data.sources.images import Picture
-from paceline.data.splits import Ids, deal, duplicate_keys
+from paceline.data.splits import Ids, duplicate_keys, split_rows
 from paceline.data.table import Table
 from paceline.recipe.parts import DataPart, TaskPart
 from paceline.recipe.places import absolute_data
@@ -68,7 +68,7 @@ def outline(
     head: Sequence[str] = (),
     picture: Picture | None = None,
 ) -> Outline:
-    """Read the source, deal its rows into splits and label them; ``finish`` then encodes them.
+    """Read the source, divide its rows into splits and label them; ``finish`` then encodes them.
 
     The first time, the result is kept under ``cache``. As long as neither the source's content nor a setting that
     matters changes, it is taken from there; the source is then hashed, not parsed.
@@ -167,17 +167,17 @@ def _outline(
     remember: Callable[[Dataset], Dataset],
     head: Sequence[str],
 ) -> Outline:
-    """A table's rows dealt and labelled; ``remember`` is given the data set once it is encoded."""
+    """A table's rows split and labelled; ``remember`` is given the data set once it is encoded."""
     if table.labels is None or table.kind is None:
         raise DataError(f"{part.source} has no labels", fix="name the label's column with data.label")
     if part.image_size is not None and table.images is None:
         raise DataError(f"data.image_size = {part.image_size}: no effect on texts", fix="leave data.image_size out")
     kind, keys = table.kind, duplicate_keys(table)
-    dealt = deal(table.labels, kind, keys, table.splits, part.splits)
+    divided = split_rows(table.labels, kind, keys, table.splits, part.splits)
     labels = encode_labels(
         table.labels,
         kind,
-        dealt.splits,
+        divided.splits,
         table.origins,
         target=table.columns.get("label", "target"),
         allow_single_class=part.allow_single_class,
@@ -185,14 +185,14 @@ def _outline(
         order=() if part.label is None or isinstance(part.label, str) else part.label,
     )
     _require_modality(table, part, modality)
-    tokenizer = None if table.texts is None else _tokenizer(table, part, source, dealt.splits["train"])
+    tokenizer = None if table.texts is None else _tokenizer(table, part, source, divided.splits["train"])
 
     def finish(keep_going: KeepGoing) -> Dataset:
         inputs = _inputs(table, tokenizer, part.max_length, keep_going)
-        notices = table.notices + dealt.notices + labels.notices
+        notices = table.notices + divided.notices + labels.notices
         if not part.source.startswith(PREFIX):  # what is built in is not the user's to mend
-            notices += doubts(table, keys, dealt.splits)
-        return remember(_dataset(inputs, labels, kind, dict(dealt.splits), table.origins, notices))
+            notices += doubts(table, keys, divided.splits)
+        return remember(_dataset(inputs, labels, kind, dict(divided.splits), table.origins, notices))
 
     pad_id = padding_id(tokenizer) if tokenizer is not None else table.tokens.pad_id if table.tokens else None
     return Outline(

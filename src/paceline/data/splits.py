@@ -1,4 +1,4 @@
-"""Dealing rows into train, validation and test: stratified, seeded, and never one text in two splits."""
+"""Splitting rows into train, validation and test: stratified, seeded, and never one text in two splits."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FIRST_WORDS, FIRST_CHARACTERS = 12, 256
 
 _QUANTILE_BINS = 10
 _SMALLEST_STRATUM = 10
-"""Label combinations and quantile bins below this many rows are dealt together."""
+"""Label combinations and quantile bins below this many rows are split together."""
 
 
 @dataclass(frozen=True)
-class Deal:
+class Splits:
     """Who learns from which row."""
 
     splits: Mapping[str, Ids]
@@ -56,14 +56,14 @@ def duplicate_keys(table: Table) -> Ids:
     return keys
 
 
-def deal(
+def split_rows(
     labels: Sequence[str] | Sequence[float] | Sequence[tuple[str, ...]],
     kind: str,
     keys: Ids,
     given: Sequence[str] | None,
     part: SplitsPart,
-) -> Deal:
-    """Deal rows into splits.
+) -> Splits:
+    """Split rows into splits.
 
     Counts and rounded shares are met exactly wherever duplicates allow it; every class has at least one row in train
     wherever train has room for it. Given splits are kept as they are; only a missing validation split is taken out
@@ -82,7 +82,7 @@ def deal(
     sheet = _Sheet(labels, kind, keys)
     everything = np.arange(len(keys), dtype=np.int64)
     if given is None:
-        return _deal_rows(sheet, everything, part, part.test)
+        return _split(sheet, everything, part, part.test)
     named = np.asarray(given)
     splits = {name: rows for name in SPLITS if len(rows := np.flatnonzero(named == name).astype(np.int64))}
     if "train" not in splits:
@@ -95,17 +95,19 @@ def deal(
     if "validation" not in splits and part.validation:
         # a limit on train would leave given training rows unused, which nobody asked for
         rest = part.model_copy(update={"train": None})
-        dealt = _deal_rows(sheet, splits["train"], rest, 0)
-        taken = len(dealt.splits.get("validation", ()))
+        divided = _split(sheet, splits["train"], rest, 0)
+        taken = len(divided.splits.get("validation", ()))
         if taken:
             notices += (f"no validation split is given: {taken:,} rows are taken out of train",)
-        notices += dealt.notices
-        splits = {name: {**splits, **dealt.splits}[name] for name in SPLITS if name in splits or name in dealt.splits}
-    return Deal(splits, notices)
+        notices += divided.notices
+        splits = {
+            name: {**splits, **divided.splits}[name] for name in SPLITS if name in splits or name in divided.splits
+        }
+    return Splits(splits, notices)
 
 
 class _Sheet:
-    """What dealing needs to know of each row."""
+    """What splitting needs to know of each row."""
 
     def __init__(self, labels: Sequence[Any], kind: str, keys: Ids) -> None:
         self.keys = keys
@@ -120,13 +122,13 @@ class _Sheet:
             self.strata = _numbers(self.classes)
 
 
-def _deal_rows(sheet: _Sheet, rows: Ids, part: SplitsPart, test: float | int) -> Deal:
+def _split(sheet: _Sheet, rows: Ids, part: SplitsPart, test: float | int) -> Splits:
     targets = _targets(len(rows), part, test)
     random = np.random.default_rng(part.seed)
     groups = _groups(sheet.keys[rows], random)
     sizes = np.array([len(group) for group in groups])
     strata = np.array([sheet.strata[rows[group[0]]] for group in groups])
-    owner = np.full(len(groups), -1)  # index into SPLITS; -1: not dealt yet
+    owner = np.full(len(groups), -1)  # index into SPLITS; -1: not placed yet
     kept, few = _kept_for_train(sheet, rows, groups, targets)
     owner[kept] = 0
     notices = list(few)
@@ -137,12 +139,12 @@ def _deal_rows(sheet: _Sheet, rows: Ids, part: SplitsPart, test: float | int) ->
             owner[owner == -1] = split
             continue
         _fill(owner, sizes, strata, split, wanted - int(sizes[owner == split].sum()), random)
-        dealt = int(sizes[owner == split].sum())
+        found = int(sizes[owner == split].sum())
         asked = {"test": test, "validation": part.validation}.get(name, 0)
         if asked and not wanted:
             notices.append(f"{name} has no rows: data.splits.{name} = {asked:g} of {len(rows):,} rows is less than one")
-        if dealt != wanted:
-            notices.append(f"{name} has {dealt:,} rows instead of {wanted:,}: copies of a text are kept in one split")
+        if found != wanted:
+            notices.append(f"{name} has {found:,} rows instead of {wanted:,}: copies of a text are kept in one split")
     if unused := int(sizes[owner == -1].sum()):
         notices.append(f"{unused:,} rows belong to no split: data.splits leaves them over")
     splits = {}
@@ -152,7 +154,7 @@ def _deal_rows(sheet: _Sheet, rows: Ids, part: SplitsPart, test: float | int) ->
             splits[name] = np.sort(rows[np.concatenate(chosen)])
     if "train" not in splits:
         raise DataError(f"no row is left for train out of {len(rows):,}", fix="make the other splits smaller")
-    return Deal(splits, tuple(notices))
+    return Splits(splits, tuple(notices))
 
 
 def _targets(num_rows: int, part: SplitsPart, test: float | int) -> dict[str, int | None]:
@@ -199,7 +201,7 @@ def _kept_for_train(
     """One group of every class, so that none is missing from train, and a notice naming the classes that are small."""
     members: dict[str, list[int]] = {}
     for index, group in enumerate(groups):
-        # a set has no fixed order, and the deal must not depend on the process
+        # a set has no fixed order, and the split must not depend on the process
         for name in sorted({name for position in group for name in sheet.classes[rows[position]]}):
             members.setdefault(name, []).append(index)
     num_splits = sum(value is None or value > 0 for value in targets.values())

@@ -1,6 +1,6 @@
 """Small plain values between ranks, through the store, as JSON.
 
-They go past the card: through NCCL every value would be a kernel in the queue behind the step's own, and reading it
+They go past the GPU: through NCCL every value would be a kernel in the queue behind the step's own, and reading it
 would make the host wait for all of them. Nothing is pickled, so nothing that another rank sends is executed. Ranks
 wait by asking again and again, so that a signal is answered meanwhile and the failure of one rank reaches all.
 """

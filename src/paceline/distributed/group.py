@@ -1,7 +1,7 @@
 """Joining the other processes of a run, and what they do together.
 
 The one place that opens and closes torch's process group. Tensors go through it, on their own device; small plain
-values go through the store, past the card (exchange.py).
+values go through the store, past the GPU (exchange.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.distributed.failures import tell_launcher
 from paceline.distributed.reach import check_reach
 from paceline.distributed.roll_call import call_roll
 from paceline.distributed.stores import leaving, open_store
-from paceline.machine.cluster import Place, check_cards
+from paceline.machine.cluster import Place, check_gpus
 from paceline.machine.facts import version_of
 from paceline.seams import Alone, World
 
@@ -45,7 +45,7 @@ ABORT_SECONDS = 10.0
 
 OPENING = "opening the process group"
 
-SUM = "a sum over the ranks"
+ALL_REDUCE = "an all-reduce"
 
 PACKAGES = ("paceline", "torch", "transformers")
 
@@ -60,13 +60,13 @@ def joined(
     """Join the ranks of this run; inside, the process group is open.
 
     Args:
-        backend: nccl, gloo or mpi; None: nccl on cards, gloo on the CPU.
-        device: of this rank; ``cuda`` is the card of its local rank.
+        backend: nccl, gloo or mpi; None: nccl on GPUs, gloo on the CPU.
+        device: of this rank; ``cuda`` is the GPU of its local rank.
         timeout_seconds: how long ranks wait for one another, here and in every collective.
 
     Raises:
         RecipeError: a backend that is not there, or does not suit the device.
-        UserError: an address that cannot be used, no card for this rank, different library versions.
+        UserError: an address that cannot be used, no GPU for this rank, different library versions.
         LostRank: a rank failed, ended, or did not arrive; it is named.
     """
     if place.world_size == 1:
@@ -86,9 +86,9 @@ def joined(
     exchange = Exchange(store, place.rank, place.world_size, timeout_seconds)
     try:
         present = call_roll(exchange, place)
-        # here, so that the others hear of a rank without a card in what they exchange next
+        # here, so that the others hear of a rank without a GPU in what they exchange next
         if device.type == "cuda":
-            device = _card(present.place, device)
+            device = _gpu(present.place, device)
         world = ProcessGroupWorld(present.place, exchange, present.leader)
         versions = {"python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}}
         agree(world, "library versions", versions, "install the same versions on every machine")
@@ -126,17 +126,17 @@ class ProcessGroupWorld(World):
         self.rank, self.size, self.local_rank = place.rank, place.world_size, place.local_rank
         self._exchange, self._leader = exchange, leader
 
-    def sum_(self, tensor: Tensor) -> Tensor:
-        with span("communicate"), self._explained(SUM):
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        with span("communicate"), self._explained(ALL_REDUCE):
             dist.all_reduce(tensor)
         return tensor
 
-    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
-        with self._explained(SUM):
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        with self._explained(ALL_REDUCE):
             work = dist.all_reduce(tensor, async_op=True)
 
         def wait() -> None:
-            with self._explained(SUM):
+            with self._explained(ALL_REDUCE):
                 work.wait()
 
         return wait
@@ -192,25 +192,25 @@ def _backend(backend: str | None, device: torch.device) -> str:
     """The backends by device, as torch writes them. Beside NCCL there is gloo, for what stays on the CPU."""
     name = backend or ("nccl" if device.type == "cuda" else "gloo")
     available = {"nccl": dist.is_nccl_available, "gloo": dist.is_gloo_available, "mpi": dist.is_mpi_available}
-    what, fix = f"parallel.backend = {name}", "--set parallel.backend=auto: nccl on cards, gloo on the CPU"
+    what, fix = f"parallel.backend = {name}", "--set parallel.backend=auto: nccl on GPUs, gloo on the CPU"
     if name not in available:
         raise RecipeError(what, f"there is no such backend; {nearest(name, available)}", fix)
     if name == "nccl" and device.type != "cuda":
-        raise RecipeError(what, f"it moves data between cards, and this run is on the {device.type}", fix)
+        raise RecipeError(what, f"it moves data between GPUs, and this run is on the {device.type}", fix)
     if not available[name]():
         why = f"the installed torch {torch.__version__} is built without it"
         built = "; torch has it only where it was built from source beside an MPI" if name == "mpi" else ""
-        # on cards auto is nccl
+        # on GPUs auto is nccl
         raise RecipeError(what, why + built, "--set parallel.backend=gloo" if name == "nccl" else fix)
     return "cpu:gloo,cuda:nccl" if name == "nccl" else name
 
 
-def _card(place: Place, device: torch.device) -> torch.device:
-    """The card of this rank, which becomes torch's current one."""
-    check_cards(place, torch.cuda.device_count())
-    card = torch.device("cuda", place.local_rank if device.index is None else device.index)
-    torch.cuda.set_device(card)
-    return card
+def _gpu(place: Place, device: torch.device) -> torch.device:
+    """The GPU of this rank, which becomes torch's current one."""
+    check_gpus(place, torch.cuda.device_count())
+    gpu = torch.device("cuda", place.local_rank if device.index is None else device.index)
+    torch.cuda.set_device(gpu)
+    return gpu
 
 
 @contextmanager

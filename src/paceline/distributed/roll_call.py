@@ -37,10 +37,10 @@ def call_roll(exchange: Exchange, place: Place) -> Present:
         why = f"another process has this rank at {place.init_method}, or an earlier run had"
         fix = "give each process a RANK of its own; after a crash, remove the file or take another port"
         raise UserError(f"RANK = {place.rank}: taken", why, fix)
-    # where each process was left a card of its own, each counts from 0
-    cards = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # where each process was left a GPU of its own, each counts from 0
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     local = None if place.is_local_guessed else [place.local_rank, place.local_world_size]
-    found = exchange.all("joining", [[_machine(), cards], local, place.world_size])
+    found = exchange.all("joining", [[_machine(), gpus], local, place.world_size])
     _check_sizes(place, [size for _, _, size in found])
     machines: dict[str, list[int]] = {}
     for rank, ((machine, _), _, _) in enumerate(found):

@@ -1,7 +1,7 @@
-"""Capture: a step's functions recorded as CUDA graphs and replayed, or run as they are where that cannot be.
+"""Capture: a step's functions as CUDA graphs that are replayed, or run as they are where that cannot be.
 
 A graph holds the kernels of a function and the addresses they work on. Replaying it costs the host one call in place
-of a thousand launches. What is recorded may wait for nothing on the host, and every tensor it touches must stay where
+of a thousand launches. What is captured may wait for nothing on the host, and every tensor it touches must stay where
 it is. Source: CUDA C++ Programming Guide, CUDA Graphs; torch.cuda.CUDAGraph's documentation.
 """
 
@@ -30,10 +30,10 @@ from paceline.machine.device import PLANNED, named_stream
 log = logging.getLogger(__name__)
 
 MOST_FAILURES = 2
-"""Recordings that may fail before everything is launched: one bad shape is not the others' fault."""
+"""Captures that may fail before everything runs eagerly: one bad shape is not the others' fault."""
 
 WOULD_COMPILE = "Detected recompile"
-"""How torch's message begins when something would be compiled inside of a recording."""
+"""How torch's message begins when something would be compiled inside of a capture."""
 
 Phase = Callable[[], contextlib.AbstractContextManager[None]]
 """Counts the seconds inside."""
@@ -46,7 +46,7 @@ _Key = tuple[str, tuple[Hashable, ...], str, tuple[Hashable, ...]]
 
 
 def alone(flag: bool) -> bool:
-    """For functions in which ranks do not meet: each records when it likes."""
+    """For functions in which ranks do not meet: each captures when it likes."""
     return flag
 
 
@@ -54,11 +54,11 @@ class Runner(ABC):
     """Runs functions of pytrees of tensors."""
 
     @abstractmethod
-    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, record: bool = True) -> Any:
-        """``function(*inputs, *options)``; ``inputs`` are pytrees of tensors, ``options`` part of what is recorded.
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, capture: bool = True) -> Any:
+        """``function(*inputs, *options)``; ``inputs`` are pytrees of tensors, ``options`` part of what is captured.
 
         Args:
-            record: False: it is launched, whatever has been recorded.
+            capture: False: it runs eagerly, whatever has been captured.
         """
 
     @abstractmethod
@@ -66,30 +66,30 @@ class Runner(ABC):
         """A number that differs from call to call, in the form that ``run`` takes it in."""
 
     @abstractmethod
-    def launch(self, function: Callable[[], Any]) -> Any:
-        """Run a function kernel by kernel, on the stream and in the memory of those that are recorded."""
+    def run_eagerly(self, function: Callable[[], Any]) -> Any:
+        """Run a function kernel by kernel, on the stream and in the memory of those that are captured."""
 
     @abstractmethod
     def probe(self, function: Callable[[], Any]) -> None:
-        """Run a function whose results nobody needs, to find out whether it can be recorded."""
+        """Run a function whose results nobody needs, to find out whether it can be captured."""
 
     @abstractmethod
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         """Be ready to ``run`` with these shapes, without running. The largest first: smaller ones reuse its memory."""
 
     @abstractmethod
-    def launching(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, everything is launched, for who watches the host; what is recorded stays for later."""
+    def eager(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, everything runs eagerly, for who watches the host; what is captured stays for later."""
 
     @property
     @abstractmethod
     def replays(self) -> bool:
-        """Whether anything is recorded, so that steps are replayed."""
+        """Whether anything is captured, so that steps are replayed."""
 
     @property
     @abstractmethod
-    def path(self) -> str:
-        """What became of it, for people: what is recorded, or why nothing is."""
+    def execution(self) -> str:
+        """What became of it, for people: what is captured, or why nothing is."""
 
     @abstractmethod
     def close(self) -> None:
@@ -107,13 +107,13 @@ class Eager(Runner):
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, record: bool = True) -> Any:
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, capture: bool = True) -> Any:
         return function(*inputs, *options)
 
     def scalar(self, value: float) -> Tensor | float:
         return value
 
-    def launch(self, function: Callable[[], Any]) -> Any:
+    def run_eagerly(self, function: Callable[[], Any]) -> Any:
         return function()
 
     def probe(self, function: Callable[[], Any]) -> None:
@@ -122,7 +122,7 @@ class Eager(Runner):
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         pass
 
-    def launching(self) -> contextlib.AbstractContextManager[None]:
+    def eager(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     @property
@@ -130,7 +130,7 @@ class Eager(Runner):
         return False
 
     @property
-    def path(self) -> str:
+    def execution(self) -> str:
         return f"eager: {self._reason}"
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class _Input:
 
 
 @dataclass(frozen=True)
-class _Recording:
+class _Graph:
     graph: Any
     inputs: list[_Input | None]
     """None for what is no tensor, which is part of the key."""
@@ -186,26 +186,26 @@ def _copied(outputs: Any) -> Any:
 class Captured(Runner):
     """One CUDA graph for each function, its options and the shapes of its inputs; all in one memory pool.
 
-    The first call with new shapes is launched, so that every kernel is loaded and every state allocated; the second
-    records and replays. Shapes that come once are never recorded. When recording fails, everything is launched from
+    The first call with new shapes runs eagerly, so that every kernel is loaded and every state allocated; the second
+    captures and replays. Shapes that come once are never captured. When a capture fails, everything runs eagerly from
     then on.
 
-    Launches take their memory from the graphs' pool as well, on the stream of the recordings: else the largest step
-    would have its memory twice. What a launch leaves there (a cache of the model's, a state) may lie where graphs
-    recorded earlier put their intermediate results, so that they are recorded anew.
+    Eager calls take their memory from the graphs' pool as well, on the stream of the captures: else the largest step
+    would have its memory twice. What an eager call leaves there (a cache of the model's, a state) may lie where graphs
+    captured earlier put their intermediate results, so that they are captured anew.
 
-    Neither waits for the card, which has the steps before to do meanwhile (measured with torch 2.11), unless memory may
-    be missing: for inputs larger than any so far, or on a card with less free than this process has taken at most, what
+    Neither waits for the GPU, which has the steps before to do meanwhile (measured with torch 2.11), unless memory may
+    be missing: for inputs larger than any so far, or on a GPU with less free than this process has taken at most, what
     is only cached elsewhere is handed back first.
 
     Args:
-        device: the card.
-        phase: counts the seconds of recording.
-        most: shapes beyond this many are not recorded: each graph keeps memory of its own.
-        agree: where ranks meet inside what is recorded. They then call ``run`` with the same shapes, and a graph is
-            kept, or dropped, by all of them or none: NCCL wants all ranks to replay what they have recorded together.
-        idle: record on a card that has nothing left to do, as where sums over cards are part of what is recorded:
-            NCCL has been shown to record so.
+        device: the GPU.
+        phase: counts the seconds of capturing.
+        most: shapes beyond this many are not captured: each graph keeps memory of its own.
+        agree: where ranks meet inside what is captured. They then call ``run`` with the same shapes, and a graph is
+            kept, or dropped, by all of them or none: NCCL wants all ranks to replay what they have captured together.
+        idle: capture on a GPU that has nothing left to do, as where an all-reduce is part of what is captured:
+            NCCL has been shown to capture so.
     """
 
     def __init__(
@@ -220,34 +220,34 @@ class Captured(Runner):
         self._device, self._phase, self._most, self._agree = device, phase, most, agree
         self._idle = idle
         self._cuda: Any = torch.get_device_module(device)
-        self._pool, self._stream = self._cuda.MemPool(), named_stream(device, "recording")
+        self._pool, self._stream = self._cuda.MemPool(), named_stream(device, "capture")
         self._seen: set[Hashable] = set()
         self._largest: Counter[Hashable] = Counter()
         """Elements of the largest inputs that a function, with its options, has had memory for."""
-        self._recordings: dict[Hashable, _Recording] = {}
+        self._graphs: dict[Hashable, _Graph] = {}
         self._failed: dict[Hashable, str] = {}
-        """Why, of each that could not be recorded."""
+        """Why, of each that could not be captured."""
         self._compiled_late: set[Hashable] = set()
-        """Of these something would have been compiled while they were recorded; they were launched once more."""
+        """Of these something would have been compiled while they were captured; they ran eagerly once more."""
         self._problem: str | None = None
-        self._launching = False
+        self._is_eager = False
         self._anchor: Any = None
         """A graph that is never replayed; see ``_hold_pool``."""
         self._value, self._scalar = math.nan, torch.empty(0)
         """What ``scalar`` made last: most steps divide by the same."""
 
-    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, record: bool = True) -> Any:
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, capture: bool = True) -> Any:
         leaves, structure = _pytree.tree_flatten(list(inputs))
         key = _key(function, options, structure, leaves)
-        if not record:
-            return self._launch(lambda: function(*inputs, *options))
-        recording = None if self._launching else self._recordings.get(key)
-        if recording is None and key in self._seen and self._may_record(key):
-            recording = self._record(key, function, leaves, structure, options)
-        if recording is not None:
-            return recording.replay(leaves)
-        launch = self._launch if key in self._seen or self._fits(key, leaves) else self.launch
-        found = launch(lambda: function(*inputs, *options))
+        if not capture:
+            return self._run_in_pool(lambda: function(*inputs, *options))
+        captured = None if self._is_eager else self._graphs.get(key)
+        if captured is None and key in self._seen and self._may_capture(key):
+            captured = self._capture(key, function, leaves, structure, options)
+        if captured is not None:
+            return captured.replay(leaves)
+        run = self._run_in_pool if key in self._seen or self._fits(key, leaves) else self.run_eagerly
+        found = run(lambda: function(*inputs, *options))
         self._seen.add(key)
         self._had_memory(key, leaves)
         return found
@@ -255,8 +255,8 @@ class Captured(Runner):
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         leaves, structure = _pytree.tree_flatten(list(inputs))
         key = _key(function, options, structure, leaves)
-        if self._may_record(key):
-            self._record(key, function, leaves, structure, options)
+        if self._may_capture(key):
+            self._capture(key, function, leaves, structure, options)
 
     def scalar(self, value: float) -> Tensor | float:
         if value != self._value:
@@ -273,7 +273,7 @@ class Captured(Runner):
 
         waits = False
         try:
-            self.launch(watched)
+            self.run_eagerly(watched)
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
@@ -282,31 +282,32 @@ class Captured(Runner):
             self._problem = "the model waits for the device in its forward or backward pass"
 
     @contextlib.contextmanager
-    def launching(self) -> Iterator[None]:
-        before, self._launching = self._launching, True
-        # looked at once for all launches: it takes the host milliseconds, and who watches would see them in each step
-        blocks = self._live() if self._recordings else set()
+    def eager(self) -> Iterator[None]:
+        before, self._is_eager = self._is_eager, True
+        # looked at once for all eager calls: it takes the host milliseconds, and who watches would see them in each
+        # step
+        blocks = self._live() if self._graphs else set()
         try:
             yield
         finally:
-            self._launching = before
+            self._is_eager = before
         # not after an exception: the other ranks are not asked then
         self._forget_if_grown(blocks)
 
     @property
     def replays(self) -> bool:
-        return bool(self._recordings)
+        return bool(self._graphs)
 
     @property
-    def path(self) -> str:
+    def execution(self) -> str:
         if self._problem:
             return f"eager: {self._problem}"
-        count = len(self._recordings)
-        full = ", the most there may be: other shapes are launched" if count == self._most else ""
+        count = len(self._graphs)
+        full = ", the most there may be: other shapes run eagerly" if count == self._most else ""
         return f"captured: {count} graph{'s' if count != 1 else ''}{full}" if count else "eager: no shape came twice"
 
     def close(self) -> None:
-        self._recordings.clear()
+        self._graphs.clear()
         self._seen.clear()
         self._largest.clear()
         # torch hands back what a pool has cached only with the pool, which nothing but itself may use by then
@@ -323,15 +324,15 @@ class Captured(Runner):
     def _had_memory(self, key: _Key, leaves: Sequence[Any]) -> None:
         self._largest[key[:2]] = max(_elements(leaves), self._largest[key[:2]])
 
-    def launch(self, function: Callable[[], Any]) -> Any:
+    def run_eagerly(self, function: Callable[[], Any]) -> Any:
         # what is only cached elsewhere torch would not hand back for want of memory in this pool
         self._cuda.synchronize(self._device)
         self._cuda.empty_cache()
-        return self._launch(function)
+        return self._run_in_pool(function)
 
-    def _launch(self, function: Callable[[], Any]) -> Any:
+    def _run_in_pool(self, function: Callable[[], Any]) -> Any:
         """What it returns is copied out of the pool."""
-        looks = bool(self._recordings) and not self._launching
+        looks = bool(self._graphs) and not self._is_eager
         before = self._live() if looks else set()
         caller = self._cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
@@ -349,34 +350,34 @@ class Captured(Runner):
         return outputs
 
     def _forget_if_grown(self, before: set[int]) -> None:
-        """Drop the recordings where launches have left something in the pool, on any rank."""
-        if not self._recordings:
+        """Drop the graphs where eager calls have left something in the pool, on any rank."""
+        if not self._graphs:
             return
         grown = not self._live() <= before
         if grown:
             gc.collect()  # what a circle of references holds is no state
             grown = not self._live() <= before
         if self._agree(grown):
-            self._recordings.clear()
+            self._graphs.clear()
 
     def _live(self) -> set[int]:
         """Addresses of the pool's blocks that are in use."""
         blocks = (block for segment in self._pool.snapshot() for block in _blocks(segment))
         return {address for address, state in blocks if state == "active_allocated"}
 
-    def _may_record(self, key: _Key) -> bool:
-        if self._launching or self._problem or key in self._failed:
+    def _may_capture(self, key: _Key) -> bool:
+        if self._is_eager or self._problem or key in self._failed:
             return False
-        return len(self._recordings) < self._most
+        return len(self._graphs) < self._most
 
-    def _record(
+    def _capture(
         self,
         key: _Key,
         function: Callable[..., Any],
         leaves: Sequence[Any],
         structure: Any,
         options: Sequence[Hashable],
-    ) -> _Recording | None:
+    ) -> _Graph | None:
         self._hold_pool()
         ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         before = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in ours]
@@ -393,28 +394,28 @@ class Captured(Runner):
                 ):
                     outputs = function(*_pytree.tree_unflatten(ours, structure), *options)
             except RuntimeError as error:
-                log.debug("recording failed", exc_info=True)
-                problem = f"recording failed: {str(error).splitlines()[0]}"
+                log.debug("capture failed", exc_info=True)
+                problem = f"capture failed: {str(error).splitlines()[0]}"
             if self._agree(bool(problem)):
                 late = self._agree(WOULD_COMPILE in problem)
-                self._break_off(key, problem or "recording failed on another rank", late=late)
+                self._break_off(key, problem or "capture failed on another rank", late=late)
                 return None
         places = [
             _Input(leaf, changes=leaf._version != version) if isinstance(leaf, Tensor) else None
             for leaf, version in zip(ours, before, strict=True)
         ]
-        recording = _Recording(graph, places, outputs)
-        self._recordings[key] = recording
+        captured = _Graph(graph, places, outputs)
+        self._graphs[key] = captured
         self._had_memory(key, leaves)
-        mark("shape recorded")
-        return recording
+        mark("shape captured")
+        return captured
 
     @contextlib.contextmanager
     def _begun(self, graph: Any, pool: Any, stream: Any, *, capture_error_mode: str) -> Iterator[None]:
-        """As ``torch.cuda.graph``, which waits for the card and hands back what is cached before it begins.
+        """As ``torch.cuda.graph``, which waits for the GPU and hands back what is cached before it begins.
 
-        What is done when a recording begins and ends, as to the seed that graphs read, has its place among the steps:
-        without it, replays that the card has still to do would draw the numbers of a later seed.
+        What is done when a capture begins and ends, as to the seed that graphs read, has its place among the steps:
+        without it, replays that the GPU has still to do would draw the numbers of a later seed.
         """
         caller = self._cuda.current_stream(self._device)
         stream.wait_stream(caller)
@@ -427,9 +428,9 @@ class Captured(Runner):
         caller.wait_stream(stream)
 
     def _hold_pool(self) -> None:
-        """Keep the pool open when all recordings are dropped.
+        """Keep the pool open when all graphs are dropped.
 
-        torch (2.11 to 2.13) lets the host's part of a pool go with its last graph, and then fails to record into it
+        torch (2.11 to 2.13) lets the host's part of a pool go with its last graph, and then fails to capture into it
         (``use_count > 0`` in CachingHostAllocator.h).
         """
         if self._anchor is not None:
@@ -441,13 +442,13 @@ class Captured(Runner):
         self._anchor = graph, tick
 
     def _break_off(self, key: _Key, problem: str, *, late: bool) -> None:
-        """This key is launched from now on, the others are recorded anew; after some failures nothing is any more.
+        """This key runs eagerly from now on, the others are captured anew; after some failures nothing is any more.
 
         Args:
-            late: something would have been compiled: that is done by launching the key once more, the first time.
+            late: something would have been compiled: that is done by running the key eagerly once more, the first time.
         """
         self._cuda.synchronize(self._device)
-        # where the end of a recording fails, torch 2.11 leaves the pool taken: nothing else could have memory of it
+        # where the end of a capture fails, torch 2.11 leaves the pool taken: nothing else could have memory of it
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self._cuda.current_device(), self._pool.id)
         if late and key not in self._compiled_late:
@@ -457,8 +458,8 @@ class Captured(Runner):
             self._failed[key] = problem
         if len(self._failed) >= MOST_FAILURES:
             self._problem = next(iter(self._failed.values()))  # those behind it may be consequences
-        self._recordings.clear()
-        # a recording that breaks off leaves torch's generator in the belief that it is still being recorded; a state
+        self._graphs.clear()
+        # a capture that breaks off leaves torch's generator in the belief that it is still being captured; a state
         # with the same numbers, which no graph knows, takes its place
         generator: Any = self._cuda.default_generators[self._cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
@@ -466,14 +467,14 @@ class Captured(Runner):
 
 @contextlib.contextmanager
 def _empty_without_a_warning() -> Iterator[None]:
-    """A recording that breaks off before its first kernel has an error of its own."""
+    """A capture that breaks off before its first kernel has an error of its own."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The CUDA Graph is empty")
         yield
 
 
 def _nothing_compiled() -> contextlib.AbstractContextManager[Any]:
-    """What torch would compile inside raises a RuntimeError: compilers read what is on the card."""
+    """What torch would compile inside raises a RuntimeError: compilers read what is on the GPU."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()  # nothing is compiled in this process, and it takes a second to import
     raising: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import EvaluationRecord
-from paceline.data.order import deal
+from paceline.data.order import split_evenly
 from paceline.seams import Alone, Batch, Build, Ids, Layout, Meter, World
 
 Infer = Callable[[Batch], Tensor]
@@ -48,8 +48,8 @@ def evaluate(
 ) -> EvaluationRecord:
     """Loss and metrics of a split; every sample counts once, whatever the batch size and the number of ranks.
 
-    Ranks deal the very batches of one process among themselves, so the same logits are computed; what they add up to
-    is put together in the order of the split. N ranks so return what one returns, to the bit, wherever the machine
+    Ranks share out the very batches of one process among themselves, so the same logits are computed; what they add up
+    to is put together in the order of the split. N ranks so return what one returns, to the bit, wherever the machine
     computes a batch to the same bits twice (same device, same number of threads).
 
     All ranks call ``infer`` equally often, so it may hold collectives, and must not raise on one rank alone: the others
@@ -74,7 +74,7 @@ def evaluate(
     """
     started = time.perf_counter()
     meter = build.task.meter(build.device)
-    mine, places = _dealt(build, ids, batch_size, world)
+    mine, places = _share(build, ids, batch_size, world)
     build.layout.expect(mine)
     for number, piece in enumerate(mine):
         batch = build.layout.collate(piece)
@@ -110,14 +110,14 @@ def _batches(layout: Layout, ids: Ids, batch_size: int) -> list[Ids]:
     return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
 
 
-def _dealt(build: Build, ids: Ids, batch_size: int, world: World) -> tuple[list[Ids], list[int]]:
+def _share(build: Build, ids: Ids, batch_size: int, world: World) -> tuple[list[Ids], list[int]]:
     """This rank's batches, equally many on all ranks, and the places in the split of those that count.
 
     A rank without a batch of its own in the last round runs the split's last one too: nobody takes in the result.
     """
     pieces = _batches(build.layout, ids, batch_size)
     slots = np.array([build.layout.size(piece).slots for piece in pieces], dtype=np.int64)
-    places: list[int] = np.flatnonzero(deal(slots, world.size) == world.rank).tolist()
+    places: list[int] = np.flatnonzero(split_evenly(slots, world.size) == world.rank).tolist()
     rounds = -(-len(pieces) // world.size)
     return [pieces[place] for place in places] + pieces[-1:] * (rounds - len(places)), places
 

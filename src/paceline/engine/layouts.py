@@ -13,11 +13,11 @@ from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
 from paceline.data.dataset import Dataset, Images, Tokens
 from paceline.data.layout import ImageLayout, PackedLayout, PaddedLayout, bucket_for, resident_bytes
-from paceline.machine.device import is_card, memory_bytes
+from paceline.machine.device import is_gpu, memory_bytes
 from paceline.recipe import Recipe
 
 RESIDENT_SHARE = 0.1
-"""Samples are kept on the card when they take at most this share of its memory."""
+"""Samples are kept on the GPU when they take at most this share of its memory."""
 
 PADDED_BUCKET = 64
 """Lengths of padded batches are multiples of this where shapes should come again: 8 of them up to 512."""
@@ -73,7 +73,7 @@ def padded_layout(
         all_types=_tells_types_from_none(model),
         bucket=bucket or recipe.data.pad_to_multiple_of or (PADDED_BUCKET if _repeats(recipe) else 1),
         resident=not on_host and resident(recipe, dataset, device)[0],
-        masked=not is_card(device) or _asks_for_masks(recipe, model),
+        masked=not is_gpu(device) or _asks_for_masks(recipe, model),
     )
 
 
@@ -111,7 +111,7 @@ def resident(recipe: Recipe, dataset: Dataset, device: torch.device) -> tuple[bo
     size = resident_bytes(dataset.inputs)
     room = RESIDENT_SHARE * memory_bytes(device)
     fits = size <= room
-    reason = f"all samples take {size / 2**20:,.0f} MiB, a tenth of the card's memory is {room / 2**20:,.0f}"
+    reason = f"all samples take {size / 2**20:,.0f} MiB, a tenth of the GPU's memory is {room / 2**20:,.0f}"
     return fits, (Decision(setting="data.resident", value=str(fits).lower(), reason=reason),)
 
 
@@ -133,7 +133,7 @@ def _takes_token_types(model: nn.Module) -> bool:
 def _tells_types_from_none(model: nn.Module) -> bool:
     """Whether token types of 0 are not the same as none to this model.
 
-    A table of types is read at 0 where none are given (BERT and its kin). GPT-2 looks types up among its words, XLNet
+    A table of types is read at 0 where none are given (BERT and its kin). GPT-2 looks types up among its tokens, XLNet
     adds what it adds to a pair: these have no table, and take none for nothing.
     """
     return not getattr(getattr(model, "config", None), "type_vocab_size", None)

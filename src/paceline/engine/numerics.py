@@ -20,9 +20,9 @@ def numerics(precision: str, *, deterministic: bool, device: str = "cpu") -> Ite
     ``deterministic`` follows https://docs.pytorch.org/docs/stable/notes/randomness.html: deterministic algorithms
     only, no cuDNN autotuning, and a cuBLAS workspace that does not depend on the stream.
     """
-    # asking for a card's random state starts CUDA, which a run on the CPU must not
-    has_cards = device == "cuda" or torch.cuda.is_initialized()
-    devices = range(torch.cuda.device_count()) if has_cards else ()
+    # asking for a GPU's random state starts CUDA, which a run on the CPU must not
+    has_gpus = device == "cuda" or torch.cuda.is_initialized()
+    devices = range(torch.cuda.device_count()) if has_gpus else ()
     with (
         torch.random.fork_rng(devices),
         torch.inference_mode(False),

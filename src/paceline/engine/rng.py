@@ -27,7 +27,7 @@ def generators(device: torch.device) -> Sequence[torch.Generator]:
         torch.cuda.init()
     if not torch.cuda.is_initialized():
         return [torch.default_generator]
-    # weights that are offloaded to the CPU are computed with on the card
+    # weights that are offloaded to the CPU are computed with on the GPU
     index = torch.cuda.current_device() if device.index is None or device.type != "cuda" else device.index
     return [torch.default_generator, torch.cuda.default_generators[index]]
 

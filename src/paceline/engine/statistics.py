@@ -5,7 +5,7 @@ the ranks take their mean. Statistics that are kept are linear in those of the b
 run is the same up to rounding however often it was taken in between.
 
 A layer that has one value a channel of each sample has no spread to divide by where a sample is alone in its
-micro-batch: torch refuses to train there. So ranks are dealt two samples or none of an epoch's last batch
+micro-batch: torch refuses to train there. So ranks get two samples or none of an epoch's last batch
 (``ShuffledOrder``'s ``fewest``), and what leaves a sample alone all the same is refused before the first step.
 """
 
@@ -41,7 +41,7 @@ def settle_(buffers: Sequence[Tensor], world: World) -> None:
         return
     # the mean as distances from rank 0's: a sum of equal numbers would be rounded, of infinities no number at all
     distances = [torch.where(mine == first, 0, mine.double() - first.double()).reshape(-1) for first, mine in pairs]
-    total = world.sum_(torch.cat(distances)) / world.size
+    total = world.all_reduce(torch.cat(distances)) / world.size
     for (first, _), distance in zip(pairs, total.split([len(d) for d in distances]), strict=True):
         first.copy_(first.double() + distance.view(first.shape))
 
@@ -53,7 +53,7 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 
 
 def fewest_together(model: nn.Module) -> int:
-    """Samples that a rank is to be dealt of a step, where it is dealt any: for ``ShuffledOrder``."""
+    """Samples that a rank is to get of a step, where it gets any: for ``ShuffledOrder``."""
     return 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1
 
 
@@ -64,7 +64,7 @@ def check_smallest(
 
     Args:
         build: whose model is run on two samples, in evaluation mode, where it comes to that; on all ranks alike.
-        order: that deals ``ids``, the training split.
+        order: that splits ``ids``, the training split.
         part: the recipe's ``loop``.
         total_steps: of the run: it may end before an epoch's last batch.
 

@@ -3,7 +3,7 @@
 A step is ``micro`` for each of its micro-batches, then ``apply_update`` once. Losses are sums divided by the label
 count of the *global* batch, so gradients only ever add up, whichever way the batch is cut. One number, the global
 gradient norm, decides everything about the update: how much to clip, and whether to make it at all.
-Nothing here waits for the device or changes where a tensor lives, so that both can be recorded and replayed.
+Nothing here waits for the device or changes where a tensor lives, so that both can be captured and replayed.
 """
 
 from __future__ import annotations

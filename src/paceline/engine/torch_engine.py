@@ -17,13 +17,13 @@ from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
 from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
 from paceline.kernels.launch import compiled_together
-from paceline.machine.device import is_card
+from paceline.machine.device import is_gpu
 from paceline.optim.state import NOT_SPLIT, Splitting, copy_into, without_wrappers
 from paceline.optim.updates import FlatUpdates
 from paceline.seams import Accumulated, Alone, Batch, Engine, Ids, StepInput, Tensors, Update, World
 
 SEVERAL = "shards' gradients of a step of several micro-batches are kept whole between them"
-"""Why such steps are not recorded: what one pass leaves, another reads, wherever it has been put."""
+"""Why such steps are not captured: what one pass leaves, another reads, wherever it has been put."""
 
 
 class Collate(Protocol):
@@ -46,8 +46,8 @@ class TorchEngine(Engine):
         degrade: told why the first pass failed; makes the model run in a plainer way and says what became of the
             path, or raises.
         world: the other ranks. They meet in ``accumulate``, once for each bucket of gradients, and in ``settle``; there
-            each may compile, record and give up by itself. Where weights are sharded they meet within every pass
-            (``Gradients.ranks_meet``), and record together.
+            each may compile, capture and give up by itself. Where weights are sharded they meet within every pass
+            (``Gradients.ranks_meet``), and capture together.
         splitting: how tensors that ranks hold in pieces leave and enter whole.
     """
 
@@ -69,13 +69,13 @@ class TorchEngine(Engine):
         self._generators = generators(self._device)
         self._degrade, self._world, self._collate, self._splitting = degrade, world, collate, splitting
         self._degraded: Mapping[str, str] = {}
-        # an update that looks at its gate on the host cannot be recorded; what comes before it can
+        # an update that looks at its gate on the host cannot be captured; what comes before it can
         blocked = step.updates.capturable
         self._update_runner = Eager(blocked) if blocked else runner
         self._first = True
         """Whether the next micro-batch is its step's first."""
-        self._owes_sums = False
-        """Whether the others may wait for this rank's share of the step's sums."""
+        self._owes_all_reduce = False
+        """Whether the others may wait for this rank in the step's all-reduce."""
 
     def warm_up(self, given: StepInput) -> None:
         self.warm_up_on(self._made(given, 0), given.denominator, same_shapes=given.same_shapes)
@@ -87,7 +87,7 @@ class TorchEngine(Engine):
         share = self._runner.scalar(denominator)
 
         def micro() -> None:
-            # not the last one: what fails on one rank alone must not leave the others waiting in a sum
+            # not the last one: what fails on one rank alone must not leave the others waiting in an all-reduce
             self._step.micro(batch, share, first=True, last=False)
             self._step.gradients.zero()  # those of shards are whole so far, and no step holds them into its next pass
 
@@ -95,18 +95,18 @@ class TorchEngine(Engine):
         # what a step itself does
         try:
             with compiled_together(self._device):
-                self._runner.launch(micro)
+                self._runner.run_eagerly(micro)
                 self._step.updates.rehearse()
-            self._runner.launch(micro)
+            self._runner.run_eagerly(micro)
         except torch.OutOfMemoryError:
             raise  # no other way of computing it was to blame
         except Exception as error:
             self._degraded = self._degrade(error)
-            self._runner.launch(micro)
+            self._runner.run_eagerly(micro)
         self._runner.probe(micro)
         if self._step.gradients.ranks_meet:
-            # what ranks do together for the first time cannot be recorded: it connects them
-            self._runner.launch(lambda: self._step.micro(batch, share, first=True, last=True))
+            # what ranks do together for the first time cannot be captured: it connects them
+            self._runner.run_eagerly(lambda: self._step.micro(batch, share, first=True, last=True))
             self._step.gradients.zero()
         put_back()
         if same_shapes or not self._step.gradients.ranks_meet:
@@ -136,22 +136,22 @@ class TorchEngine(Engine):
         self._mode(training=True)
         losses, extras = [], []
         share, meet = self._runner.scalar(denominator), self._step.gradients.ranks_meet
-        record = same_shapes or not meet
+        capture = same_shapes or not meet
         first, self._first = self._first, True  # what an exception leaves behind is overwritten
-        self._owes_sums = self._world.size > 1
+        self._owes_all_reduce = self._world.size > 1
         for index, (batch, last) in enumerate(_with_last(batches)):
             if self._seed is not None:
                 seed = micro_batch_seed(self._seed, step, index, self._world.rank)
                 for generator in self._generators:
                     generator.manual_seed(seed)
             if meet and not (first and last):
-                self._launch_from_now_on(SEVERAL)
-            loss, extra = self._runner.run(self._step.micro, (batch, share), first, last, record=record)
+                self._eager_from_now_on(SEVERAL)
+            loss, extra = self._runner.run(self._step.micro, (batch, share), first, last, capture=capture)
             first = False
             losses.append(loss)
             extras.append(extra)
         self._step.gradients.finish()
-        self._first = self._owes_sums = False
+        self._first = self._owes_all_reduce = False
         return Accumulated(total(losses), tuple(extras))
 
     def update(self) -> Update:
@@ -170,20 +170,20 @@ class TorchEngine(Engine):
             self._first = True  # the next micro-batch overwrites the gradients
             self._runner.close()
             gc.collect()  # what an exception left behind may be in a circle
-            if is_card(self._device):
-                card = torch.get_device_module(self._device)
-                card.synchronize(self._device)
-                card.empty_cache()
-                card.reset_peak_memory_stats(self._device)
+            if is_gpu(self._device):
+                gpu = torch.get_device_module(self._device)
+                gpu.synchronize(self._device)
+                gpu.empty_cache()
+                gpu.reset_peak_memory_stats(self._device)
 
         return go_back
 
     def catch_up(self, error: BaseException) -> None:
-        owes, self._owes_sums = self._owes_sums, False
+        owes, self._owes_all_reduce = self._owes_all_reduce, False
         if not owes:
             return
-        if self._step.gradients.sums_under_way:
-            raise error  # a rank begins the sums of a step in order and once: who has begun cannot begin anew
+        if self._step.gradients.all_reduce_under_way:
+            raise error  # a rank begins the collectives of a step in order and once: who has begun cannot begin anew
         nothing = torch.stack([parameter.sum() for parameter in self._step.updates.parameters]).sum() * 0.0
         self._step.gradients.add(nothing, first=True, last=True)
         self._step.gradients.finish()
@@ -236,7 +236,7 @@ class TorchEngine(Engine):
         return self._splitting.collected(self._named())
 
     def eager(self) -> AbstractContextManager[None]:
-        return self._runner.launching()
+        return self._runner.eager()
 
     @property
     def replays(self) -> bool:
@@ -244,13 +244,13 @@ class TorchEngine(Engine):
 
     @property
     def execution(self) -> Mapping[str, str]:
-        return {"steps": self._runner.path, **self._degraded}
+        return {"steps": self._runner.execution, **self._degraded}
 
     def close(self) -> None:
         self._runner.close()
         self._model.zero_grad(set_to_none=True)
 
-    def _launch_from_now_on(self, reason: str) -> None:
+    def _eager_from_now_on(self, reason: str) -> None:
         if not isinstance(self._runner, Eager):
             self._runner.close()
             self._runner = self._update_runner = Eager(reason)

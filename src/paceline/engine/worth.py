@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.data.dataset import Dataset, Tokens
-from paceline.machine.cards import PeakRates, peak_rates
+from paceline.machine.gpus import PeakRates, peak_rates
 from paceline.seams import Build
 from paceline.seams.without_data import pass_images, without_data
 
@@ -30,14 +30,14 @@ SAVED_SHARE = 0.15
 
 FUSED_MFU, FUSED_SAVED_SHARE = 0.34, 0.05
 """The same where our own kernels do what compiling would win most from (``techniques.fusion``): 0.33 of 989 TFLOP/s at
-batch 64 and 0.36 at 128; 13.9 ms a step against 13.1 compiled, and 25.6 against 24.5 (same card and day)."""
+batch 64 and 0.36 at 128; 13.9 ms a step against 13.1 compiled, and 25.6 against 24.5 (same GPU and day)."""
 
 COLD_SECONDS, COLD_SECONDS_WHOLE, WARM_SECONDS = 12.0, 20.0, 5.0
 """Seconds of importing the compiler and compiling in that session: equal blocks; a whole ResNet-18; either from kept
 kernels."""
 
-REFERENCE_CARD = "NVIDIA H200"
-"""Stands for a card whose rate is not known: a fast one, so that its seconds are nearly a lower bound."""
+REFERENCE_GPU = "NVIDIA H200"
+"""Stands for a GPU whose rate is not known: a fast one, so that its seconds are nearly a lower bound."""
 
 TRAINING_PASSES = 3
 """A backward pass is two products for each of the forward pass: the input's gradient and the weight's."""
@@ -46,7 +46,7 @@ TRAINING_PASSES = 3
 def compile_pays(
     flops_per_sample: float,
     samples: int,
-    card_name: str | None,
+    gpu_name: str | None,
     *,
     cached: bool,
     whole_model: bool = False,
@@ -57,23 +57,23 @@ def compile_pays(
     Args:
         flops_per_sample: of one training pass, see ``flops_per_text`` and ``flops_per_image``.
         samples: passed in training over the whole run, repeats counted.
-        card_name: as nvidia-smi writes it; None: the device is a CPU.
+        gpu_name: as nvidia-smi writes it; None: the device is a CPU.
         cached: the kernels have been compiled and kept before.
         whole_model: compiled as one graph, not block by block.
         fused: our own kernels are in the steps, compiled or not.
     """
-    if card_name is None:
+    if gpu_name is None:
         return False, "the device is a CPU, where compiling takes long and saves little"
-    known = _rate(peak_rates(card_name))
-    rate = known or _rate(peak_rates(REFERENCE_CARD))
-    assert rate is not None, f"{REFERENCE_CARD} is not in the table"
+    known = _rate(peak_rates(gpu_name))
+    rate = known or _rate(peak_rates(REFERENCE_GPU))
+    assert rate is not None, f"{REFERENCE_GPU} is not in the table"
     share, reached = (FUSED_SAVED_SHARE, FUSED_MFU) if fused else (SAVED_SHARE, UNCOMPILED_MFU)
     steps = flops_per_sample * samples / (rate * reached)
     saved = share * steps
     taken = WARM_SECONDS if cached else COLD_SECONDS_WHOLE if whole_model else COLD_SECONDS
     reckoned = f"saves about {saved:,.0f} s of {steps:,.0f} s of steps, compiling takes about {taken:.0f} s"
     kept = " from kept kernels" if cached else ""
-    guess = "" if known else f" (no rate is known of {card_name}: reckoned as fast as an {REFERENCE_CARD})"
+    guess = "" if known else f" (no rate is known of {gpu_name}: reckoned as fast as an {REFERENCE_GPU})"
     return saved > taken, f"{reckoned}{kept}{guess}"
 
 
@@ -138,9 +138,9 @@ def flops_of_image(model: nn.Module, shape: tuple[int, int, int]) -> float | Non
         return None
 
 
-def peak_flops(card_name: str | None, precision: str) -> float | None:
-    """The data sheet's operations a second of a card in a number format; None where it does not say, and on a CPU."""
-    rates = peak_rates(card_name) if card_name else None
+def peak_flops(gpu_name: str | None, precision: str) -> float | None:
+    """The data sheet's operations a second of a GPU in a number format; None where it does not say, and on a CPU."""
+    rates = peak_rates(gpu_name) if gpu_name else None
     known = {"bf16": rates.bf16_flops, "fp16": rates.fp16_flops, "fp32": rates.fp32_flops} if rates else {}
     return known.get(precision.removeprefix("pure_"))
 

@@ -1,6 +1,6 @@
 """Adam and AdamW as one operator on whatever tensors it is given, gated and scaled on the device.
 
-Large flat buffers on a card go to a kernel of our own, for torch's cuts them into so few blocks that a third of the
+Large flat buffers on a GPU go to a kernel of our own, for torch's cuts them into so few blocks that a third of the
 memory's rate is lost (0.69 ms against a floor of 0.45 for 67 million weights on an H200). Everything else goes to
 ``torch._fused_adamw_`` and ``torch._fused_adam_``, whose arithmetic the kernel follows. The operator has a fake
 implementation, so that a step can be traced without a device, where ``torch.optim`` would ask the device for the value
@@ -91,7 +91,7 @@ def _(*_: object) -> None:
 
 
 def is_large(row: tuple[Tensor, ...]) -> bool:
-    """Whether a parameter and what belongs to it are for the kernel: fp32, in one piece, on a card with triton."""
+    """Whether a parameter and what belongs to it are for the kernel: fp32, in one piece, on a GPU with triton."""
     return row[0].numel() >= LARGE and all(
         runs_kernels(t) and t.dtype == torch.float32 and t.is_contiguous() for t in row
     )
@@ -118,7 +118,7 @@ def _launch(
             adam,
             (-(-count // BLOCK),),
             *(parameter, gradient, exp_avg, exp_avg_sq, step, lr, grad_scale, found_inf, count),
-            # powers of the betas as powers of two, which a card has an instruction for
+            # powers of the betas as powers of two, which a GPU has an instruction for
             *(beta1, beta2, math.log2(beta1) if beta1 else -math.inf, math.log2(beta2) if beta2 else -math.inf),
             *(eps, weight_decay),
             DECOUPLED=decoupled,

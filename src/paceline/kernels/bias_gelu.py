@@ -1,6 +1,6 @@
 """``gelu(x + bias)`` in one pass over memory forward, and one backward that adds up the bias's gradient on its way.
 
-The exact GELU, by the error function. On a fast card the kernels that others make of it are bound by the error
+The exact GELU, by the error function. On a fast GPU the kernels that others make of it are bound by the error
 function's forty instructions rather than by memory. Here it takes a dozen: 1 - erf(z) = p(t) * exp(-z * z) with t =
 1 / (1 + 0.3275911 z), |error| at most 1.5e-7 (Abramowitz and Stegun, 7.1.26), far below a rounding of bf16; and the
 backward pass needs the same exponential for the density. The lower tail is taken as it is, not as 1 minus something.

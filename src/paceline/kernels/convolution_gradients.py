@@ -1,10 +1,10 @@
-"""Both gradients of a convolution, side by side on two streams of a card.
+"""Both gradients of a convolution, side by side on two streams of a GPU.
 
-The gradient of the images and that of the weights need nothing of each other, and each alone leaves much of a card idle
+The gradient of the images and that of the weights need nothing of each other, and each alone leaves much of a GPU idle
 where images are small: a layer of 4 x 4 pixels at batch 128 makes 64 blocks for the 132 multiprocessors of an H200.
 
 Shapes: N samples, C channels in, K channels out, H x W pixels.
-Source: CUDA C++ Programming Guide, Concurrent Kernel Execution; streams that part and join while they are recorded
+Source: CUDA C++ Programming Guide, Concurrent Kernel Execution; streams that part and join while they are captured
 become branches of the graph (the same guide, Cross-stream Dependencies and Events).
 """
 

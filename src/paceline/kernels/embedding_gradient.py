@@ -1,7 +1,7 @@
 """The gradient of an embedding: rows of a table, each the sum of what its occurrences contribute, in a fixed order.
 
 torch sorts 64-bit ids in eight passes, finds out in six more launches where equal ids end, and adds in two: 0.3 ms for
-the words of 17,000 tokens on an H200, and half of it for their 512 positions. Ids below 2^15 need two passes. The sums
+the rows of 17,000 tokens on an H200, and half of it for their 512 positions. Ids below 2^15 need two passes. The sums
 then take two kernels: one goes through chunks of the sorted ids and writes rows that end inside of a chunk; the other
 joins what was cut. Neither adds in memory, so that equal inputs give equal bits.
 

@@ -1,7 +1,7 @@
 """A batch of images in one pass: gathered, cropped, mirrored, normalised, and a square blanked.
 
 With torch's operators that is a dozen passes over the batch, each launched by the host: at 32 pixels and batch 128 they
-take longer to launch than half of a ResNet-18's step takes a card. On a card one kernel reads each byte and writes each
+take longer to launch than half of a ResNet-18's step takes a GPU. On a GPU one kernel reads each byte and writes each
 float once; on a CPU torch's operators do it, with the same bits.
 
 Shapes: S samples, n images, C channels, H height, W width.

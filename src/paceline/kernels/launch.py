@@ -62,7 +62,7 @@ def are_noted() -> bool:
 def only_noted(device: torch.device) -> Iterator[Mapping[Any, Callable[[], Any]]]:
     """Inside, no kernel is run, for who looks at layers and shapes alone: what it would have written stays undefined.
 
-    Gives what would compile the kernels; nothing does. Elsewhere than on cards with Triton nothing changes.
+    Gives what would compile the kernels; nothing does. Elsewhere than on GPUs with Triton nothing changes.
     """
     global _noted
     if not HAS_TRITON or device.type != "cuda":
@@ -79,7 +79,7 @@ def only_noted(device: torch.device) -> Iterator[Mapping[Any, Callable[[], Any]]
 def compiled_together(device: torch.device) -> Iterator[None]:
     """Inside, no kernel is run: what it would have written stays undefined. On the way out all of them are compiled.
 
-    Kernels that other threads launch are meant too: backward passes on a card have threads of their own. Nothing is
+    Kernels that other threads launch are meant too: backward passes on a GPU have threads of their own. Nothing is
     compiled before the end, for torch's compiler may be at work inside, and was made to be alone with Triton's.
 
     Raises:
@@ -91,7 +91,7 @@ def compiled_together(device: torch.device) -> Iterator[None]:
         return
     index = torch.cuda.current_device() if device.index is None else device.index
     wake_compiler(index)
-    # a thread begins on the first card, where a context of its own would cost memory
+    # a thread begins on the first GPU, where a context of its own would cost memory
     some = min(THREADS, os.cpu_count() or 1)
     prepare = torch.cuda.set_device, (index,)
     # Triton changes the process's filters of warnings and puts them back, which threads do in any order
@@ -100,23 +100,23 @@ def compiled_together(device: torch.device) -> Iterator[None]:
             future.result()
 
 
-def wake_compiler(card: int) -> None:
+def wake_compiler(gpu: int) -> None:
     """Have Triton load its compiler, build its glue to the driver and hash itself: seconds, and little of it Python's.
 
-    What goes wrong here goes wrong again where a kernel is needed, and is dealt with there.
+    What goes wrong here goes wrong again where a kernel is needed, and is handled there.
 
     Args:
-        card: its index.
+        gpu: its index.
     """
     if not HAS_TRITON:
         return
     with _waking, contextlib.suppress(Exception):
-        if card not in _awake:
+        if gpu not in _awake:
             from paceline.kernels.nothing import nothing
 
-            with torch.cuda.device(card):
+            with torch.cuda.device(gpu):
                 nothing.warmup(grid=(1,))
-            _awake.add(card)
+            _awake.add(gpu)
 
 
 def _made(warm_up: Callable[..., Any], *arguments: Any, **options: Any) -> None:

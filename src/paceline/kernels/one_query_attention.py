@@ -12,7 +12,7 @@ its positions. Three things follow from there being one query only:
 - **One kernel is the backward pass.** Each position belongs to one query: its gradients are final when they are
   written. No atomic additions, the same bits every time.
 
-Elsewhere than on cards with Triton the sequences are padded to one length, for torch's own attention.
+Elsewhere than on GPUs with Triton the sequences are padded to one length, for torch's own attention.
 
 Shapes: T positions of the row, H heads, D head size, P sequences, L length of the longest, N positions of a tile.
 Source: the online softmax is Milakov and Gimelshein's (arXiv 1805.02867), the backward pass from the kept logarithm of
@@ -88,10 +88,10 @@ def one_query_attention(
 def operator_for(q: Tensor) -> str:
     """What ``one_query_attention`` takes for queries like ``q`` [P, H, D].
 
-    ``kernel`` where it runs; ``loop`` on a CPU, where sequences cost nothing to tell apart; ``padded`` on other cards,
+    ``kernel`` where it runs; ``loop`` on a CPU, where sequences cost nothing to tell apart; ``padded`` on other GPUs,
     and for a compiler, which has no lengths to go by.
     """
-    # the same cards, types and head sizes; no sequence is too long for a loop over its keys
+    # the same GPUs, types and head sizes; no sequence is too long for a loop over its keys
     if supports(q, max_length=0) is None:
         return "kernel"
     return "loop" if q.device.type == "cpu" and not torch.compiler.is_compiling() else "padded"

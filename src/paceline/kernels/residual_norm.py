@@ -235,7 +235,7 @@ def _plain_backward(
 
 
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a card; 1 where kernels are interpreted."""
+    """Multiprocessors of a GPU; 1 where kernels are interpreted."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 

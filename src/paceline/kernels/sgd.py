@@ -1,6 +1,6 @@
 """SGD, with or without momentum, as one operator on whatever tensors it is given, gated and scaled on the device.
 
-As ``kernels/adamw.py``: large flat buffers on a card go to a kernel of our own, everything else to
+As ``kernels/adamw.py``: large flat buffers on a GPU go to a kernel of our own, everything else to
 ``torch._fused_sgd_``, whose arithmetic the kernel follows. Momentum begins with the first gradient, which is what zeros
 before it make of it.
 

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.launch import HAS_TRITON, launch, threshold
-from paceline.machine.device import PLANNED, capability, is_card
+from paceline.machine.device import PLANNED, capability, is_gpu
 
 LONGEST: Final = 1024
 """Longer sequences are better served by a kernel made for them."""
@@ -88,8 +88,8 @@ def supports(q: Tensor, max_length: int) -> str | None:
     """Why ``short_attention`` cannot serve queries like ``q`` [T, H, D] here, or None where it can."""
     if not HAS_TRITON and q.device.type != PLANNED:
         return "Triton is not installed"
-    if not is_card(q.device) or torch.version.hip is not None:
-        return f"it is written for NVIDIA cards, and the tensors are on {'ROCm' if q.is_cuda else q.device.type}"
+    if not is_gpu(q.device) or torch.version.hip is not None:
+        return f"it is written for NVIDIA GPUs, and the tensors are on {'ROCm' if q.is_cuda else q.device.type}"
     if q.ndim != 3:
         return f"the queries should be [positions, heads, head dimension] and are {tuple(q.shape)}"
     if q.dtype not in (torch.bfloat16, torch.float16):
@@ -102,7 +102,7 @@ def supports(q: Tensor, max_length: int) -> str | None:
         return f"sequences may be {max_length} long, and it is made for {LONGEST} at most"
     have = capability(q.device)
     if have < (8, 0):
-        return f"it needs compute capability 8.0, and the card has {have[0]}.{have[1]}"
+        return f"it needs compute capability 8.0, and the GPU has {have[0]}.{have[1]}"
     return None
 
 

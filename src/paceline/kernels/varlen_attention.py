@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels.sequence_attention import sequence_attention
-from paceline.machine.device import PLANNED, capability, is_card
+from paceline.machine.device import PLANNED, capability, is_gpu
 
 PREFER_SHORT = True
 """Take our own kernel for short sequences where it can run: 1.5 to 1.9 times as fast as FlashAttention-2 on an H200,
@@ -82,7 +82,7 @@ def varlen_attention_joined(
 ) -> Tensor:
     """``varlen_attention`` of queries, keys and values in one tensor.
 
-    On cards its gradient is written as one tensor: a compiler that gets three concatenates them, in a kernel that was
+    On GPUs its gradient is written as one tensor: a compiler that gets three concatenates them, in a kernel that was
     measured to take twice the time of a copy.
 
     Args:
@@ -110,12 +110,12 @@ def operator_for(q: Tensor, max_length: int, dropout: float, window: int | None)
     """Name of the operator that ``varlen_attention`` takes.
 
     ``short``: our own kernel. ``flash``: FlashAttention, for bf16 and fp16. ``efficient``: torch's memory-efficient
-    kernel, for fp32 and older cards. ``loop``: sequence after sequence, on a CPU. ``padded``: what none of these can
-    do (a window in fp32, fp64 on a card, odd head sizes), at the price of padding.
+    kernel, for fp32 and older GPUs. ``loop``: sequence after sequence, on a CPU. ``padded``: what none of these can
+    do (a window in fp32, fp64 on a GPU, odd head sizes), at the price of padding.
     """
     if q.device.type == "cpu":
         return "loop"
-    if not is_card(q.device):
+    if not is_gpu(q.device):
         return "padded"
     if PREFER_SHORT and window is None:
         from paceline.kernels.short_attention import supports
@@ -133,7 +133,7 @@ def operator_for(q: Tensor, max_length: int, dropout: float, window: int | None)
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
-    """Of this card; a tensor that is traced where there is none counts as on a recent one."""
+    """Of this GPU; a tensor that is traced where there is none counts as on a recent one."""
     has_one = device.type == PLANNED or torch.cuda.is_available()
     return capability(device) if has_one else FLASH_CAPABILITY
 

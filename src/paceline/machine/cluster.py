@@ -36,7 +36,7 @@ class Place:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Rank among the processes of this machine; it chooses the card."""
+    """Rank among the processes of this machine; it chooses the GPU."""
     local_world_size: int = 1
     """Processes of this machine, as far as they are known: all of them where ranks meet on loopback or in a file."""
     is_local_guessed: bool = False
@@ -84,22 +84,22 @@ def find_place(
     raise _incomplete(given)
 
 
-def check_cards(place: Place, num_cards: int) -> None:
-    """Make sure that this machine has a card for this rank.
+def check_gpus(place: Place, num_gpus: int) -> None:
+    """Make sure that this machine has a GPU for this rank.
 
     Raises:
-        UserError: it has fewer cards than ranks.
+        UserError: it has fewer GPUs than ranks.
     """
-    if place.local_rank < num_cards:
+    if place.local_rank < num_gpus:
         return
     fixes = {
-        "torchrun": f"torchrun --nproc-per-node {num_cards}",
-        "environment": "LOCAL_RANK=0" + f" to LOCAL_RANK={num_cards - 1}" * (num_cards > 1),
+        "torchrun": f"torchrun --nproc-per-node {num_gpus}",
+        "environment": "LOCAL_RANK=0" + f" to LOCAL_RANK={num_gpus - 1}" * (num_gpus > 1),
     }
     raise UserError(
-        f"LOCAL_RANK = {place.local_rank}: no card for rank {place.rank}",
-        f"each rank takes a card, and this machine has {num_cards}, counted from 0",
-        fixes.get(place.started, f"--gpus {num_cards}") if num_cards else "--set device=cpu",
+        f"LOCAL_RANK = {place.local_rank}: no GPU for rank {place.rank}",
+        f"each rank takes a GPU, and this machine has {num_gpus}, counted from 0",
+        fixes.get(place.started, f"--gpus {num_gpus}") if num_gpus else "--set device=cpu",
     )
 
 

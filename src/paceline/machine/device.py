@@ -1,7 +1,7 @@
-"""What is asked of a device: the host, a card, or one that is only planned with.
+"""What is asked of a device: the host, a GPU, or one that is only planned with.
 
 ``plan`` computes a run's steps on a device that is not there, with tensors that hold nothing (``memory/stand_in.py``).
-Everything that is chosen by the card it runs on asks here, so that the steps planned are those that will be run.
+Everything that is chosen by the GPU it runs on asks here, so that the steps planned are those that will be run.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import Any, Final
 
 import torch
 
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 
 PLANNED: Final = "planned"
-"""Type of the device that stands in for a card. Kernels of our own count as there, whatever is installed here."""
+"""Type of the device that stands in for a GPU. Kernels of our own count as there, whatever is installed here."""
 
-_planned: Card | None = None
+_planned: Gpu | None = None
 
 _stream_names: dict[int, str] = {}
 
 
-def plan_with(card: Card) -> None:
-    """From now on the device type ``planned`` stands in for this card."""
+def plan_with(gpu: Gpu) -> None:
+    """From now on the device type ``planned`` stands in for this GPU."""
     global _planned
-    _planned = card
+    _planned = gpu
 
 
-def is_card(device: torch.device) -> bool:
-    """Whether this is a card, or stands in for one."""
+def is_gpu(device: torch.device) -> bool:
+    """Whether this is a GPU, or stands in for one."""
     return device.type in ("cuda", PLANNED)
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of a card: (9, 0) for Hopper; of a planned one that is not known, (0, 0)."""
+    """Compute capability of a GPU: (9, 0) for Hopper; of a planned one that is not known, (0, 0)."""
     if device.type == PLANNED and _planned is not None:
         return _planned.compute_capability or (0, 0)
     return torch.cuda.get_device_capability(device)
 
 
-def card_name(device: torch.device) -> str:
+def gpu_name(device: torch.device) -> str:
     """As its driver writes it, for example ``NVIDIA H200``."""
     if device.type == PLANNED and _planned is not None:
         return _planned.name
@@ -49,14 +49,14 @@ def card_name(device: torch.device) -> str:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """All of a card's memory."""
+    """All of a GPU's memory."""
     if device.type == PLANNED and _planned is not None:
         return _planned.memory_bytes or 0
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def named_stream(device: torch.device, name: str) -> Any:
-    """A stream of a card, which tools show under this name."""
+    """A stream of a GPU, which tools show under this name."""
     stream = torch.get_device_module(device).Stream(device)
     if device.type == "cuda":
         _stream_names[stream.cuda_stream] = name

@@ -1,4 +1,4 @@
-"""This machine as plain facts: processors, memory, cards, installed versions. Nothing here needs torch.
+"""This machine as plain facts: processors, memory, GPUs, installed versions. Nothing here needs torch.
 
 What cannot be found out is None, never a guess: whoever reads a fact decides what not knowing means.
 """
@@ -15,11 +15,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from paceline._version import __version__
+from paceline.contract.records import FORMERLY, plain
 
 PACKAGES = (
     "paceline",
@@ -43,7 +44,7 @@ PACKAGES = (
 """Distributions whose versions are recorded."""
 
 NVIDIA_SMI_SECONDS = 20.0
-"""A card with a wedged driver makes nvidia-smi hang; a healthy one answers in about a second even without
+"""A GPU with a wedged driver makes nvidia-smi hang; a healthy one answers in about a second even without
 persistence mode."""
 
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -52,7 +53,7 @@ Source: NVIDIA, CUDA Compatibility, table 'CUDA Toolkit and Minimum Required Dri
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class Gpu:
     """A GPU as its driver describes it."""
 
     name: str
@@ -75,8 +76,8 @@ class Facts:
     """Processors that this process may use: its affinity, cut to its control group's quota."""
     memory_bytes: int | None
     """Main memory that this process may use: the machine's, cut to its control group's limit."""
-    cards: tuple[Card, ...] = ()
-    """Cards that this process may use (CUDA_VISIBLE_DEVICES), in nvidia-smi's order."""
+    gpus: tuple[Gpu, ...] = field(default=(), metadata={FORMERLY: "cards"})
+    """GPUs that this process may use (CUDA_VISIBLE_DEVICES), in nvidia-smi's order."""
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """Distribution -> version; None when it is not installed."""
     torch_cuda: str | None = None
@@ -85,22 +86,23 @@ class Facts:
 
     @property
     def cuda_problem(self) -> str | None:
-        """Why no card can be used here, or None when one can."""
+        """Why no GPU can be used here, or None when one can."""
         torch = self.versions.get("torch")
-        if not self.cards:
-            return "no NVIDIA card is visible to this process"
+        if not self.gpus:
+            return "no NVIDIA GPU is visible to this process"
         if torch is None:
             return "torch is not installed"
         if self.torch_cuda is None:
             return f"the installed torch {torch} is a build without CUDA"
-        oldest, driver = OLDEST_DRIVER.get(int(self.torch_cuda.split(".")[0])), self.cards[0].driver
+        oldest, driver = OLDEST_DRIVER.get(int(self.torch_cuda.split(".")[0])), self.gpus[0].driver
         if oldest and driver and driver.split(".")[0].isdigit() and int(driver.split(".")[0]) < oldest:
             return f"driver {driver} is too old for torch's CUDA {self.torch_cuda}, which needs {oldest} or newer"
         return None
 
     def plain(self) -> dict[str, Any]:
         """Nested plain data for manifests."""
-        return asdict(self)
+        told: dict[str, Any] = plain(self)
+        return told
 
 
 def this_machine() -> Facts:
@@ -112,27 +114,27 @@ def this_machine() -> Facts:
         cpu_model=_cpu_model(Path("/proc/cpuinfo")),
         cpu_count=_cpu_count(),
         memory_bytes=_memory_bytes(),
-        cards=visible(_cards(), os.environ.get("CUDA_VISIBLE_DEVICES")),
+        gpus=visible(_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")),
         versions=versions,
         torch_cuda=_torch_cuda() if versions["torch"] else None,
         in_slurm="SLURM_JOB_ID" in os.environ,
     )
 
 
-def visible(cards: Sequence[Card], setting: str | None) -> tuple[Card, ...]:
-    """The ``cards`` that CUDA_VISIBLE_DEVICES=``setting`` leaves; like CUDA, it stops at the first unknown entry.
+def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
+    """The ``gpus`` that CUDA_VISIBLE_DEVICES=``setting`` leaves; like CUDA, it stops at the first unknown entry.
 
-    A slice of a card (``MIG-...``) is listed as its card with unknown memory.
+    A slice of a GPU (``MIG-...``) is listed as its GPU with unknown memory.
     """
     if setting is None:
-        return tuple(cards)
-    chosen: list[Card] = []
+        return tuple(gpus)
+    chosen: list[Gpu] = []
     for entry in (part.strip() for part in setting.split(",")):
-        if entry.startswith("MIG-") and len({card.name for card in cards}) == 1:
-            chosen.append(replace(cards[0], memory_bytes=None, uuid=entry))
-        elif entry.isdecimal() and int(entry) < len(cards):
-            chosen.append(cards[int(entry)])
-        elif entry.startswith("GPU-") and (named := [c for c in cards if c.uuid and c.uuid.startswith(entry)]):
+        if entry.startswith("MIG-") and len({gpu.name for gpu in gpus}) == 1:
+            chosen.append(replace(gpus[0], memory_bytes=None, uuid=entry))
+        elif entry.isdecimal() and int(entry) < len(gpus):
+            chosen.append(gpus[int(entry)])
+        elif entry.startswith("GPU-") and (named := [c for c in gpus if c.uuid and c.uuid.startswith(entry)]):
             chosen.append(named[0])
         else:
             break
@@ -150,28 +152,28 @@ def ask(command: Sequence[str], seconds: float = NVIDIA_SMI_SECONDS) -> str | No
     return done.stdout if done.returncode == 0 else None
 
 
-def _cards() -> tuple[Card, ...]:
+def _gpus() -> tuple[Gpu, ...]:
     answer = ask(
         ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap,driver_version,uuid", "--format=csv,noheader"]
     )
     if answer is not None:
-        return parse_cards(answer)
-    # containers may bring the driver without its tools; the kernel module still lists the cards
+        return parse_gpus(answer)
+    # containers may bring the driver without its tools; the kernel module still lists the GPUs
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     models = [re.search(r"^Model:\s*(.+?)\s*$", _read(file) or "", re.MULTILINE) for file in files]
-    return tuple(Card(name=model[1]) for model in models if model)
+    return tuple(Gpu(name=model[1]) for model in models if model)
 
 
-def parse_cards(answer: str) -> tuple[Card, ...]:
-    """The cards in nvidia-smi's CSV (name, memory.total, compute_cap, driver_version, uuid; no header)."""
-    cards = []
+def parse_gpus(answer: str) -> tuple[Gpu, ...]:
+    """The GPUs in nvidia-smi's CSV (name, memory.total, compute_cap, driver_version, uuid; no header)."""
+    gpus = []
     for row in csv.reader(answer.splitlines(), skipinitialspace=True):
         if len(row) != 5:  # 'No devices were found'
             continue
         name, memory, capability, driver, uuid = (cell.strip() for cell in row)
         mebibytes, version = re.match(r"(\d+) MiB$", memory), re.match(r"(\d+)\.(\d+)$", capability)
-        cards.append(
-            Card(
+        gpus.append(
+            Gpu(
                 name=name,
                 memory_bytes=int(mebibytes[1]) * 2**20 if mebibytes else None,
                 compute_capability=(int(version[1]), int(version[2])) if version else None,
@@ -179,7 +181,7 @@ def parse_cards(answer: str) -> tuple[Card, ...]:
                 uuid=uuid if uuid.startswith("GPU-") else None,
             )
         )
-    return tuple(cards)
+    return tuple(gpus)
 
 
 def version_of(distribution: str) -> str | None:

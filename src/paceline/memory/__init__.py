@@ -1,1 +1,1 @@
-"""The memory of a card, worked out without one: what torch's allocator would hold, and when."""
+"""The memory of a GPU, worked out without one: what torch's allocator would hold, and when."""

@@ -1,4 +1,4 @@
-"""From what a run allocates to what a card will show: the peak, and what it is made of."""
+"""From what a run allocates to what a GPU will show: the peak, and what it is made of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 from paceline.contract.records import MemoryPlan
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.constants import constants_for
 from paceline.memory.expandable import ExpandableAllocator, Stretch
 from paceline.memory.ledger import Allocation
@@ -36,10 +36,10 @@ PRODUCTS: Final = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "
 """Operators that cuBLAS computes."""
 
 
-def plan_of(trace: Trace, subject: Subject, card: Card) -> MemoryPlan:
+def plan_of(trace: Trace, subject: Subject, gpu: Gpu) -> MemoryPlan:
     """Replay the trace through torch's allocator, as ``paceline`` starts it, and look at its fullest moment."""
     allocator, blocks = ExpandableAllocator(), dict[int, Stretch]()
-    constants = constants_for(card)
+    constants = constants_for(gpu)
     names = _names(trace)
     alive: Counter[str] = Counter()
     kept: Counter[str] = Counter()
@@ -73,8 +73,8 @@ def plan_of(trace: Trace, subject: Subject, card: Card) -> MemoryPlan:
                 at_peak, kept_at_peak = alive.copy(), kept.copy()
     at_peak["rounding"] = peak - sum(at_peak.values())
     return MemoryPlan(
-        card=card.name,
-        capacity=card.memory_bytes,
+        gpu=gpu.name,
+        capacity=gpu.memory_bytes,
         allocated=peak,
         reserved=allocator.peak_reserved,
         context=constants.context,
@@ -88,7 +88,7 @@ def plan_of(trace: Trace, subject: Subject, card: Card) -> MemoryPlan:
         num_parameters=trace.num_parameters,
         num_trained=trace.num_trained,
         assumed=(*subject.assumed, *_attention(trace), f"context and workspaces: {constants.source}"),
-        path=trace.path,
+        execution=trace.execution,
         decisions=trace.decisions,
         normalises_batches=trace.normalises_batches,
     )
@@ -126,5 +126,5 @@ def _ranked(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _attention(trace: Trace) -> tuple[str, ...]:
     # of packed rows the path says it; padded batches, and a last block that is pooled early, ask torch
-    kernels = dict.fromkeys(filter(None, [trace.path.get("attention"), *trace.attention]))
+    kernels = dict.fromkeys(filter(None, [trace.execution.get("attention"), *trace.attention]))
     return (f"attention by {' and '.join(kernels)}",) if kernels else ()

@@ -1,6 +1,6 @@
-"""Which kernel ``scaled_dot_product_attention`` takes on a card: they differ in what they keep for the backward pass.
+"""Which kernel ``scaled_dot_product_attention`` takes on a GPU: they differ in what they keep for the backward pass.
 
-On a card torch asks the card and its libraries. Here the same question is answered from a table, kernel by kernel in
+On a GPU torch asks the GPU and its libraries. Here the same question is answered from a table, kernel by kernel in
 the order of torch's preference, so that a plan can name the kernel that it assumes.
 Source: ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.11): check_prefer_cudnn_attention, use_flash_attention,
 use_mem_efficient_attention, priority_order.
@@ -19,14 +19,14 @@ HALF = (torch.float16, torch.bfloat16)
 FLASH_FROM, HALF_EFFICIENT_FROM, CUDNN_MAJORS = (8, 0), {torch.float16: (5, 0), torch.bfloat16: (8, 0)}, (9, 10)
 """Compute capabilities: of data-centre Hopper and Blackwell the major ones."""
 UNKNOWN = (0, 0)
-"""Of a card that is known by its memory alone: taken for one that has the kernels of every card since 2014."""
+"""Of a GPU that is known by its memory alone: taken for one that has the kernels of every GPU since 2014."""
 
 chosen: dict[str, int] = {}
 """Kernel -> how many calls took it: what a plan says it assumed."""
 
 
 def register_attention() -> torch.library.Library:
-    """Let attention on a planned device take the operators that it would take on that card, as long as this lives."""
+    """Let attention on a planned device take the operators that it would take on that GPU, as long as this lives."""
     library = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
 
     def attend(
@@ -63,7 +63,7 @@ def register_attention() -> torch.library.Library:
 
 
 def kernel_for(have: tuple[int, int], query: Tensor, mask: Tensor | None) -> str:
-    """``cudnn``, ``flash``, ``efficient`` or ``math``, for queries [S, H, L, D] on a card of a compute capability."""
+    """``cudnn``, ``flash``, ``efficient`` or ``math``, for queries [S, H, L, D] on a GPU of a compute capability."""
     half, size = query.dtype in HALF, query.shape[-1]
     if half and have[0] in CUDNN_MAJORS and size <= 128 and size % 8 == 0:
         return "cudnn"

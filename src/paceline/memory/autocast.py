@@ -1,4 +1,4 @@
-"""CUDA's autocast on a device that stands in for a card.
+"""CUDA's autocast on a device that stands in for a GPU.
 
 torch keeps one table of casts for each kind of device, written in C++, and has none for other people's devices. Which
 operators are in CUDA's table this build of torch tells itself; what is done to each is one of four things, and the few

@@ -15,7 +15,7 @@ import torch
 
 from paceline.contract.errors import UserError
 from paceline.contract.records import MemoryPlan, MemoryRecord, Observer, Record, StepRecord
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.gauge import taken_at_most
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
@@ -40,16 +40,16 @@ class PlanBeside(Observer):
 
     Args:
         recipe: as the run settled it.
-        card: what the run's first rank computes on.
+        gpu: what the run's first rank computes on.
         world_size: ranks of the run.
         obstacle: why there can be no plan of this run; none is tried then.
         command: what makes the plan another time.
     """
 
     def __init__(
-        self, recipe: Recipe, card: Card, *, world_size: int = 1, obstacle: str = "", command: str = "paceline plan"
+        self, recipe: Recipe, gpu: Gpu, *, world_size: int = 1, obstacle: str = "", command: str = "paceline plan"
     ) -> None:
-        self._recipe, self._card, self._world_size = recipe, card, world_size
+        self._recipe, self._gpu, self._world_size = recipe, gpu, world_size
         self._obstacle, self._command = obstacle, command
         self._predictor = Predictor(niceness=NICENESS)
         self._found: Future[MemoryPlan | str] = Future()
@@ -97,7 +97,7 @@ class PlanBeside(Observer):
 
     def _planned(self) -> MemoryPlan | str:
         try:
-            return self._predictor.plan(self._recipe, self._card, world_size=self._world_size)
+            return self._predictor.plan(self._recipe, self._gpu, world_size=self._world_size)
         except UserError as error:
             return f"{error.what}: {error.why}" if error.why else error.what
         except Exception as error:
@@ -106,7 +106,7 @@ class PlanBeside(Observer):
 
 
 def measured(device: torch.device, world: World, beside: PlanBeside | None) -> MemoryRecord | None:
-    """What the run has taken of the fullest rank's card, and what was predicted; None without a card.
+    """What the run has taken of the fullest rank's GPU, and what was predicted; None without a GPU.
 
     A collective: all ranks call it.
 
@@ -125,6 +125,6 @@ def measured(device: torch.device, world: World, beside: PlanBeside | None) -> M
 
 
 def _taken(device: torch.device) -> list[int]:
-    """Bytes: allocated and reserved at their peaks, and taken from the card when most was reserved."""
+    """Bytes: allocated and reserved at their peaks, and taken from the GPU when most was reserved."""
     highest = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     return [*highest, taken_at_most(device)]

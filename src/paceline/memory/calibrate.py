@@ -1,4 +1,4 @@
-"""A card's constants, measured on it: runs of a few steps by ``train`` itself, and matrix products."""
+"""A GPU's constants, measured on it: runs of a few steps by ``train`` itself, and matrix products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from paceline.contract.errors import UserError
 from paceline.contract.files import write_atomically
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 from paceline.memory.constants import Constants, measured_file
 from paceline.memory.expandable import ask_for_it
 from paceline.memory.measure import taken_by_others
@@ -24,7 +24,7 @@ LIMIT_SECONDS: Final = 300.0
 """How long one program may take; a first start on a slow disk takes a minute."""
 
 OTHERS_BYTES: Final = 64 * 2**20
-"""What a card that nobody uses may show all the same."""
+"""What a GPU that nobody uses may show all the same."""
 
 Program = Callable[..., str]
 """What a program prints, given its arguments after ``python -m``."""
@@ -36,14 +36,14 @@ RUN: Final = {
     "loop": {"batch_size": 32, "epochs": 1, "max_steps": 6, "save_best": False, "checkpoint_every": "never"},
     "observe": {"report": False, "memory_plan": False, "console": "plain"},
 }
-"""Packed, recorded and fused where the card can: the kernels of most runs are loaded."""
+"""Packed, captured and fused where the GPU can: the kernels of most runs are loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """What was measured. Sizes in bytes."""
 
-    card: str
+    gpu: str
     constants: Constants
     flops_per_second: float
     """Of one large matrix product in bf16."""
@@ -54,7 +54,7 @@ class Calibration:
 def calibrate(
     here: Facts, *, program: Program | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> Calibration:
-    """Measure the first card, two of them for what NCCL takes, and keep the constants for plans.
+    """Measure the first GPU, two of them for what NCCL takes, and keep the constants for plans.
 
     Args:
         here: this machine.
@@ -62,23 +62,23 @@ def calibrate(
         progress: told what is going on.
 
     Raises:
-        UserError: there is no card, somebody else is on it, or a program failed.
+        UserError: there is no GPU, somebody else is on it, or a program failed.
     """
     if here.cuda_problem:
-        raise UserError("there is no card to measure on", here.cuda_problem, "values for an H200 come with paceline")
-    card, program = here.cards[0], program or _said
-    _refuse_others(here.cards[:2])
+        raise UserError("there is no GPU to measure on", here.cuda_problem, "values for an H200 come with paceline")
+    gpu, program = here.gpus[0], program or _said
+    _refuse_others(here.gpus[:2])
     progress("matrix products")
     products = json.loads(program("paceline.memory.products").splitlines()[-1])
     with tempfile.TemporaryDirectory() as place:
-        progress("a run on one card")
+        progress("a run on one GPU")
         context = _beside_torch(program, Path(place), 1)
         communicator = None
-        if len(here.cards) > 1:
-            progress("a run on two cards")
+        if len(here.gpus) > 1:
+            progress("a run on two GPUs")
             communicator = max(_beside_torch(program, Path(place), 2) - context, 0)
     entry: dict[str, Any] = {
-        "source": f"measured by paceline calibrate with torch {here.versions.get('torch')}, driver {card.driver}",
+        "source": f"measured by paceline calibrate with torch {here.versions.get('torch')}, driver {gpu.driver}",
         "context": context,
         "workspaces": products["workspaces"],
         "flops_per_second": products["flops_per_second"],
@@ -86,29 +86,29 @@ def calibrate(
     }
     file = measured_file()
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    write_atomically(file, (json.dumps({**known, card.name: entry}, indent=2) + "\n").encode())
+    write_atomically(file, (json.dumps({**known, gpu.name: entry}, indent=2) + "\n").encode())
     constants = Constants(
         source=entry["source"],
         context=context,
         communicator=communicator,
         workspaces=tuple(products["workspaces"]),
     )
-    return Calibration(card=card.name, constants=constants, flops_per_second=products["flops_per_second"], file=file)
+    return Calibration(gpu=gpu.name, constants=constants, flops_per_second=products["flops_per_second"], file=file)
 
 
-def _refuse_others(cards: tuple[Card, ...]) -> None:
-    for card in cards:
-        taken = taken_by_others(card)
+def _refuse_others(gpus: tuple[Gpu, ...]) -> None:
+    for gpu in gpus:
+        taken = taken_by_others(gpu)
         if taken is not None and taken > OTHERS_BYTES:
-            why = f"{taken / 2**20:,.0f} MiB of {card.name} are in use, which would be counted as the driver's"
-            raise UserError("another program is on the card", why, "end it first; nvidia-smi shows which it is")
+            why = f"{taken / 2**20:,.0f} MiB of {gpu.name} are in use, which would be counted as the driver's"
+            raise UserError("another program is on the GPU", why, "end it first; nvidia-smi shows which it is")
 
 
-def _beside_torch(program: Program, place: Path, cards: int) -> int:
-    """Bytes of the fullest card that a run takes without torch's allocator."""
-    recipe, folder = place / "recipe.yaml", place / f"run-{cards}"
+def _beside_torch(program: Program, place: Path, gpus: int) -> int:
+    """Bytes of the fullest GPU that a run takes without torch's allocator."""
+    recipe, folder = place / "recipe.yaml", place / f"run-{gpus}"
     recipe.write_text(Recipe.parse(RUN).to_yaml(), encoding="utf-8")
-    ranks = ["--gpus", str(cards)] if cards > 1 else []
+    ranks = ["--gpus", str(gpus)] if gpus > 1 else []
     program("paceline", "train", str(recipe), "--out", str(folder), *ranks)
     memory: Mapping[str, int] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["memory"]
     return memory["total"] - memory["reserved"]

@@ -9,8 +9,8 @@ from typing import Final, Protocol, get_args
 
 from paceline.contract.errors import UserError
 from paceline.contract.records import MemoryPlan
-from paceline.machine.cards import peak_rates
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
+from paceline.machine.gpus import peak_rates
 from paceline.recipe import Recipe
 from paceline.recipe.choose import num_processes
 from paceline.recipe.entries import Preserves, Saving, TechniqueEntry
@@ -18,7 +18,7 @@ from paceline.recipe.techniques import CATALOGUE, STRATEGIES, entry_of, one_proc
 
 
 class PlanWith(Protocol):
-    """The plan of the run with settings changed, such as ``techniques.recompute=true``, and on another number of cards
+    """The plan of the run with settings changed, such as ``techniques.recompute=true``, and on another number of GPUs
     where one is given; UserError where that is refused."""
 
     def __call__(self, settings: tuple[str, ...], gpus: int | None = None, /) -> MemoryPlan: ...
@@ -29,10 +29,10 @@ ACCUMULATION_SLOWDOWN: Final = 0.05
 # 2 to 13 % of a micro-batch of 2,048 to 4,096 positions (16 bytes moved a weight; 6 operations a weight and position),
 # on a V100 in fp32 and an H200 in bf16. Not measured: good for ranking, no promise.
 EIGHT_BIT_SLOWDOWN: Final = 0.02
-# The host waits for the card once a step (docs/decisions/0002-one-norm-gates-the-update.md), and the update is launched
+# The host waits for the GPU once a step (docs/decisions/0002-one-norm-gates-the-update.md), and the update runs eagerly
 # where it was captured (docs/techniques/capture.md). Not measured.
 
-MORE_CARDS: Final = (2, 4, 8)
+MORE_GPUS: Final = (2, 4, 8)
 """Shared between, as machines have them."""
 
 WORTH_TELLING: Final = 0.01
@@ -81,20 +81,20 @@ class TracedChange:
 
 
 def cheapest_changes(
-    plan_with: PlanWith, *, recipe: Recipe, card: Card, plan: MemoryPlan, limit_bytes: int, largest: int, gpus: int = 1
+    plan_with: PlanWith, *, recipe: Recipe, gpu: Gpu, plan: MemoryPlan, limit_bytes: int, largest: int, gpus: int = 1
 ) -> tuple[TracedChange, ...]:
     """What can be changed about a run that does not fit, the best first.
 
     First come changes after which it fits: those that leave the result as it is, by what they cost in speed, then those
     that do not. The others follow by what they save. Where no single one is enough they are put together in that order,
-    until it fits; and where that is not enough either, the run is cut over more cards.
+    until it fits; and where that is not enough either, the run is cut over more GPUs.
 
     Args:
         plan_with: traces; what it refuses is not offered.
         recipe: as ``choose`` made it; ``plan`` is its own.
-        limit_bytes: what the card can hold.
+        limit_bytes: what the GPU can hold.
         largest: the largest micro-batch that fits; 0 where none does.
-        gpus: cards of the run as it is.
+        gpus: GPUs of the run as it is.
     """
 
     is_features = recipe.model.train == "features"
@@ -111,7 +111,7 @@ def cheapest_changes(
                 return found
             return made(_evaluating(found.plan.samples).beside(change))
         except UserError:
-            return None  # not beside the rest of this recipe, or not on this card
+            return None  # not beside the rest of this recipe, or not on this GPU
 
     if plan.moment == "evaluation":
         # where steps are made, as many samples as in training: activations are kept there
@@ -127,12 +127,12 @@ def cheapest_changes(
         if best is not None and (best.fits or best.saving_bytes > WORTH_TELLING * plan.total):
             found.append(best)
 
-    for ways in (*([change] for change in single_changes(recipe, card)), enough):
+    for ways in (*([change] for change in single_changes(recipe, gpu)), enough):
         keep(_first_that_fits(map(traced, ways)))
     if len(found) > 1 and not any(best.fits for best in found):
         keep(_together(found, list(pieces.values()), traced))
     if not any(best.fits for best in found):
-        keep(_first_that_fits(map(traced, _more_cards(recipe, plan, gpus))))
+        keep(_first_that_fits(map(traced, _more_gpus(recipe, plan, gpus))))
     # all together may be no more than the best of them
     return tuple(sorted({best.change: best for best in found}.values(), key=_rank))
 
@@ -181,41 +181,41 @@ def samples_of_a_process(recipe: Recipe, plan: MemoryPlan, gpus: int) -> tuple[i
     return size, share
 
 
-def single_changes(recipe: Recipe, card: Card) -> Iterator[Change]:
+def single_changes(recipe: Recipe, gpu: Gpu) -> Iterator[Change]:
     """What may save memory in this recipe's steps, apart from smaller micro-batches: what is tried in any case."""
     if recipe.model.train == "features":
         return  # no step is made
-    yield from _less_precise(recipe, card)
+    yield from _less_precise(recipe, gpu)
     yield from _eight_bit(recipe)
     for entry in CATALOGUE:
         if entry.saving is not None and not entry.is_on(recipe):
             yield _saving(entry, entry.saving)
 
 
-def _saving(entry: TechniqueEntry, saving: Saving, cards: int | None = None) -> Change:
+def _saving(entry: TechniqueEntry, saving: Saving, gpus: int | None = None) -> Change:
     """What the catalogue says of it."""
     return Change(
         settings=(f"{entry.setting}={saving.value}",),
-        gpus=cards,
+        gpus=gpus,
         slowdown=saving.slowdown,
-        speed=saving.speed.format(slowdown=saving.slowdown, cards=cards),
+        speed=saving.speed.format(slowdown=saving.slowdown, gpus=gpus),
         preserves=entry.preserves,
     )
 
 
-def _more_cards(recipe: Recipe, plan: MemoryPlan, gpus: int) -> Iterator[Change]:
-    """Shards of the model, the optimizer's states and the batch: first on as many cards as there are."""
+def _more_gpus(recipe: Recipe, plan: MemoryPlan, gpus: int) -> Iterator[Change]:
+    """Shards of the model, the optimizer's states and the batch: first on as many GPUs as there are."""
     if recipe.model.train == "features":
         return  # fitted in one process
     strategies = [(entry, entry.saving) for entry in STRATEGIES if entry.saving is not None]
-    for cards, (entry, saving) in product(sorted({gpus, *MORE_CARDS}), strategies):
-        if cards > gpus or (cards == gpus > 1 and not entry.is_on(recipe)):
-            change = _saving(entry, saving, cards)
-            dealt_as_now = cards == gpus and not one_process(recipe.parallel.strategy)
-            yield change if dealt_as_now else _dealt_anew(change, plan, "each card's share by itself")
+    for count, (entry, saving) in product(sorted({gpus, *MORE_GPUS}), strategies):
+        if count > gpus or (count == gpus > 1 and not entry.is_on(recipe)):
+            change = _saving(entry, saving, count)
+            split_as_now = count == gpus and not one_process(recipe.parallel.strategy)
+            yield change if split_as_now else _split_anew(change, plan, "each GPU's share by itself")
 
 
-def _dealt_anew(change: Change, plan: MemoryPlan, sees: str) -> Change:
+def _split_anew(change: Change, plan: MemoryPlan, sees: str) -> Change:
     """The change, which puts other samples together: to batch normalisation that is another computation."""
     if not plan.normalises_batches:
         return change
@@ -235,13 +235,13 @@ def _halves(size: int) -> Iterator[int]:
         yield size
 
 
-def _less_precise(recipe: Recipe, card: Card) -> Iterator[Change]:
-    now, capability = recipe.techniques.precision, card.compute_capability
+def _less_precise(recipe: Recipe, gpu: Gpu) -> Iterator[Change]:
+    now, capability = recipe.techniques.precision, gpu.compute_capability
     if now not in ("fp32", "tf32") or capability is None:
         return
-    rates, speed = peak_rates(card.name), "no slower"
+    rates, speed = peak_rates(gpu.name), "no slower"
     if now == "fp32" and rates is not None and rates.fp32_flops:
-        # bf16 has fp16's rate on every card that has both
+        # bf16 has fp16's rate on every GPU that has both
         times = rates.fp16_flops / rates.fp32_flops
         speed = f"faster: matrix products at up to {times:.0f} times the rate, by the data sheet"
     precision = entry_of("precision")
@@ -260,7 +260,7 @@ def _eight_bit(recipe: Recipe) -> Iterator[Change]:
     yield Change(
         settings=tuple(settings),
         slowdown=EIGHT_BIT_SLOWDOWN,
-        speed=f"about {EIGHT_BIT_SLOWDOWN:.0%} slower: the host waits for the card at every update",
+        speed=f"about {EIGHT_BIT_SLOWDOWN:.0%} slower: the host waits for the GPU at every update",
         preserves="changes the result",
     )
 
@@ -275,5 +275,5 @@ def _smaller_micro_batches(recipe: Recipe, plan: MemoryPlan, gpus: int) -> dict[
         pieces = -(-share // size)
         speed = f"about {ACCUMULATION_SLOWDOWN:.0%} slower: {pieces:,} micro-batches a step, each reads the weights"
         change = Change(settings=(f"loop.micro_batch_size={size}",), slowdown=ACCUMULATION_SLOWDOWN, speed=speed)
-        found[size] = _dealt_anew(change, plan, f"at most {size:,} samples at a time")
+        found[size] = _split_anew(change, plan, f"at most {size:,} samples at a time")
     return found

@@ -1,4 +1,4 @@
-"""What stands in for torch's compiler on a card that is not there.
+"""What stands in for torch's compiler on a GPU that is not there.
 
 Which tensors a compiled forward pass keeps for its backward pass is decided before any kernel is written: both passes
 are traced together and cut where least has to be kept (min-cut). That cut is torch's own here. The two halves then run

@@ -1,4 +1,4 @@
-"""What a card and its libraries take beside torch's tensors: measured once a kind of card, and kept in a small file."""
+"""What a GPU and its libraries take beside torch's tensors: measured once a kind of GPU, and kept in a small file."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any, Final
 
 from paceline.contract.errors import UserError
 from paceline.contract.files import cache_folder
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 
 MEASURED: Final = "NVIDIA H200"
-"""Whose constants stand for those of later cards too."""
+"""Whose constants stand for those of later GPUs too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Of one kind of card under one build of torch. Sizes in bytes."""
+    """Of one kind of GPU under one build of torch. Sizes in bytes."""
 
     source: str
     """Where they come from, for people."""
     context: int
-    """Of the card's memory, what is gone before torch's allocator reserves anything: the driver's context, and the code
+    """Of the GPU's memory, what is gone before torch's allocator reserves anything: the driver's context, and the code
     of the kernels that a step loads."""
     communicator: int | None
-    """Taken by NCCL beside it, where ranks exchange anything; None: not measured on this card."""
+    """Taken by NCCL beside it, where ranks exchange anything; None: not measured on this GPU."""
     workspaces: tuple[int, ...]
     """Kept by matrix products from the first on, from the allocator's pool that they compute in: cuBLAS's, one for each
     thread, that of the forward and that of the backward pass."""
@@ -41,20 +41,20 @@ def measured_file() -> Path:
     return cache_folder() / "cards.json"
 
 
-def constants_for(card: Card) -> Constants:
-    """Those measured on this machine; else those known of this kind of card, or of its generation.
+def constants_for(gpu: Gpu) -> Constants:
+    """Those measured on this machine; else those known of this kind of GPU, or of its generation.
 
     Raises:
         UserError: the file of this machine's constants is none.
     """
     shipped = json.loads((files("paceline.memory") / "constants.json").read_text(encoding="utf-8"))
-    near = shipped[MEASURED if (card.compute_capability or (0, 0)) >= (9, 0) else "older"]
-    have = _measured_here().get(card.name) or shipped.get(card.name)
+    near = shipped[MEASURED if (gpu.compute_capability or (0, 0)) >= (9, 0) else "older"]
+    have = _measured_here().get(gpu.name) or shipped.get(gpu.name)
     source = near["source"] if have is None else have["source"]
     if have is None and near is shipped[MEASURED]:
-        source = f"not measured on this card: those {source}"
+        source = f"not measured on this GPU: those {source}"
     have = have or near
-    # with one card nobody could measure what two exchange through
+    # with one GPU nobody could measure what two exchange through
     communicator = have.get("communicator", near["communicator"])
     return Constants(
         source=source, context=have["context"], communicator=communicator, workspaces=tuple(have["workspaces"])

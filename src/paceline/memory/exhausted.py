@@ -15,8 +15,8 @@ import torch
 
 from paceline.contract.errors import MemoryFullError, PacelineError, UserError
 from paceline.contract.records import MemoryPlan
-from paceline.machine.cards import facts_with
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
+from paceline.machine.gpus import facts_with
 from paceline.memory.changes import TracedChange, cheapest_changes, samples_of_a_process
 from paceline.memory.predict import Predictor
 from paceline.memory.search import usable_bytes
@@ -80,9 +80,9 @@ class Shortage:
 
     asked: int | None = None
     total: int | None = None
-    """Of the card."""
+    """Of the GPU."""
     free: int | None = None
-    """Of the card."""
+    """Of the GPU."""
     allocated: int | None = None
     """By tensors of this process."""
     cached: int | None = None
@@ -112,7 +112,7 @@ class Situation:
     held: Mapping[str, int] = field(default_factory=dict)
     """``Engine.held``."""
     plan_command: str = ""
-    """What makes a plan of the run; empty without a card."""
+    """What makes a plan of the run; empty without a GPU."""
     fewest: int = 1
     """Samples that are kept together in a micro-batch: a smaller one would not come of asking for it."""
     has_states: bool = False
@@ -151,7 +151,7 @@ def exhausted(error: BaseException, at: Situation) -> MemoryFullError:
         advice = [(settings, made) for settings, made in advice if not any(map(_is_of_states, settings))]
     settings = [setting for settings, _ in advice[:SHOWN] for setting in settings]
     fix = ", or ".join(_typed(settings, made) for settings, made in advice[:SHOWN])
-    fix += "; " if fix else "a card with more memory, shorter texts or smaller images, or a smaller model; "
+    fix += "; " if fix else "a GPU with more memory, shorter texts or smaller images, or a smaller model; "
     if at.plan_command and not traced:
         fix += f"{at.plan_command} says what fits; "
     if now > 1 and _splits(names, at.recipe):
@@ -186,34 +186,34 @@ def traced_offers(
     facts: Facts,
     shortage: Shortage,
     *,
-    num_cards: int,
+    num_gpus: int,
     known: MemoryPlan | None = None,
     seconds: float = PATIENCE_SECONDS,
 ) -> Sequence[TracedChange]:
     """What ``paceline plan`` would offer, as far as it is found in time; nothing where the run cannot be traced.
 
-    That the card was full counts for more than the plan: a change has to save what was missing at least.
+    That the GPU was full counts for more than the plan: a change has to save what was missing at least.
 
     Args:
         recipe: as the run settled it.
-        facts: with the run's card first.
-        num_cards: of the whole run.
+        facts: with the run's GPU first.
+        num_gpus: of the whole run.
         known: a plan of the run, if there is one already.
         seconds: after which no further trace is waited for.
     """
-    card, deadline, reopened = facts.cards[0], time.monotonic() + seconds, _opened(recipe)
+    gpu, deadline, reopened = facts.gpus[0], time.monotonic() + seconds, _opened(recipe)
     with Predictor() as predictor:
         timer = threading.Timer(seconds, predictor.kill)
         timer.daemon = True
         timer.start()
 
         def plan_with(settings: tuple[str, ...], gpus: int | None = None) -> MemoryPlan:
-            cards, asked = gpus or num_cards, reopened.with_settings(settings)
-            changed = choose(asked, facts_with([card] * cards, facts), num_processes(asked, cards))[0]
+            count, asked = gpus or num_gpus, reopened.with_settings(settings)
+            changed = choose(asked, facts_with([gpu] * count, facts), num_processes(asked, count))[0]
             try:
                 if time.monotonic() > deadline:
                     raise UserError("no time is left to trace it")
-                return predictor.plan(changed, card, world_size=cards)
+                return predictor.plan(changed, gpu, world_size=count)
             except UserError:
                 raise
             except PacelineError as error:
@@ -221,10 +221,10 @@ def traced_offers(
 
         try:
             plan = known or plan_with(())
-            limit = min(_usable(card, shortage, plan.outside), plan.total - (shortage.asked or 1))
-            now, _ = samples_of_a_process(recipe, plan, num_cards)
+            limit = min(_usable(gpu, shortage, plan.outside), plan.total - (shortage.asked or 1))
+            now, _ = samples_of_a_process(recipe, plan, num_gpus)
             return cheapest_changes(
-                plan_with, recipe=recipe, card=card, plan=plan, limit_bytes=limit, largest=now - 1, gpus=num_cards
+                plan_with, recipe=recipe, gpu=gpu, plan=plan, limit_bytes=limit, largest=now - 1, gpus=num_gpus
             )
         except UserError:
             return ()
@@ -238,9 +238,9 @@ def _opened(recipe: Recipe) -> Recipe:
     return recipe.with_settings(opened(recipe))
 
 
-def _usable(card: Card, shortage: Shortage, outside: int) -> int:
-    """What the run can have of its card, its context and NCCL's memory included: other programs may have some of it."""
-    whole = shortage.total or usable_bytes(card.memory_bytes or 0)
+def _usable(gpu: Gpu, shortage: Shortage, outside: int) -> int:
+    """What the run can have of its GPU, its context and NCCL's memory included: other programs may have some of it."""
+    whole = shortage.total or usable_bytes(gpu.memory_bytes or 0)
     if shortage.free is None or shortage.allocated is None:
         return whole
     return min(whole, shortage.free + shortage.allocated + (shortage.cached or 0) + outside)

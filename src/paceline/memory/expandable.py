@@ -1,7 +1,7 @@
 """torch's caching allocator with ``expandable_segments:True``, as ``paceline`` starts it: what would be reserved.
 
-Such a segment is a stretch of addresses longer than the card's memory, one for each pool, stream and size class, of
-which pages are taken from the card as they are needed: 2 MiB each for small blocks, 20 MiB for large ones. A batch that
+Such a segment is a stretch of addresses longer than the GPU's memory, one for each pool, stream and size class, of
+which pages are taken from the GPU as they are needed: 2 MiB each for small blocks, 20 MiB for large ones. A batch that
 is a little larger than those before it makes the segment grow where fixed ones would leave pieces that are of no use.
 
 The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` (``get_free_block``, ``find_expandable_block``,
@@ -105,7 +105,7 @@ class _Arena:
 
 @final
 class ExpandableAllocator:
-    """What ``torch.cuda`` would report of a card's memory after the same calls in the same order. Sizes in bytes."""
+    """What ``torch.cuda`` would report of a GPU's memory after the same calls in the same order. Sizes in bytes."""
 
     def __init__(self) -> None:
         self.allocated = self.peak_allocated = 0
@@ -152,7 +152,7 @@ class ExpandableAllocator:
         block.arena.put(block)
 
     def empty_cache(self) -> None:
-        """Give whole pages without a live block back to the card; those of private pools stay."""
+        """Give whole pages without a live block back to the GPU; those of private pools stay."""
         for (pool, _, _), arena in self._arenas.items():
             if pool == DEFAULT:
                 for _, _, stretch in list(arena.free):

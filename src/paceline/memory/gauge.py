@@ -1,4 +1,4 @@
-"""What a card holds at this moment, read when all work on it is done."""
+"""What a GPU holds at this moment, read when all work on it is done."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reading:
 
 
 def taken_at_most(device: torch.device) -> int:
-    """Bytes that were taken from the card when most was reserved: what has been given back since then, too."""
+    """Bytes that were taken from the GPU when most was reserved: what has been given back since then, too."""
     free, whole = torch.cuda.mem_get_info(device)
     return whole - free + torch.cuda.max_memory_reserved(device) - torch.cuda.memory_reserved(device)
 
@@ -45,11 +45,11 @@ class Gauge(ABC):
 
 
 @final
-class CardGauge(Gauge):
-    """Of a card: by torch's allocator, and by the driver, whose count is what nvidia-smi shows.
+class GpuGauge(Gauge):
+    """Of a GPU: by torch's allocator, and by the driver, whose count is what nvidia-smi shows.
 
     Args:
-        device: the card.
+        device: the GPU.
         others: bytes that other programs have taken of it, which are left out.
     """
 

@@ -1,6 +1,6 @@
 """What a program allocates on a device and when it lets go, in order: the only thing a memory plan is made of.
 
-Tensors that hold nothing still have storages, and those live exactly as long as they would on a card: views share one,
+Tensors that hold nothing still have storages, and those live exactly as long as they would on a GPU: views share one,
 autograd keeps what it saved, Python lets go of a local. So lifetimes are observed, not modelled.
 """
 
@@ -222,7 +222,7 @@ class Ledger(TorchDispatchMode):
     def _enter(self, num_bytes: int, operator: str, name: str = "") -> int:
         backward = _is_backward()
         phase = "backward" if backward and self._phase == "forward" else self._phase
-        # what is recorded, and all that shares its pool, is differentiated in the thread that launches it
+        # what is captured, and all that shares its pool, is differentiated in the thread that launches it
         beside = backward and self._pool == DEFAULT
         self.allocations.append(Allocation(num_bytes, operator, phase, self._pool, name, self._stream, beside))
         self.events.append(len(self.allocations) - 1)

@@ -1,4 +1,4 @@
-"""A run's memory on a card, measured by a process that does nothing else. Nothing here needs torch."""
+"""A run's memory on a GPU, measured by a process that does nothing else. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from paceline.contract.records import MemoryStages, StageRecord
-from paceline.machine.facts import Card, ask
+from paceline.machine.facts import Gpu, ask
 from paceline.recipe import Recipe
 
 COMMAND: Final = (sys.executable, "-m", "paceline.memory.stages")
@@ -36,7 +36,7 @@ def measure(
 
     Args:
         recipe: as ``choose`` made it for this machine.
-        others: bytes of the card that other programs have taken.
+        others: bytes of the GPU that other programs have taken.
         heard: told of each stage as it ends.
         command: the program that measures.
     """
@@ -80,12 +80,12 @@ def measure(
     )
 
 
-def taken_by_others(card: Card) -> int | None:
-    """Bytes of the card in use before this program has anything there, by NVML; None where nobody tells."""
+def taken_by_others(gpu: Gpu) -> int | None:
+    """Bytes of the GPU in use before this program has anything there, by NVML; None where nobody tells."""
     answer = ask(["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"])
     for line in (answer or "").splitlines():
         uuid, _, used = line.partition(",")
-        if uuid.strip() == card.uuid and used.strip().isdecimal():
+        if uuid.strip() == gpu.uuid and used.strip().isdecimal():
             return int(used) * MIB
     return None
 

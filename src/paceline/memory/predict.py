@@ -15,7 +15,7 @@ from typing import Any, final
 from paceline.contract import errors
 from paceline.contract.errors import DataError, PacelineError
 from paceline.contract.records import Decision, MemoryPlan
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.recipe import Recipe
 
 
@@ -47,13 +47,13 @@ class Predictor:
             self.kill()  # nobody waits for what is being traced
         self.close()
 
-    def plan(self, recipe: Recipe, card: Card, *, read_data: bool = False, world_size: int = 1) -> MemoryPlan:
-        """What one rank of a run takes on ``card``.
+    def plan(self, recipe: Recipe, gpu: Gpu, *, read_data: bool = False, world_size: int = 1) -> MemoryPlan:
+        """What one rank of a run takes on ``gpu``.
 
         Args:
-            recipe: as ``choose`` made it for a machine with such cards.
+            recipe: as ``choose`` made it for a machine with such GPUs.
             read_data: read and encode the data as a run would; else those are used that were encoded before.
-            world_size: ranks that share each batch; with ``parallel.strategy: dp``, cards of the one rank.
+            world_size: ranks that share each batch; with ``parallel.strategy: dp``, GPUs of the one rank.
 
         Raises:
             UserError: what ``train`` would say of the recipe; or the step cannot be traced.
@@ -61,7 +61,7 @@ class Predictor:
         """
         asked = {
             "recipe": recipe.plain(),
-            "card": dataclasses.asdict(card),
+            "gpu": dataclasses.asdict(gpu),
             "read_data": read_data,
             "world_size": world_size,
         }
@@ -101,7 +101,7 @@ class Predictor:
 
 
 def _started(niceness: int) -> subprocess.Popen[str]:
-    # without cards: it must not take memory from one, nor wait for a driver
+    # without GPUs: it must not take memory from one, nor wait for a driver
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline.memory.worker"],

@@ -1,4 +1,4 @@
-"""What matrix products take and give on this machine's first card; prints one line of JSON. A program of its own."""
+"""What matrix products take and give on this machine's first GPU; prints one line of JSON. A program of its own."""
 
 from __future__ import annotations
 

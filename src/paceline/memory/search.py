@@ -1,4 +1,4 @@
-"""The largest micro-batch that a card holds: a few sizes are traced, and what lies between them is guessed."""
+"""The largest micro-batch that a GPU holds: a few sizes are traced, and what lies between them is guessed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LargestMicroBatch:
 
 
 def usable_bytes(capacity: int) -> int:
-    """What a prediction may come to on a card of so much memory.
+    """What a prediction may come to on a GPU of so much memory.
 
-    CUDA gives programs 0.5 to 2 % less than nvidia-smi reports, see ``cards``; and up to 2 % may be missing in the
+    CUDA gives programs 0.5 to 2 % less than nvidia-smi reports, see ``gpus``; and up to 2 % may be missing in the
     prediction, see benchmarks/README.md.
     """
     return capacity * 98 // 102
@@ -51,7 +51,7 @@ def largest_micro_batch(
             normalisation may refuse a sample by itself.
         start: the size to begin with.
         most: the size to end with, the whole batch.
-        limit_bytes: what the card can hold.
+        limit_bytes: what the GPU can hold.
 
     Raises:
         ValueError: ``start`` is not between 1 and ``most``.

@@ -19,7 +19,7 @@ from paceline.contract.errors import RecipeError
 from paceline.contract.records import EvaluationRecord
 from paceline.distributed.exchange import named
 from paceline.engine.evaluate import Infer, evaluate
-from paceline.machine.device import is_card
+from paceline.machine.device import is_gpu
 from paceline.memory.exhausted import place_of
 from paceline.recipe import Recipe
 from paceline.seams import Batch, Build, Ids, Retrying, World
@@ -116,7 +116,7 @@ def evaluate_fitting(
                 raise failed
             world.barrier("what follows a rank's want of memory")  # which announces its failure instead
         batch_size = -(-before // 2)
-        if is_card(build.device):
+        if is_gpu(build.device):
             torch.get_device_module(build.device).empty_cache()
         who = f"{named(full)} ran out of memory" if world.size > 1 else "out of memory"
         given = f"loop.evaluation_batch_size {before} -> {batch_size}{' on every rank' if world.size > 1 else ''}"

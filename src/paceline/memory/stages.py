@@ -1,7 +1,7 @@
-"""A run's first steps on a card, stage by stage: what the context, the model, each pass and the update add to it.
+"""A run's first steps on a GPU, stage by stage: what the context, the model, each pass and the update add to it.
 
 The run is put together by the functions that ``train`` uses. What ``train`` never does is done here: after each stage
-the card is waited for and looked at. So figures of speed come from further steps, in which nothing waits.
+the GPU is waited for and looked at. So figures of speed come from further steps, in which nothing waits.
 
 As a program it measures one recipe in a process that does nothing else, see ``measure.py``.
 """
@@ -30,7 +30,7 @@ from paceline.contract.records import StageRecord
 from paceline.data.dataset import Dataset
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.numerics import numerics
-from paceline.memory.gauge import CardGauge, Gauge, NoGauge, Reading
+from paceline.memory.gauge import Gauge, GpuGauge, NoGauge, Reading
 from paceline.models.config import max_positions, read_config
 from paceline.models.images import own_processor, preferred_size
 from paceline.prepare.assemble import Assembled, assemble
@@ -41,7 +41,7 @@ from paceline.seams import Batch, Forward, Mesh, StepInput
 from paceline.techniques.compile import fused, kept_cache
 
 SETTLING_STEPS: Final = 5
-"""Steady steps before the timed ones: shapes that come again are recorded, compiled code is specialised."""
+"""Steady steps before the timed ones: shapes that come again are captured, compiled code is specialised."""
 
 TIMED_STEPS: Final = 20
 
@@ -56,7 +56,7 @@ class Steady:
     num_steps: int
     step_seconds: float
     samples_per_second: float
-    path: Mapping[str, str]
+    execution: Mapping[str, str]
 
 
 @final
@@ -64,7 +64,7 @@ class Stages:
     """Tells of each stage as it ends.
 
     Args:
-        gauge: reads the card.
+        gauge: reads the GPU.
         tell: receives the stages in order.
     """
 
@@ -91,11 +91,11 @@ class Stages:
 
 @final
 class Passes:
-    """A forward pass that reads the card before and after itself while it listens: so the two passes are told apart.
+    """A forward pass that reads the GPU before and after itself while it listens: so the two passes are told apart.
 
     Args:
         forward: the pass.
-        gauge: reads the card.
+        gauge: reads the GPU.
         entered: told of each pass as it begins.
     """
 
@@ -105,7 +105,7 @@ class Passes:
         self._listens = False
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        if not self._listens or _is_recorded(batch.labels.device):
+        if not self._listens or _is_capturing(batch.labels.device):
             return self._forward(model, batch)
         if self._found:  # what came since the forward pass before
             self._note("backward")
@@ -214,7 +214,7 @@ def _stepped(
         num_steps=course.total_steps,
         step_seconds=seconds / TIMED_STEPS,
         samples_per_second=samples / seconds,
-        path={**assembled.build.path, **fused(assembled.build.model), **engine.execution},
+        execution={**assembled.build.execution, **fused(assembled.build.model), **engine.execution},
     )
 
 
@@ -237,8 +237,8 @@ def _read(recipe: Recipe) -> tuple[Recipe, Dataset, nn.Module]:
     return recipe, dataset, model_for(recipe, config, dataset, size_of_vocabulary(recipe, dataset, tokenizer))
 
 
-def _is_recorded(device: torch.device) -> bool:
-    """Whether this pass is being recorded as a graph, in which nothing may be waited for."""
+def _is_capturing(device: torch.device) -> bool:
+    """Whether this pass is being captured as a graph, in which nothing may be waited for."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -254,7 +254,7 @@ def main() -> None:
     threading.Thread(target=_end_with_asker, daemon=True).start()
     recipe = Recipe.parse(request["recipe"])
     device = torch.device(recipe.device)
-    gauge = CardGauge(device, request["others"] or 0) if device.type == "cuda" else NoGauge()
+    gauge = GpuGauge(device, request["others"] or 0) if device.type == "cuda" else NoGauge()
     stages = Stages(gauge, lambda stage: say(stage=dataclasses.asdict(stage)))
     try:
         say(steady=dataclasses.asdict(measure_stages(recipe, stages, gauge)))
@@ -268,7 +268,7 @@ def main() -> None:
 
 
 def _end_with_asker() -> None:
-    """Without anybody to tell, there is no use in keeping the card."""
+    """Without anybody to tell, there is no use in keeping the GPU."""
     while os.read(0, 4096):
         pass
     os._exit(1)

@@ -1,4 +1,4 @@
-"""A card that is not there: tensors with shapes and a device, and nothing in them.
+"""A GPU that is not there: tensors with shapes and a device, and nothing in them.
 
 torch's fake tensors would do, if they could be differentiated on a device that is missing: on a machine without CUDA
 the backward pass of a fake ``cuda`` tensor asks the driver, and fails. torch's place for other people's devices
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import backend_registration
 
 from paceline.machine.device import PLANNED, plan_with
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory import autocast
 from paceline.memory.attention import register_attention
 from paceline.memory.compiler import register_compiler
@@ -35,7 +35,7 @@ _HostGenerator = torch.Generator
 
 
 @contextlib.contextmanager
-def stand_in(card: Card) -> Iterator[tuple[torch.device, Ledger]]:
+def stand_in(gpu: Gpu) -> Iterator[tuple[torch.device, Ledger]]:
     """Inside, tensors on the device that is given hold nothing, and the ledger enters all of their memory.
 
     Backward passes run in the calling thread: a device's own would not know that it is inside.
@@ -44,13 +44,13 @@ def stand_in(card: Card) -> Iterator[tuple[torch.device, Ledger]]:
         RuntimeError: this process has had one; another belongs to a process of its own.
     """
     if _registered.cache_info().currsize:
-        raise RuntimeError("a process has one stand-in for a card, and this one has had it: fork before the trace")
+        raise RuntimeError("a process has one stand-in for a GPU, and this one has had it: fork before the trace")
     backend, mode = _registered(), FakeTensorMode(allow_non_fake_inputs=True)
     # a model's copy would copy the mode of its tensors, and with it references to storages that must be let go of once
     mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]
     ledger = Ledger(PLANNED, Recall(mode, PLANNED))
     backend.ledger = ledger
-    plan_with(card)
+    plan_with(gpu)
     generators = patch.object(torch, "Generator", _Generator)
     with generators, mode, torch.autograd.set_multithreading_enabled(False), ledger:
         # what torch.tensor() makes is real on the host and fake elsewhere
@@ -100,10 +100,10 @@ class _Generator(torch.Generator):
 
 @final
 class _Backend(backend_registration._DummyBackendModule):
-    """What ``torch.cuda`` is to a card, as far as torch and the engine ask for it."""
+    """What ``torch.cuda`` is to a GPU, as far as torch and the engine ask for it."""
 
     ledger: Ledger
-    _records = False
+    _captures = False
     libraries: tuple[torch.library.Library, ...] = ()
 
     def is_available(self) -> bool:
@@ -141,17 +141,17 @@ class _Backend(backend_registration._DummyBackendModule):
 
     @contextlib.contextmanager
     def graph(self, graph: object, pool: Hashable, stream: object, *, capture_error_mode: str) -> Iterator[None]:
-        """A recording computes nothing, and allocates all the same; like CUDA's, it hands back what is cached first."""
+        """A capture computes nothing, and allocates all the same; like CUDA's, it hands back what is cached first."""
         self.ledger.empty_cache()
-        self._records = True
+        self._captures = True
         try:
             with self.ledger.into(pool), self.ledger.on(stream):
                 yield
         finally:
-            self._records = False
+            self._captures = False
 
     def is_current_stream_capturing(self) -> bool:
-        return self._records
+        return self._captures
 
     # one after the other: what one stream waits for another for is done by then
     def current_stream(self, device: object = None) -> _Stream:
@@ -178,7 +178,7 @@ class _Backend(backend_registration._DummyBackendModule):
             return 1
 
     class CUDAGraph:
-        """A recording; what replaying it allocates was allocated when it was made."""
+        """A graph; what replaying it allocates was allocated when it was made."""
 
         def replay(self) -> None:
             pass

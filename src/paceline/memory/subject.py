@@ -73,7 +73,7 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
 def _not_counted(recipe: Recipe) -> Iterator[str]:
     """What no trace of such a run shows."""
     if recipe.parallel.offload:
-        yield "weights, gradients and states in main memory, which is not counted; on the card not measured"
+        yield "weights, gradients and states in main memory, which is not counted; on the GPU not measured"
     if recipe.techniques.cudnn_benchmark:
         yield "what cuDNN's kernels work in while they are tried (techniques.cudnn_benchmark) is not counted"
 
@@ -119,7 +119,7 @@ def _assumed(
         inputs = Images(np.zeros((count, *shape), dtype=np.uint8))
         counted = "the images themselves are not counted"
         if recipe.data.resident == "auto":
-            counted += ", up to a tenth of the card more where they are kept there"
+            counted += ", up to a tenth of the GPU more where they are kept there"
         said = (f"{shape[1]} x {shape[0]} pixels an image; {counted}",)
     else:
         offsets = np.arange(count + 1, dtype=np.int64) * data.max_length

@@ -1,8 +1,8 @@
-"""A run's steps on a card that is not there: what they allocate, in the order of the run.
+"""A run's steps on a GPU that is not there: what they allocate, in the order of the run.
 
 The run is put together by the very functions that ``train`` uses, ``assemble_build`` and ``assemble``, and its engine
-makes the steps that have the most memory in them: the largest micro-batch, one of another shape (which is launched
-while the first is recorded), and the largest batch of an evaluation. So a plan cannot drift from the engine.
+makes the steps that have the most memory in them: the largest micro-batch, one of another shape (which runs eagerly
+while the first is captured), and the largest batch of an evaluation. So a plan cannot drift from the engine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from paceline.contract.records import Decision
 from paceline.data.dataset import Dataset
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.statistics import fewest_together
-from paceline.machine.cards import facts_with
-from paceline.machine.facts import Card, this_machine
+from paceline.machine.facts import Gpu, this_machine
+from paceline.machine.gpus import facts_with
 from paceline.memory import attention
 from paceline.memory.ledger import Allocation, Ledger
 from paceline.memory.stand_in import stand_in
@@ -46,7 +46,7 @@ class Trace:
     allocations: Sequence[Allocation]
     events: Sequence[int | None]
     """n: ``allocations[n]`` is made; ~n: it is freed; None: the allocator gives back what it has cached."""
-    path: Mapping[str, str]
+    execution: Mapping[str, str]
     decisions: tuple[Decision, ...]
     samples: int
     """Of the largest micro-batch."""
@@ -61,8 +61,8 @@ class Trace:
     """Whether the model has a batch normalisation."""
 
 
-def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
-    """Trace one rank of the subject's run on ``card``, in a process that does nothing else, see ``stand_in``.
+def trace(subject: Subject, gpu: Gpu, world_size: int = 1) -> Trace:
+    """Trace one rank of the subject's run on ``gpu``, in a process that does nothing else, see ``stand_in``.
 
     Args:
         world_size: ranks that share each batch; the first one's share is traced, of equally many samples as any.
@@ -72,13 +72,13 @@ def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
         Exception: of torch, from an operator that says nothing about its result's size without data.
     """
     model, mesh = _model(subject), Mesh(data=Alone() if world_size == 1 else planned_world(world_size))
-    subject = _with_strategy(subject, model, card, world_size)
+    subject = _with_strategy(subject, model, gpu, world_size)
     recipe, dataset = subject.recipe, subject.dataset
     gc.disable()  # what is freed is freed at once, cycles apart: those would be freed at moments that vary
     try:
-        with stand_in(card) as (device, ledger):
+        with stand_in(gpu) as (device, ledger):
             assembled, decisions = _assembled(subject, model, device, ledger, mesh)
-            path = assembled.build.path
+            execution = assembled.build.execution
             attention.chosen.clear()  # by the comparison of packed and padded batches
             if recipe.model.train == "features":  # no steps: every sample goes through the model as in an evaluation
                 largest = _evaluate(assembled, recipe, dataset, ledger, ("train", "validation", "test"))
@@ -91,7 +91,7 @@ def trace(subject: Subject, card: Card, world_size: int = 1) -> Trace:
             return Trace(
                 allocations=tuple(ledger.allocations),
                 events=tuple(ledger.events),
-                path={**path, **fused(assembled.build.model), **assembled.engine.execution},
+                execution={**execution, **fused(assembled.build.model), **assembled.engine.execution},
                 decisions=decisions,
                 samples=len(largest),
                 slots=size.slots,
@@ -129,10 +129,10 @@ def _placed(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-def _with_strategy(subject: Subject, model: nn.Module, card: Card, world_size: int) -> Subject:
+def _with_strategy(subject: Subject, model: nn.Module, gpu: Gpu, world_size: int) -> Subject:
     """How the ranks share the model, as a run decides it once the model is there."""
     whole, trained = parameter_counts(model)
-    facts = facts_with([card] * world_size, this_machine())
+    facts = facts_with([gpu] * world_size, this_machine())
     recipe, decisions = choose_strategy(
         subject.recipe, subject.decisions, facts, world_size, num_parameters=whole, num_trained=trained
     )

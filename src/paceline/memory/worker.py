@@ -29,9 +29,9 @@ from torch._subclasses.fake_tensor import (
 
 from paceline.contract.errors import ModelError, TraceError, UserError
 from paceline.contract.records import MemoryPlan
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.anatomy import plan_of
-from paceline.memory.dealt import dealt_to
+from paceline.memory.data_parallel import split_over
 from paceline.memory.subject import Subject, subject_of
 from paceline.memory.trace import trace
 from paceline.models.config import read_config
@@ -53,13 +53,13 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
         UserError: what ``train`` would say of the recipe; or the model's step cannot be traced.
     """
     recipe = Recipe.parse(request["recipe"])
-    given = request["card"]
-    card = Card(**{**given, "compute_capability": tuple(given["compute_capability"] or ()) or None})
+    given = request["gpu"]
+    gpu = Gpu(**{**given, "compute_capability": tuple(given["compute_capability"] or ()) or None})
     try:
         subject = subject_of(recipe, read_data=request["read_data"])
         if one_process(recipe.parallel.strategy):
-            return _dealt(subject, card, request["world_size"])
-        return plan_of(trace(subject, card, request["world_size"]), subject, card)
+            return _split(subject, gpu, request["world_size"])
+        return plan_of(trace(subject, gpu, request["world_size"]), subject, gpu)
     except ValueError as error:
         # torch's, of batch normalisation: it comes before anything is computed, and a run refuses it
         if "more than 1 value per channel" not in str(error):
@@ -68,19 +68,19 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
         raise ModelError("a micro-batch of one sample", "batch normalisation needs two to a spread", fix) from error
     except UNTRACEABLE as error:
         raise TraceError(
-            "the model's step cannot be traced without a card",
+            "the model's step cannot be traced without a GPU",
             f"{getattr(error, 'func', error)} asks for numbers, and a plan has sizes alone",
-            "on a machine with a card: paceline memory RECIPE, which measures the first steps",
+            "on a machine with a GPU: paceline memory RECIPE, which measures the first steps",
         ) from error
 
 
-def _dealt(subject: Subject, card: Card, num_cards: int) -> MemoryPlan:
-    """Of the first card of a process that has several."""
-    with dealt_to(num_cards):
-        found = trace(subject, card)
-    said = f"on the first of {num_cards} cards, what torch's DataParallel does there: read in its code, not measured"
-    # one process, but its cards meet as ranks do
-    return plan_of(replace(found, world_size=num_cards), replace(subject, assumed=(*subject.assumed, said)), card)
+def _split(subject: Subject, gpu: Gpu, num_gpus: int) -> MemoryPlan:
+    """Of the first GPU of a process that has several."""
+    with split_over(num_gpus):
+        found = trace(subject, gpu)
+    said = f"on the first of {num_gpus} GPUs, what torch's DataParallel does there: read in its code, not measured"
+    # one process, but its GPUs meet as ranks do
+    return plan_of(replace(found, world_size=num_gpus), replace(subject, assumed=(*subject.assumed, said)), gpu)
 
 
 def main() -> None:

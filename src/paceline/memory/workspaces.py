@@ -2,7 +2,7 @@
 
 Of our own kernels this is read off their code. Of FlashAttention-2's backward pass it is the gradient of the queries,
 added up in fp32, and a sum a row (flash_api.cpp, mha_bwd and mha_varlen_bwd: ``dq_accum``, ``softmax_d``); of sums over
-rows, partial sums. What others take is small or not known, and part of what a card's constants were fitted to.
+rows, partial sums. What others take is small or not known, and part of what a GPU's constants were fitted to.
 
 Shapes: T positions of a packed row, P sequences in it; S samples, L length; H heads, D head size; N width.
 """
@@ -15,12 +15,12 @@ from typing import Any, Final
 import torch
 
 from paceline.kernels import bias_gelu, residual_norm
-from paceline.machine.cards import model_named
-from paceline.machine.device import card_name
+from paceline.machine.device import gpu_name
+from paceline.machine.gpus import model_named
 
 FP32 = 4
 USUAL_PROCESSORS = 108
-"""Of a card that is not known: an A100's."""
+"""Of a GPU that is not known: an A100's."""
 MOST_THREADS, WARP, FEWEST, MOST_A_THREAD = 512, 32, 16, 256
 """Of torch's sums: threads of a block, of a warp; values that a thread adds up at least, where blocks share a sum, and
 at most, where they do not."""
@@ -108,12 +108,12 @@ def _power_of_2(number: int) -> int:
 
 
 def _processors(tensor: Any) -> int:
-    known = model_named(card_name(tensor.device))
+    known = model_named(gpu_name(tensor.device))
     return (known.multiprocessors if known else None) or USUAL_PROCESSORS
 
 
 def _resident_threads(tensor: Any) -> int:
-    known = model_named(card_name(tensor.device))
+    known = model_named(gpu_name(tensor.device))
     return RESIDENT_THREADS.get((known.compute_capability if known else None) or (9, 0), 2048)
 
 

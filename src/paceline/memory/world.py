@@ -30,10 +30,10 @@ class PlannedWorld(World):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         return lambda: None
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:

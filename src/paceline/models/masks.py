@@ -1,14 +1,14 @@
 """Attention masks of transformers, made without looking at what they mask.
 
 transformers leaves out a mask that masks nothing, so that attention can take a kernel that knows no masks
-(``masking_utils.py``). On a card its questions are in the way:
+(``masking_utils.py``). On a GPU its questions are in the way:
 
-- *Is any token masked?* The host waits for the answer, in every step, and what waits cannot be recorded in a CUDA
+- *Is any token masked?* The host waits for the answer, in every step, and what waits cannot be captured in a CUDA
   graph. It is not asked of masks that are traced; and where nothing is ever masked, our batches have no mask.
 - *Is there padding though there is no mask?* The host waits for that, too.
-- *Is it being traced?* Versions up to 5.17 at least ask that of a mask that is not there, too, and take a recording for
-  a trace. Attention then falls back to plain products in fp32: a vision transformer's recorded steps took 2 GiB more
-  than its launched ones, and BERT's 1.7 times as long. Later versions ask whether there is a mask first.
+- *Is it being traced?* Versions up to 5.17 at least ask that of a mask that is not there, too, and take a capture for
+  a trace. Attention then falls back to plain products in fp32: a vision transformer's captured steps took 2 GiB more
+  than its eager ones, and BERT's 1.7 times as long. Later versions ask whether there is a mask first.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ def _plain_name(name: str) -> str:
 def on_host(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """In main memory, in the usual order there, which is the only one that files have; equal views stay equal.
 
-    transformers clones what lies in memory with something else, as weights in a flat buffer do, where it is: on a card
+    transformers clones what lies in memory with something else, as weights in a flat buffer do, where it is: on a GPU
     that may have no room for a table of word embeddings once more.
     """
     copies: dict[Hashable, torch.Tensor] = {}

@@ -327,10 +327,10 @@ def _summary(run: _Run, record: RunRecord) -> Facts:
     first = record.first_update_seconds
     whole = duration(total) + (f", {duration(first)} to the first update" if first is not None else "")
     rows.append(("time", f"{whole}: {spent}" if spent else whole))
-    if record.path:
+    if record.execution:
         # the reasons are in the report
-        taken = (f"{printable(stage)} {printable(what.partition(':')[0])}" for stage, what in record.path.items())
-        rows.append(("path", ", ".join(taken)))
+        taken = (f"{printable(stage)} {printable(what.partition(':')[0])}" for stage, what in record.execution.items())
+        rows.append(("execution", ", ".join(taken)))
     rows += [
         ("folder", _near(record.folder)),
     ]
@@ -340,19 +340,19 @@ def _summary(run: _Run, record: RunRecord) -> Facts:
 
 
 def _memory(record: RunRecord) -> Facts:
-    """What the run took of its card, beside what was predicted."""
+    """What the run took of its GPU, beside what was predicted."""
     found = record.memory
     if found is None:
         return [] if record.peak_bytes is None else [("memory", f"{size(record.peak_bytes)} at the peak")]
     if found.plan is None:
         peak, reserved, total = sizes(found.allocated, found.reserved, found.total)
-        taken = ("memory", f"{peak} at the peak, {reserved} reserved, {total} on the card")
+        taken = ("memory", f"{peak} at the peak, {reserved} reserved, {total} on the GPU")
         return [taken, *([("", f"not predicted: {printable(found.problem)}")] if found.problem else [])]
     plan = found.plan
     peak, foretold, reserved, total, whole = sizes(
         found.allocated, plan.allocated, found.reserved, found.total, plan.total
     )
-    beside = f"{peak} at the peak (predicted {foretold}), {reserved} reserved, {total} on the card (predicted {whole})"
+    beside = f"{peak} at the peak (predicted {foretold}), {reserved} reserved, {total} on the GPU (predicted {whole})"
     return [("memory", beside)]
 
 

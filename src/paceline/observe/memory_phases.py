@@ -1,4 +1,4 @@
-"""Bytes of a card by span: how far its memory rose in each, and what each left behind."""
+"""Bytes of a GPU by span: how far its memory rose in each, and what each left behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Thread(threading.local):
     spans: list[_Open] = field(default_factory=list)
 
 
-def _of_card() -> tuple[int, int]:
+def _of_gpu() -> tuple[int, int]:
     if not torch.cuda.is_initialized():  # nothing was taken yet, and torch refuses to count anew
         return 0, 0
     peak = torch.cuda.max_memory_allocated()
@@ -44,19 +44,19 @@ def _of_card() -> tuple[int, int]:
 
 @final
 class MemoryPhases(Sink):
-    """Follows a card's memory from span to span; the device is not waited for.
+    """Follows a GPU's memory from span to span; the device is not waited for.
 
     torch counts its peak anew at each span's beginning and end: whoever else asks for it meanwhile is told less.
 
     Args:
-        read: bytes now, and the most since it was called last; by default those of the current card.
+        read: bytes now, and the most since it was called last; by default those of the current GPU.
     """
 
-    def __init__(self, read: Callable[[], tuple[int, int]] = _of_card) -> None:
+    def __init__(self, read: Callable[[], tuple[int, int]] = _of_gpu) -> None:
         self._read, self._thread, self._lock = read, _Thread(), threading.Lock()
         self._found: dict[str, Phase] = {}
         self._open: list[_Open] = []
-        """Of all threads: they share the card."""
+        """Of all threads: they share the GPU."""
 
     @property
     def found(self) -> Mapping[str, Phase]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any, final
@@ -14,8 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 from paceline.contract.errors import RunFolderError, excerpt
 from paceline.contract.files import disk_errors
 from paceline.contract.records import (
+    FORMERLY,
     CheckpointRecord,
     EvaluationRecord,
+    MemoryPlan,
     Notice,
     Observer,
     Record,
@@ -98,12 +101,27 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def record_from_plain(kind: type[Record], fields: Any) -> Record:
-    """A record from plain data as JSON gives it; unknown fields are ignored.
+    """A record from plain data as JSON gives it, also of earlier releases; unknown fields are ignored.
 
     Raises:
         ValidationError: pydantic's, when a field is missing or of the wrong type.
     """
-    return _ADAPTERS[kind].validate_python(fields)
+    return _ADAPTERS[kind].validate_python(_with_todays_keys(fields) if kind is RunRecord else fields)
+
+
+def _with_todays_keys(summary: Any) -> Any:
+    """Earlier releases wrote some fields of a summary, and of the plan in it, under other keys."""
+    if not isinstance(summary, Mapping):
+        return summary
+    memory = summary.get("memory")
+    if isinstance(memory, Mapping) and isinstance(memory.get("plan"), Mapping):
+        memory = {**memory, "plan": _renamed(MemoryPlan, memory["plan"])}
+    return {**_renamed(RunRecord, summary), "memory": memory}
+
+
+def _renamed(kind: type[RunRecord | MemoryPlan], told: Mapping[str, Any]) -> dict[str, Any]:
+    former = {each.metadata[FORMERLY]: each.name for each in dataclasses.fields(kind) if FORMERLY in each.metadata}
+    return {**{now: told[key] for key, now in former.items() if key in told}, **told}
 
 
 def _record(path: Path, number: int, line: bytes) -> Record:

@@ -95,7 +95,7 @@ class TorchNvtxRanges(Sink):
 
 
 def nvtx_ranges(title: Title = plain_title) -> Sink:
-    """``NvtxRanges``, or ``TorchNvtxRanges`` where the package is missing and torch was built for cards.
+    """``NvtxRanges``, or ``TorchNvtxRanges`` where the package is missing and torch was built for GPUs.
 
     Raises:
         UserError: neither is there.

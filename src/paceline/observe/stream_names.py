@@ -1,4 +1,4 @@
-"""Names of a card's streams, told to whatever listens to NVTX: Nsight Systems shows them beside the streams' kernels.
+"""Names of a GPU's streams, told to whatever listens to NVTX: Nsight Systems shows them beside the streams' kernels.
 
 Source: NVTX v3, ``nvToolsExtCudaRt.h``. Its functions are in a library of NVIDIA's package nvidia-nvtx, which torch's
 builds for CUDA 13 bring along.

@@ -68,7 +68,7 @@ class FlatLayout:
         """Move the weights into buffers of this layout, once and for all: the parameters become views of them.
 
         They stay the objects that they were; only ``parameter.data`` is bound anew. So this comes before anything
-        remembers an address, as a recorded CUDA graph does.
+        remembers an address, as a captured CUDA graph does.
         """
         buffers = _zeros(self._sizes_of_weights)
         apart = {p for members in self._apart for p in members}

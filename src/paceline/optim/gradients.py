@@ -18,8 +18,8 @@ Put = Callable[[Sequence[Tensor], Sequence[Tensor | None]], None]
 """Writes or adds gradients to the views that stand for them; None: there is none."""
 
 
-class RankSums(ABC):
-    """How the flat gradients of a step are summed over ranks, beside its last backward pass."""
+class AllReduce(ABC):
+    """The all-reduce of a step's flat gradients, beside its last backward pass."""
 
     @abstractmethod
     def backward(self, loss: Tensor, put: Put) -> None:
@@ -32,18 +32,18 @@ class RankSums(ABC):
     @property
     @abstractmethod
     def under_way(self) -> bool:
-        """Whether ``backward`` or ``finish`` has been entered and the step's sums are not finished."""
+        """Whether ``backward`` or ``finish`` has been entered and the step's all-reduce is not finished."""
 
 
-MakeSums = Callable[[Sequence[nn.Parameter], Flat], RankSums]
-"""Parameters and their flat gradients -> what sums them over ranks."""
+MakeAllReduce = Callable[[Sequence[nn.Parameter], Flat], AllReduce]
+"""Parameters and their flat gradients -> their all-reduce."""
 
 
 class Gradients(ABC):
     """The gradients of one model; always sums, over micro-batches and ranks alike."""
 
     ranks_meet = False
-    """Whether ranks meet within ``add`` and ``norm``, recorded passes included: they then record, and replay, the same
+    """Whether ranks meet within ``add`` and ``norm``, captured passes included: they then capture, and replay, the same
     passes together."""
 
     @abstractmethod
@@ -53,17 +53,17 @@ class Gradients(ABC):
         Args:
             loss: scalar, loss scale included.
             first: of the step: what was there before is overwritten.
-            last: of the step, so that ranks may sum now.
+            last: of the step, so that ranks may all-reduce now.
         """
 
     @property
-    def sums_under_way(self) -> bool:
-        """Whether the sums of the step over ranks have begun and are not finished."""
+    def all_reduce_under_way(self) -> bool:
+        """Whether the step's all-reduce has begun and is not finished."""
         return False
 
     def finish(self) -> None:  # noqa: B027 - alone, there is nothing to finish
-        """Finish the sum over ranks that the last ``add`` began. Called once a step, before anything reads the
-        gradients, and never recorded; waits on the device, not on the host."""
+        """Finish the all-reduce that the last ``add`` began. Called once a step, before anything reads the
+        gradients, and never captured; waits on the device, not on the host."""
 
     @abstractmethod
     def check(self) -> None:
@@ -92,40 +92,40 @@ class FlatGradients(Gradients):
 
     A step's first micro-batch overwrites them, so nothing is zeroed between steps. Autograd hands its gradients over
     all at once and they are copied in one go, for adding each where it arises costs one launch a parameter. Only with
-    several ranks, in a step's last micro-batch, they are taken bucket by bucket, so that ranks sum beside the rest of
-    the backward pass. A parameter without a gradient on one rank counts as zeros there.
+    several ranks, in a step's last micro-batch, they are taken bucket by bucket, so that the all-reduce goes on beside
+    the rest of the backward pass. A parameter without a gradient on one rank counts as zeros there.
 
     Args:
         parameters: those that are trained, in a fixed order.
         layout: of these parameters, to share one with others; None: one of its own.
-        sums: makes what sums over ranks; None: there is one rank.
+        all_reduce: makes the all-reduce; None: there is one rank.
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         layout: FlatLayout | None = None,
-        sums: MakeSums | None = None,
+        all_reduce: MakeAllReduce | None = None,
     ) -> None:
         self._parameters = tuple(parameters)
         self.flat: Flat = (layout or FlatLayout([self._parameters])).allocate()
         for parameter, view in zip(self._parameters, self.flat.views, strict=True):
             parameter.grad = view
-        self._sums = None if sums is None else sums(self._parameters, self.flat)
+        self._all_reduce = None if all_reduce is None else all_reduce(self._parameters, self.flat)
 
     def add(self, loss: Tensor, *, first: bool, last: bool) -> None:
-        if last and self._sums is not None:
-            self._sums.backward(loss, partial(_put, first=first))
+        if last and self._all_reduce is not None:
+            self._all_reduce.backward(loss, partial(_put, first=first))
         else:
             _put(self.flat.views, torch.autograd.grad(loss, self._parameters, allow_unused=True), first=first)
 
     @property
-    def sums_under_way(self) -> bool:
-        return self._sums is not None and self._sums.under_way
+    def all_reduce_under_way(self) -> bool:
+        return self._all_reduce is not None and self._all_reduce.under_way
 
     def finish(self) -> None:
-        if self._sums is not None:
-            self._sums.finish()
+        if self._all_reduce is not None:
+            self._all_reduce.finish()
 
     def check(self) -> None:
         # every step pays for this: no loop in Python

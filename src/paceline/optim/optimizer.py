@@ -72,7 +72,7 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
 
     Args:
         fused: torch's fused kernels, which take the learning rate, the clip factor and the gate from the device, and
-            can be recorded in a CUDA graph.
+            can be captured in a CUDA graph.
 
     Raises:
         RecipeError: ``adamw8bit`` without bitsandbytes or torchao.

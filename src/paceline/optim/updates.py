@@ -15,7 +15,7 @@ from paceline.kernels.adamw import adamw_
 from paceline.kernels.sgd import sgd_
 from paceline.machine.device import PLANNED
 from paceline.optim.flat import FlatLayout
-from paceline.optim.gradients import FlatGradients, Gradients, MakeSums
+from paceline.optim.gradients import FlatGradients, Gradients, MakeAllReduce
 from paceline.optim.optimizer import ParameterGroup, build_optimizer
 from paceline.optim.state import optimizer_numbers, optimizer_tensors, prime, put_numbers
 from paceline.recipe.parts import OptimizerPart
@@ -29,7 +29,7 @@ class Updates(ABC):
     parameters: Sequence[nn.Parameter]
     """Those that are trained, in the order of their groups."""
     capturable: str | None
-    """Why ``apply`` cannot be recorded in a CUDA graph; None: it can."""
+    """Why ``apply`` cannot be captured in a CUDA graph; None: it can."""
 
     @abstractmethod
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
@@ -303,7 +303,7 @@ def build_updates(
     rates: NDArray[np.float64],
     device: torch.device,
     others: Iterable[Tensor] = (),
-    sums: MakeSums | None = None,
+    all_reduce: MakeAllReduce | None = None,
 ) -> tuple[Updates, Gradients]:
     """The recipe's optimizer behind its gate, and the gradients it works on.
 
@@ -311,7 +311,7 @@ def build_updates(
         groups: what ``parameter_groups`` found; their parameters are on ``device``.
         rates: [steps, groups].
         others: the model's other tensors; a weight that shares its memory with one stays where it is.
-        sums: makes what sums gradients over ranks; None: there is one.
+        all_reduce: makes the all-reduce of gradients; None: there is one rank.
 
     Raises:
         RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
@@ -320,7 +320,7 @@ def build_updates(
     # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
     if device.type == "cpu" or part.type == "adamw8bit":
         plain = build_optimizer(groups, part, fused=False)
-        return HostGated(plain, rates), FlatGradients(parameters, sums=sums)
+        return HostGated(plain, rates), FlatGradients(parameters, all_reduce=all_reduce)
     # one operation takes tensors of one number format
     uniform = [
         (index, [p for p in group.parameters if p.dtype == dtype])
@@ -329,7 +329,7 @@ def build_updates(
     ]
     columns = [index for index, _ in uniform]
     layout = FlatLayout([members for _, members in uniform], others)
-    gradients = FlatGradients(layout.parameters, layout, sums)
+    gradients = FlatGradients(layout.parameters, layout, all_reduce)
     decays = [groups[index].weight_decay for index in columns]
     kind = FlatSgd if part.type == "sgd" else FlatAdam
     return kind(layout, gradients, decays, part, rates[:, columns]), gradients

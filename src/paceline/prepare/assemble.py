@@ -28,7 +28,7 @@ from paceline.engine.token_ids import check_token_ids
 from paceline.engine.unreached import unreached_notice, unreached_weights
 from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
 from paceline.kernels.launch import are_noted
-from paceline.machine.device import PLANNED, card_name, is_card
+from paceline.machine.device import PLANNED, gpu_name, is_gpu
 from paceline.models.masks import unread_masks
 from paceline.optim.optimizer import ParameterGroup, parameter_groups
 from paceline.optim.schedule import lr_factor, rate_table
@@ -102,7 +102,7 @@ def assemble_build(
         device=device,
         blocks=tuple(blocks),
         decisions=decisions,
-        path={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
+        execution={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
     )
     check_text_ends(model, build.forward, layout, dataset, device)
     found = next(iter(dataset.splits.values()))
@@ -212,7 +212,7 @@ def objective_for(build: Build, world: World = Alone()) -> Objective:  # noqa: B
 def forward_for(model: nn.Module, device: torch.device) -> Forward:
     """How this model is called: by keyword where it names our inputs, else with its one input.
 
-    On a card no mask is looked at: launched passes are those that are recorded.
+    On a GPU no mask is looked at: eager passes are those that are captured.
 
     Raises:
         ModelError: from the forward pass, when the model's inputs are not ours.
@@ -228,7 +228,7 @@ def forward_for(model: nn.Module, device: torch.device) -> Forward:
                 f"the data give it {', '.join(batch.inputs)}",
                 "name the forward's parameters as the data's inputs are named",
             )
-        with unread_masks() if is_card(device) else contextlib.nullcontext(), takes_inputs(model, batch, device):
+        with unread_masks() if is_gpu(device) else contextlib.nullcontext(), takes_inputs(model, batch, device):
             output = model(**known) if known else model(*batch.inputs.values())
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
@@ -259,7 +259,7 @@ def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tup
     pays, reason = compile_pays(
         flops,
         samples,
-        card_name(build.device),
+        gpu_name(build.device),
         cached=compile.is_kept(build, compiled_folder()),
         whole_model=whole,
         # what the kernels are for: blocks that end in a norm of a sum (their norms have a bias, those of others none)

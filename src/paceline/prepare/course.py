@@ -16,7 +16,7 @@ from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
 from paceline.engine.statistics import check_smallest, fewest_together
-from paceline.machine.device import is_card
+from paceline.machine.device import is_gpu
 from paceline.recipe import Recipe
 from paceline.seams import Build, Ids, Mesh, StepInput
 from paceline.strategies import strategy_for
@@ -33,7 +33,7 @@ class Course:
         recipe: checked against this machine.
         dataset: with a training split.
         build: of the recipe; knows the sizes of samples and counts labels.
-        mesh: the ranks; samples are dealt over its data axis.
+        mesh: the ranks; samples are split over its data axis.
 
     Raises:
         RecipeError: there is no step.
@@ -103,7 +103,7 @@ class Course:
         On a GPU, where those that follow find room in the memory that it leaves, and what does not fit is known at
         once; elsewhere where there is something to compile, or micro-batches may be split.
         """
-        return is_card(device) or self._recipe.techniques.compile is True or self._recipe.loop.on_oom == "split"
+        return is_gpu(device) or self._recipe.techniques.compile is True or self._recipe.loop.on_oom == "split"
 
     def largest(self, at: OrderState, done: int = 0) -> StepInput:
         """The micro-batch with the most positions among the next steps, up to ``LOOKED_AHEAD``: for a warm-up.

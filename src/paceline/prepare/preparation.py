@@ -1,7 +1,7 @@
 """Before the first step: data and model from a recipe, put into a build.
 
 Everything here that runs in Python runs on one thread, and what does not (a tokenizer's own threads, the driver that
-wakes a card) runs beside it: texts are encoded while the code of the model is imported and its weights are read.
+wakes a GPU) runs beside it: texts are encoded while the code of the model is imported and its weights are read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Prepared:
     build: Build
     saved: SavedModel
     bucket_mib: int | None = None
-    """Of gradients that ranks sum in one go, where the recipe leaves that open. It is not written into the recipe, for
+    """Of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for
     a run may go on over other links."""
 
 
@@ -77,12 +77,12 @@ def prepare_run(
     quarantine: Path | None = None,
     world: World | None = None,
 ) -> Prepared:
-    """Read, deal and encode the data; load or build the model; put both into a build.
+    """Read, split and encode the data; load or build the model; put both into a build.
 
     Args:
         recipe: checked against this machine.
         decisions: those taken so far; the ones about sizes of samples and those of assembling are added.
-        facts: of this machine, whose cards decide how ranks share the model.
+        facts: of this machine, whose GPUs decide how ranks share the model.
         watch: told how long data and model take.
         rows: data in memory in place of the recipe's source.
         quarantine: takes rows that cannot be used, where the recipe says to skip them.
@@ -92,7 +92,7 @@ def prepare_run(
     part, device = recipe.model, torch.device(recipe.device)
     told: list[str] = []  # of the model
     with _Beside(watch) as beside:
-        awake = beside.start("model", partial(_wake, _card_here())) if device.type == "cuda" else None
+        awake = beside.start("model", partial(_wake, _gpu_here())) if device.type == "cuda" else None
         with watch.importing():
             import_readers(part)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
@@ -128,8 +128,8 @@ def prepare_run(
                 tokenizer = _settled(source, dataset)
         with watch.phase("model"):
             # here, where no rank waits for another's turn, for all of them answer
-            over_cards = device.type == "cuda" and recipe.parallel.backend in ("auto", "nccl")
-            rate = partial(shared_link_rate, world, facts, over_cards=over_cards)
+            over_gpus = device.type == "cuda" and recipe.parallel.backend in ("auto", "nccl")
+            rate = partial(shared_link_rate, world, facts, over_gpus=over_gpus)
             buckets = bucket_decision(recipe, rate) if world.size > 1 else None
             if buckets is not None:
                 decisions = (*decisions, buckets)
@@ -196,21 +196,21 @@ class _BrokenOff(Exception):
     """The main thread has failed, so nobody waits for this work; its future is not looked at."""
 
 
-def _card_here() -> torch.device:
-    """The card of the calling thread; another thread begins on the first, where a context would cost 600 MiB."""
+def _gpu_here() -> torch.device:
+    """The GPU of the calling thread; another thread begins on the first, where a context would cost 600 MiB."""
     return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
 
 
-def _wake(card: torch.device, _: KeepGoing) -> None:
+def _wake(gpu: torch.device, _: KeepGoing) -> None:
     """Have the driver make ready for this process, and Triton's compiler: seconds, and hardly any of them Python's."""
-    torch.zeros(1, device=card)
-    wake_compiler(card.index)
+    torch.zeros(1, device=gpu)
+    wake_compiler(gpu.index)
 
 
 def _wake_tracer(recipe: Recipe, watch: Stopwatch) -> None:
     """Where blocks will be traced, as far as is known before there is a build: while texts are encoded.
 
-    Only beside a card, whose host has processors for both; on two it would take as much from the encoding as it saves.
+    Only beside a GPU, whose host has processors for both; on two it would take as much from the encoding as it saves.
     """
     compiles = recipe.techniques.compile is True
     if recipe.device == "cuda" and (compiles or recipe.techniques.fusion is True):

@@ -8,7 +8,7 @@ from functools import partial
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 from paceline.recipe.entries import value_of, written
 from paceline.recipe.parts import ParallelPart
 from paceline.recipe.recipe import Recipe
@@ -20,18 +20,18 @@ Decide = Callable[[Recipe, Facts], Decision | None]
 EIGHT_BIT_PACKAGES = ("bitsandbytes", "torchao")
 """Either brings the 8-bit AdamW."""
 
-EVALUATED_ON_CARD = 128
-"""Samples of an evaluation's forward pass on a card, at least: it is launched kernel by kernel, and with 24 texts the
+EVALUATED_ON_GPU = 128
+"""Samples of an evaluation's forward pass on a GPU, at least: it runs eagerly, kernel by kernel, and with 24 texts the
 host took 5 ms for 2 ms of work (H200, DistilBERT)."""
 
 _CAPABILITY = {value.name: value.capability for value in entry_of("precision").values}
-_CARDS_ONLY = {value.name: value.cards_only for value in entry_of("precision").values if value.cards_only}
+_GPUS_ONLY = {value.name: value.gpus_only for value in entry_of("precision").values if value.gpus_only}
 
 STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "sgd": 4}
 """Bytes of an optimizer's states for each trained number, beside 4 of the weight and 4 of its gradient."""
 
 STATES_SHARE = 0.7
-"""Of a card's memory, what weights, gradients and states may take for every rank to keep them whole. The rest is for
+"""Of a GPU's memory, what weights, gradients and states may take for every rank to keep them whole. The rest is for
 activations, the workspace of kernels, and what the driver keeps: a margin, not a measurement."""
 
 
@@ -43,7 +43,7 @@ def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, t
     the result changes nothing.
 
     Args:
-        world_size: processes that share the run. Whether the model fits each of their cards is known later, to
+        world_size: processes that share the run. Whether the model fits each of their GPUs is known later, to
             ``choose_strategy``.
 
     Raises:
@@ -77,13 +77,13 @@ def choose_strategy(
     Args:
         recipe: what ``choose`` made of it.
         decisions: taken so far; those about what cannot be had beside the strategy are taken back.
-        facts: with cards as large as the run's smallest, on whichever machine that is (``with_smallest_card``), so
+        facts: with GPUs as large as the run's smallest, on whichever machine that is (``with_smallest_gpu``), so
             that all ranks decide the same.
         num_parameters: the model's weights, in single numbers.
         num_trained: those among them that are trained.
 
     Raises:
-        RecipeError: the model fits no card whole, and what was asked for cannot be had beside shards.
+        RecipeError: the model fits no GPU whole, and what was asked for cannot be had beside shards.
     """
     if recipe.parallel.strategy != "auto" or world_size == 1 or recipe.model.train == "features":
         return recipe, decisions
@@ -92,13 +92,13 @@ def choose_strategy(
     if recipe.optimizer.type != "adamw8bit":
         states = states * number // 4
     needed = num_parameters * number + num_trained * (number + states)
-    sizes = [card.memory_bytes for card in facts.cards if card.memory_bytes is not None]
+    sizes = [gpu.memory_bytes for gpu in facts.gpus if gpu.memory_bytes is not None]
     told = f"weights, gradients and states take {needed / 2**30:.1f} GiB"
     if not sizes:
-        value, reason = "ddp", f"{told}, and the memory of the cards is not known"
+        value, reason = "ddp", f"{told}, and the memory of the GPUs is not known"
     else:
         value = "ddp" if needed <= STATES_SHARE * min(sizes) else "fsdp"
-        most = f"{STATES_SHARE:.0%} of the smallest card's {min(sizes) / 2**30:.0f} GiB"
+        most = f"{STATES_SHARE:.0%} of the smallest GPU's {min(sizes) / 2**30:.0f} GiB"
         reason = f"{told}, {'at most' if value == 'ddp' else 'more than'} {most}"
     taken = [Decision(setting="parallel.strategy", value=value, reason=reason)]
     ours, shared = {decision.setting for decision in decisions}, recipe.with_settings([f"parallel.strategy={value}"])
@@ -114,41 +114,41 @@ def choose_strategy(
 
 
 BUCKET_MIB = {"NVLink": 192, "else": 25}
-"""MiB of gradients that ranks sum in one go. A sum takes multiprocessors, and a matrix product that has not all of them
-takes up to twice as long: on four H200 a backward pass beside sums of 25 MiB takes longer than one that has its sums at
-its end. Where sums take longer than that, they have to begin early. Benchmarks: sums_beside_backward.py."""
+"""MiB of gradients in one all-reduce. It takes multiprocessors, and a matrix product that has not all of them
+takes up to twice as long: on four H200 a backward pass beside an all-reduce of 25 MiB takes longer than one that has it
+at its end. Where it takes longer than that, it has to begin early. Benchmarks: sums_beside_backward.py."""
 
 
 def bucket_decision(recipe: Recipe, link_rate: Callable[[], float | None]) -> Decision | None:
-    """How the gradients are cut for their sums, where that was left open and ranks sum whole gradients.
+    """How the gradients are cut for their all-reduce, where that was left open and ranks reduce whole gradients.
 
     Args:
-        link_rate: bytes a second that NVLinks carry between all ranks' cards, asked where it matters, by all ranks;
+        link_rate: bytes a second that NVLinks carry between all ranks' GPUs, asked where it matters, by all ranks;
             None: there are none.
     """
     if recipe.parallel.strategy != "ddp" or recipe.parallel.bucket_mib is not None:
         return None
-    kind, reason = "else", "without NVLink between all ranks sums take long, and begin early"
+    kind, reason = "else", "without NVLink between all ranks an all-reduce takes long, and begins early"
     rate = link_rate()
     if rate is not None:
         kind = "NVLink"
-        reason = f"NVLinks carry {rate / 1e9:.0f} GB/s: sums are short, and many slow the backward pass down"
+        reason = f"NVLinks carry {rate / 1e9:.0f} GB/s: each all-reduce is short, and many slow the backward pass down"
     return Decision(setting="parallel.bucket_mib", value=str(BUCKET_MIB[kind]), reason=reason)
 
 
-def num_processes(recipe: Recipe, num_cards: int) -> int:
-    """Of a run on so many cards: one a card, or, with ``dp``, one that has them all."""
-    return 1 if one_process(recipe.parallel.strategy) else num_cards
+def num_processes(recipe: Recipe, num_gpus: int) -> int:
+    """Of a run on so many GPUs: one a GPU, or, with ``dp``, one that has them all."""
+    return 1 if one_process(recipe.parallel.strategy) else num_gpus
 
 
-def with_smallest_card(facts: Facts, sizes: Iterable[int | None]) -> Facts:
-    """The facts with cards as large as the smallest of several machines.
+def with_smallest_gpu(facts: Facts, sizes: Iterable[int | None]) -> Facts:
+    """The facts with GPUs as large as the smallest of several machines.
 
     Args:
-        sizes: bytes of all machines' cards; None where they are not known.
+        sizes: bytes of all machines' GPUs; None where they are not known.
     """
     memory = min((size for size in sizes if size is not None), default=None)
-    return replace(facts, cards=tuple(replace(card, memory_bytes=memory) for card in facts.cards))
+    return replace(facts, gpus=tuple(replace(gpu, memory_bytes=memory) for gpu in facts.gpus))
 
 
 def _device(recipe: Recipe, facts: Facts) -> Decision | None:
@@ -159,7 +159,7 @@ def _device(recipe: Recipe, facts: Facts) -> Decision | None:
         return None
     if problem:
         return Decision(setting="device", value="cpu", reason=problem)
-    return Decision(setting="device", value="cuda", reason=f"{facts.cards[0].name} is usable")
+    return Decision(setting="device", value="cuda", reason=f"{facts.gpus[0].name} is usable")
 
 
 def _sharing(world_size: int) -> tuple[Decide, ...]:
@@ -203,9 +203,9 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
     if one_process(part.strategy):
         what, fix = f"parallel.strategy = {part.strategy}", "--set parallel.strategy=auto"
         if world_size > 1:
-            raise RecipeError(what, f"it is one process with several cards, and there are {world_size} processes", fix)
-        if recipe.device == "cuda" and len(facts.cards) < 2:
-            raise RecipeError(what, "it deals a batch to several cards, and one is visible to this process", fix)
+            raise RecipeError(what, f"it is one process with several GPUs, and there are {world_size} processes", fix)
+        if recipe.device == "cuda" and len(facts.gpus) < 2:
+            raise RecipeError(what, "it splits a batch over several GPUs, and one is visible to this process", fix)
     if part.shard_size and world_size % part.shard_size:
         raise RecipeError(
             f"parallel.shard_size = {part.shard_size}",
@@ -213,45 +213,45 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
             "--set parallel.shard_size=null, or a divisor of the number of processes",
         )
     if world_size > 1 and part.backend == "nccl" and recipe.device != "cuda":
-        why = f"it moves data between cards, and this run is on the {recipe.device}"
+        why = f"it moves data between GPUs, and this run is on the {recipe.device}"
         raise RecipeError("parallel.backend = nccl", why, "--set parallel.backend=auto")
     if recipe.loop.batch_size < world_size:
         size = recipe.loop.batch_size
         raise RecipeError(
             f"loop.batch_size = {size}: {world_size} processes",
-            "the batch is global, dealt to all processes, and some would never get a sample",
+            "the batch is global, split over all processes, and some would never get a sample",
             f"--set loop.batch_size={world_size}, or start "
             + (f"{size} processes or fewer" if size > 1 else "1 process"),
         )
 
 
 def _precision(recipe: Recipe, facts: Facts) -> Decision | None:
-    card = facts.cards[0] if recipe.device == "cuda" else None
+    gpu = facts.gpus[0] if recipe.device == "cuda" else None
     precision = recipe.techniques.precision
     if precision == "auto":
-        value, reason = _fastest_safe_precision(card)
+        value, reason = _fastest_safe_precision(gpu)
         return Decision(setting="techniques.precision", value=value, reason=reason)
     what = f"techniques.precision = {precision}"
-    if card is None and precision in _CARDS_ONLY:
-        raise RecipeError(what, _CARDS_ONLY[precision], "--set techniques.precision=fp32 (or bf16)")
-    have, needed = card.compute_capability if card else None, _CAPABILITY.get(precision)
-    if card and have and needed and have < needed:
-        why = f"needs compute capability {needed[0]}.{needed[1]}; {card.name} has {have[0]}.{have[1]}"
+    if gpu is None and precision in _GPUS_ONLY:
+        raise RecipeError(what, _GPUS_ONLY[precision], "--set techniques.precision=fp32 (or bf16)")
+    have, needed = gpu.compute_capability if gpu else None, _CAPABILITY.get(precision)
+    if gpu and have and needed and have < needed:
+        why = f"needs compute capability {needed[0]}.{needed[1]}; {gpu.name} has {have[0]}.{have[1]}"
         usable = "fp16" if have >= _CAPABILITY["fp16"] else "fp32"
         raise RecipeError(what, why, f"--set techniques.precision={usable}")
     return None
 
 
-def _fastest_safe_precision(card: Card | None) -> tuple[str, str]:
+def _fastest_safe_precision(gpu: Gpu | None) -> tuple[str, str]:
     """A precision whose results equal fp32's up to rounding, and why."""
-    if card is None:
+    if gpu is None:
         return "fp32", "the device is a CPU, which gains little from less"
-    have = card.compute_capability
+    have = gpu.compute_capability
     if have is None:
-        return "fp32", f"the compute capability of {card.name} is not known"
+        return "fp32", f"the compute capability of {gpu.name} is not known"
     if have < _CAPABILITY["bf16"]:
-        return "fp32", f"{card.name} (compute capability {have[0]}.{have[1]}) does not compute in bf16"
-    return "bf16", f"{card.name} computes in bf16"
+        return "fp32", f"{gpu.name} (compute capability {have[0]}.{have[1]}) does not compute in bf16"
+    return "bf16", f"{gpu.name} computes in bf16"
 
 
 def _micro_batch_size(recipe: Recipe, facts: Facts) -> Decision | None:
@@ -272,9 +272,9 @@ def _evaluation_batch_size(recipe: Recipe, facts: Facts) -> Decision | None:
     micro = recipe.loop.micro_batch_size
     if recipe.loop.evaluation_batch_size is not None or micro is None:
         return None
-    if recipe.device == "cuda" and 2 * micro < EVALUATED_ON_CARD:
-        reason = "enough to keep a card busy: without gradients the activations are not kept"
-        return Decision(setting="loop.evaluation_batch_size", value=str(EVALUATED_ON_CARD), reason=reason)
+    if recipe.device == "cuda" and 2 * micro < EVALUATED_ON_GPU:
+        reason = "enough to keep a GPU busy: without gradients the activations are not kept"
+        return Decision(setting="loop.evaluation_batch_size", value=str(EVALUATED_ON_GPU), reason=reason)
     reason = "twice the micro-batch: without gradients the activations are not kept"
     return Decision(setting="loop.evaluation_batch_size", value=str(2 * micro), reason=reason)
 
@@ -290,7 +290,7 @@ def _check_optimizer(recipe: Recipe, facts: Facts) -> None:
         return
     what = "optimizer.type = adamw8bit"
     if recipe.device != "cuda":
-        raise RecipeError(what, "the 8-bit update runs on cards only", "--set optimizer.type=adamw")
+        raise RecipeError(what, "the 8-bit update runs on GPUs only", "--set optimizer.type=adamw")
     if not any(facts.versions.get(name) for name in EIGHT_BIT_PACKAGES):
         fix = "pip install 'paceline[bitsandbytes]', or --set optimizer.type=adamw"
         raise RecipeError(what, f"needs {' or '.join(EIGHT_BIT_PACKAGES)}, and neither is installed", fix)

@@ -135,7 +135,7 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("torch_compile",), here="techniques.compile", note="auto compiles where the run is long enough"),
         Name(
             names=("torch_compile_mode", "torch_compile_backend"),
-            note="techniques.compile compiles each block, and techniques.capture records CUDA graphs; both are auto",
+            note="techniques.compile compiles each block, and techniques.capture captures CUDA graphs; both are auto",
         ),
         Name(
             names=(

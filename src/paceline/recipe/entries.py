@@ -60,15 +60,15 @@ class Value:
     """What holds of one value of a technique that has several.
 
     Args:
-        capability: smallest compute capability of a card that it runs on.
-        cards_only: why it cannot be had on a CPU; empty: it can.
+        capability: smallest compute capability of a GPU that it runs on.
+        gpus_only: why it cannot be had on a CPU; empty: it can.
         words: what else is to be said of it.
         preserves: what it does to the result, where that is not what the technique does.
     """
 
     name: str
     capability: tuple[int, int]
-    cards_only: str = ""
+    gpus_only: str = ""
     words: str = ""
     preserves: Preserves | None = None
 
@@ -79,7 +79,7 @@ class Saving:
 
     Args:
         slowdown: by what share a step takes longer, at most about; 0: no longer.
-        speed: the same for people; ``{slowdown}`` and ``{cards}`` may stand in it.
+        speed: the same for people; ``{slowdown}`` and ``{gpus}`` may stand in it.
     """
 
     value: str
@@ -96,7 +96,7 @@ class OwnSetting:
         default: with which it is not set.
         least: the smallest number it may be.
         chooses: whether setting it is wish enough: ``auto`` then takes the strategy.
-        stays: whether one process, which shares nothing, leaves it as it is: it only sets how fast sums are.
+        stays: whether one process, which shares nothing, leaves it as it is: it only sets how fast the all-reduce is.
         needs: conditions of which each must hold while it is set.
     """
 
@@ -119,27 +119,27 @@ class TechniqueEntry:
     """One line of the catalogue.
 
     Args:
-        name: the field of ``TechniquesPart``, the module, the card and the parity test.
+        name: the field of ``TechniquesPart``, the module, the page and the parity test.
         summary: one sentence on what it does.
         stage: when it is applied.
         preserves: what it does to the result.
         auto: when ``auto`` takes it, for people; empty: a person has to ask for it.
-        takes: why ``auto`` takes it on a card as soon as no rule is against it; empty: model and data decide later.
+        takes: why ``auto`` takes it on a GPU as soon as no rule is against it; empty: model and data decide later.
         off: the setting with which it does nothing.
         values: of those that switch it on, where there are several.
         execution: whether a resumed run may have another value.
         needs: conditions of which each must hold while it is on.
-        excludes: conditions of which none may hold while it is on. What keeps a technique and a strategy apart stands
+        excludes: conditions of which none may hold while it is on. What forbids a technique with a strategy stands
             in the entry of either.
-        packages: distributions of which each must be installed where it runs on a card.
-        capability: smallest compute capability of the card that it runs on.
+        packages: distributions of which each must be installed where it runs on a GPU.
+        capability: smallest compute capability of the GPU that it runs on.
         inference: what ``evaluate`` and ``predict`` make of it.
         memory: what it changes in memory; empty: nothing to speak of.
         saving: how it makes a run fit, where it does.
         choice: the dotted recipe path of which ``name`` is one value; none: it has a field of ``TechniquesPart``.
         room: the module it is in; none: ``techniques/<name>.py``.
         settings: fields of ``parallel`` that have an effect with it; of a strategy.
-        one_process: whether one process has all cards of the run; of a strategy.
+        one_process: whether one process has all GPUs of the run; of a strategy.
         shards: whether each process keeps a shard of the weights; of a strategy.
     """
 
@@ -171,7 +171,7 @@ class TechniqueEntry:
         return self.room or f"paceline.techniques.{self.name}"
 
     @property
-    def card(self) -> str:
+    def page(self) -> str:
         """The page that explains it, from the repository's root."""
         return f"docs/techniques/{self.name}.md"
 

@@ -100,12 +100,12 @@ class ModelPart(Part):
 
 
 class SplitsPart(Part):
-    """How rows without a given split are dealt: a share below 1, a number of rows from 1, or the rest (null)."""
+    """How rows without a given split are divided: a share below 1, a number of rows from 1, or the rest (null)."""
 
     train: float | int | None = Field(None, ge=0, description="Null: everything that the others leave.")
     validation: float | int = Field(0.1, ge=0, description="Share or number of rows; 0 for none.")
     test: float | int = Field(0.1, ge=0, description="Share or number of rows; 0 for none.")
-    seed: int = Field(0, ge=0, description="Of the deal alone, so that runs with other seeds share their splits.")
+    seed: int = Field(0, ge=0, description="Of the split alone, so that runs with other seeds share their splits.")
 
     _usable = field_validator("train", "validation", "test")(_share_or_count)
 
@@ -181,12 +181,12 @@ class DataPart(Part):
         ge=1,
         json_schema_extra=EXECUTION,
         description="Round lengths of padded batches and totals of packed rows up to a multiple of this; null: 1 where"
-        " steps are launched, else by the length of the run, so that shapes come again.",
+        " steps are eager, else by the length of the run, so that shapes come again.",
     )
     resident: Switch = Field(
         "auto",
         json_schema_extra=EXECUTION,
-        description="Keep all samples on the card and gather batches there. auto: when they take at most a tenth of"
+        description="Keep all samples on the GPU and gather batches there. auto: when they take at most a tenth of"
         " its memory.",
     )
     random: RandomPart = RandomPart()
@@ -261,7 +261,7 @@ class OptimizerPart(Part):
     """The update rule and its parameter groups."""
 
     type: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
-        "adamw", description="adamw8bit keeps its states in 8 bits; needs a card and bitsandbytes or torchao."
+        "adamw", description="adamw8bit keeps its states in 8 bits; needs a GPU and bitsandbytes or torchao."
     )
     lr: float = Field(5e-5, gt=0, allow_inf_nan=False, description="Largest learning rate, before lr_scaling.")
     lr_scaling: Literal["none", "linear", "sqrt"] | Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = (
@@ -355,7 +355,7 @@ class LoopPart(Part):
         None,
         ge=1,
         json_schema_extra=EXECUTION,
-        description="Samples a forward pass of an evaluation; null: twice the micro-batch, on a card at least 128.",
+        description="Samples a forward pass of an evaluation; null: twice the micro-batch, on a GPU at least 128.",
     )
     drop_last: bool = Field(False, description="Leave out the last, smaller batch of an epoch.")
     shuffle: bool = Field(True, description="A new order of the samples each epoch, drawn from the seed.")
@@ -428,7 +428,7 @@ class ParallelPart(Part):
     backend: Literal["auto", "nccl", "gloo", "mpi"] = Field(
         "auto",
         json_schema_extra=EXECUTION,
-        description="Carries what ranks exchange. auto: nccl between cards, gloo between CPUs; mpi where torch has it.",
+        description="Carries what ranks exchange. auto: nccl between GPUs, gloo between CPUs; mpi where torch has it.",
     )
     reduce_dtype: Literal["fp32", "bf16"] = _own("reduce_dtype")
     bucket_mib: int | None = _own("bucket_mib")
@@ -467,7 +467,7 @@ class ObservePart(Part):
     memory_plan: bool = Field(
         True,
         json_schema_extra=EXECUTION,
-        description="On a card, predict the run's memory in a process beside it, and show both at the end.",
+        description="On a GPU, predict the run's memory in a process beside it, and show both at the end.",
     )
     baseline: Literal["tfidf"] | None = Field(
         None,
@@ -496,13 +496,13 @@ class TracePart(Part):
     graph: Literal["launch", "keep"] = Field(
         "launch",
         json_schema_extra=EXECUTION,
-        description="What becomes of recorded steps in a window. launch: they are launched kernel by kernel, so that"
+        description="What becomes of captured steps in a window. launch: they run eagerly, kernel by kernel, so that"
         " each kernel is seen within the span that launched it. keep: they are replayed.",
     )
     memory: bool = Field(
         False,
         json_schema_extra=EXECUTION,
-        description="Of kineto: allocations as a curve in the trace; on a card also a snapshot of torch's allocator.",
+        description="Of kineto: allocations as a curve in the trace; on a GPU also a snapshot of torch's allocator.",
     )
 
     @field_validator("steps", mode="before")
@@ -518,7 +518,7 @@ class TracePart(Part):
     @classmethod
     def _one_kind(cls, value: object) -> object:
         if isinstance(value, list | tuple) or (isinstance(value, str) and {"kineto", "nsys"} <= set(value.split(","))):
-            raise ValueError("one of kineto and nsys: only one of them can listen to a card; run once with each")
+            raise ValueError("one of kineto and nsys: only one of them can listen to a GPU; run once with each")
         return value
 
     @model_validator(mode="after")

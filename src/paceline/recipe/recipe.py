@@ -63,7 +63,7 @@ class Recipe(Part):
     seed: int = Field(0, ge=0, lt=2**32, description="Of new weights, order and dropout.")
     deterministic: bool = Field(False, description="Two runs on one machine give the same bits; may be slower.")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", json_schema_extra=EXECUTION, description="auto: a card if one can be used."
+        "auto", json_schema_extra=EXECUTION, description="auto: a GPU if one can be used."
     )
 
     @classmethod

@@ -40,7 +40,7 @@ def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry
             why = f"needs {package}, which is not installed"
             raise RecipeError(what, why, f"pip install {package}, or {leave}")
         if entry.capability is not None and not _is_capable(entry.capability, facts):
-            have = facts.cards[0].compute_capability if facts.cards else None
+            have = facts.gpus[0].compute_capability if facts.gpus else None
             found = "none is known here" if have is None else f"this one has {have[0]}.{have[1]}"
             raise RecipeError(what, f"needs {capable(entry.capability)}; {found}", leave)
 
@@ -120,7 +120,7 @@ def _missing(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> list[str]:
 
 
 def _is_capable(capability: tuple[int, int], facts: Facts) -> bool:
-    have = facts.cards[0].compute_capability if facts.cards else None
+    have = facts.gpus[0].compute_capability if facts.gpus else None
     return have is not None and have >= capability
 
 

@@ -2,11 +2,11 @@
 
 It is said here alone, without torch. ``recipe.rules`` takes refusals and the choices of ``auto`` from it,
 ``recipe.parts`` the words and defaults of fields, ``paceline techniques`` its listing, the memory plan the changes that
-it suggests, ``evaluate`` and ``predict`` what they leave off, ``scripts/technique_rules.py`` the table on each card.
+it suggests, ``evaluate`` and ``predict`` what they leave off, ``scripts/technique_rules.py`` the table on each page.
 
-A technique is one file ``techniques/<name>.py``, one field of ``TechniquesPart``, one card
+A technique is one file ``techniques/<name>.py``, one field of ``TechniquesPart``, one page
 ``docs/techniques/<name>.md``, one parity test ``tests/parity/test_<name>.py`` and one entry here; the architecture
-tests hold the five together. The ways of splitting a run over ranks or cards are techniques too, of which a run has one
+tests hold the five together. The ways of splitting a run over ranks or GPUs are techniques too, of which a run has one
 at most: the values of ``parallel.strategy``.
 """
 
@@ -22,10 +22,10 @@ STRATEGY = "parallel.strategy"
 """The setting that names the way of splitting a run."""
 
 _NO_STEP = Rule("model.train=features", "no step is made with train: features")
-_OWN_KERNELS = Rule("device=cuda", "its kernels are for cards")
+_OWN_KERNELS = Rule("device=cuda", "its kernels are for GPUs")
 _NOT_ON_A_CPU = Rule("device=cuda", "not measured to pay on a CPU", only="auto")
 _NOT_TRAINED = "no embedding is trained"
-_COPIED = "DataParallel copies the model at every pass, and a copy would compute with the first card's weights"
+_COPIED = "DataParallel copies the model at every pass, and a copy would compute with the first GPU's weights"
 
 CATALOGUE: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
@@ -35,7 +35,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "up to rounding",
         auto="wherever packed and padded gradients of this model are found equal at the start",
         inference="open",
-        memory="nothing is kept of padding; on a card each row may have some filler",
+        memory="nothing is kept of padding; on a GPU each row may have some filler",
     ),
     TechniqueEntry(
         "early_pooling",
@@ -52,7 +52,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "Keep images and convolution weights with the channels last in memory.",
         "layout",
         "up to rounding",
-        auto="for convolutions on a card",
+        auto="for convolutions on a GPU",
         needs=(_NOT_ON_A_CPU,),
         inference="kept",
         memory="a copy of a batch's images that are not in this order yet",
@@ -62,7 +62,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "Compute convolutions that put out one pixel as matrix products over the pixels they see.",
         "layout",
         "up to rounding",
-        auto="on a card",
+        auto="on a GPU",
         needs=(_NOT_ON_A_CPU,),
     ),
     TechniqueEntry(
@@ -71,7 +71,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "numerics",
         "up to rounding",
         needs=(
-            Rule("device=cuda", "cuDNN is for cards"),
+            Rule("device=cuda", "cuDNN is for GPUs"),
             Rule("deterministic=false", "which kernel is the quickest may differ from start to start"),
         ),
         memory="what the kernels work in, which plans do not count",
@@ -81,13 +81,13 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "Compute in tf32, bf16, fp16, or only bf16.",
         "numerics",
         "up to rounding",
-        auto="bf16 on cards that compute in it, fp32 elsewhere",
+        auto="bf16 on GPUs that compute in it, fp32 elsewhere",
         off="fp32",
         # NVIDIA, CUDA programming guide, arithmetic by compute capability: bf16 and tf32 from 8.0, fp16 from 5.3
         values=(
-            Value("tf32", (8, 0), "tf32 is a mode of the tensor cores of cards and has no effect on a CPU"),
+            Value("tf32", (8, 0), "tf32 is a mode of the tensor cores of GPUs and has no effect on a CPU"),
             Value("bf16", (8, 0)),
-            Value("fp16", (5, 3), "fp16 with loss scaling is for cards: CPUs compute it in software"),
+            Value("fp16", (5, 3), "fp16 with loss scaling is for GPUs: CPUs compute it in software"),
             Value(
                 "pure_bf16",
                 (8, 0),
@@ -104,7 +104,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "Compute query, key and value of an attention layer in one matrix product.",
         "numerics",
         "up to rounding",
-        auto="on a card",
+        auto="on a GPU",
         needs=(_NOT_ON_A_CPU,),
         memory="a joined copy of each attention layer's three weights",
     ),
@@ -113,7 +113,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "Compute bias and GELU, and dropout, residual and LayerNorm, by one kernel each.",
         "numerics",
         "up to rounding",
-        auto="on a card, in bf16 or fp16",
+        auto="on a GPU, in bf16 or fp16",
         takes="fewer passes over memory, and nothing to compile",
         needs=(
             _OWN_KERNELS,
@@ -131,7 +131,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "Add up the gradients of embeddings by kernels of our own.",
         "numerics",
         "up to rounding",
-        auto="on a card, where the step is not compiled",
+        auto="on a GPU, where the step is not compiled",
         needs=(_OWN_KERNELS, Rule("model.train=all", _NOT_TRAINED, only="auto")),
         excludes=(
             Rule("model.train=head|features", _NOT_TRAINED),
@@ -155,7 +155,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
         "Compile each block of the model for training.",
         "compile",
         "up to rounding",
-        auto="on a card, when the run is long enough to win back the seconds of compiling",
+        auto="on a GPU, when the run is long enough to win back the seconds of compiling",
         needs=(_NOT_ON_A_CPU,),
         excludes=(_NO_STEP,),
         packages=("triton",),
@@ -163,15 +163,15 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
     ),
     TechniqueEntry(
         "capture",
-        "Record the kernels of a step as CUDA graphs and replay them.",
+        "Capture the kernels of a step as CUDA graphs and replay them.",
         "capture",
         "bit-exact",
-        auto="on a card",
+        auto="on a GPU",
         takes="replayed steps cost the host next to nothing",
-        needs=(Rule("device=cuda", "CUDA graphs need a card"),),
+        needs=(Rule("device=cuda", "CUDA graphs need a GPU"),),
         excludes=(
             _NO_STEP,
-            Rule("parallel.offload=true", "the host waits for what travels between its memory and the card"),
+            Rule("parallel.offload=true", "the host waits for what travels between its memory and the GPU"),
             Rule("techniques.recompute=true", "recompute saves and restores the random numbers' state on the host"),
         ),
         room="paceline.engine.capture",
@@ -182,7 +182,7 @@ CATALOGUE: tuple[TechniqueEntry, ...] = (
 
 _REDUCE_DTYPE = OwnSetting(
     "reduce_dtype",
-    "number format in which ranks sum gradients; bf16 halves the bytes and rounds each rank's share.",
+    "number format of the gradients' all-reduce; bf16 halves the bytes and rounds each rank's share.",
     default="fp32",
 )
 
@@ -192,7 +192,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         "Every process keeps the model; gradients are summed in one flat buffer, beside the backward pass.",
         "shard",
         "up to rounding",
-        auto="where weights, gradients and states fit a card",
+        auto="where weights, gradients and states fit a GPU",
         off="auto",
         excludes=(_NO_STEP,),
         memory="every process keeps all weights, gradients and states",
@@ -201,7 +201,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         settings=(
             OwnSetting(
                 "bucket_mib",
-                "MiB of gradients that ranks sum in one go; null: 192 over NVLink, where many small sums slow the"
+                "MiB of gradients in one all-reduce; null: 192 over NVLink, where many small ones slow the"
                 " backward pass down, else 25, which begin early.",
                 least=1,
                 stays=True,
@@ -214,7 +214,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         "Every process keeps a shard of each weight, gradient and state; weights are whole while they are used.",
         "shard",
         "up to rounding",
-        auto="where weights, gradients and states do not fit a card",
+        auto="where weights, gradients and states do not fit a GPU",
         off="auto",
         excludes=(
             _NO_STEP,
@@ -223,7 +223,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         ),
         memory="of N processes each keeps 1/N of weights, gradients and states",
         saving=Saving(
-            "fsdp", 0.0, "each of {cards} cards has its share of a step, and they exchange weights and gradients"
+            "fsdp", 0.0, "each of {gpus} GPUs has its share of a step, and they exchange weights and gradients"
         ),
         shards=True,
         choice=STRATEGY,
@@ -247,22 +247,22 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
     ),
     TechniqueEntry(
         "dp",
-        "One process deals each batch to all its cards by torch's DataParallel: slow, for completeness.",
+        "One process splits each batch over all its GPUs by torch's DataParallel: slow, for completeness.",
         "shard",
         "up to rounding",
         off="auto",
-        needs=(Rule("device=cuda", "it deals each batch to several cards"),),
+        needs=(Rule("device=cuda", "it splits each batch over several GPUs"),),
         excludes=(
             _NO_STEP,
-            Rule("techniques.packing=true", "a packed row cannot be dealt to several cards"),
-            Rule("techniques.early_pooling=true", "it needs packed rows, which cannot be dealt", only="asked"),
-            Rule("techniques.cudnn_benchmark=true", "torch keeps cuDNN's kernels apart for each card's thread"),
+            Rule("techniques.packing=true", "a packed row cannot be split over several GPUs"),
+            Rule("techniques.early_pooling=true", "it needs packed rows, which cannot be split", only="asked"),
+            Rule("techniques.cudnn_benchmark=true", "torch keeps cuDNN's kernels for each GPU's thread by itself"),
             *(
                 Rule(f"techniques.{name}=true", _COPIED)
                 for name in ("fully_connected", "fused_qkv", "fusion", "recompute", "compile", "capture")
             ),
         ),
-        memory="every card keeps all weights; the first also has states once and gradients three times",
+        memory="every GPU keeps all weights; the first also has states once and gradients three times",
         choice=STRATEGY,
         room="paceline.strategies.dp",
         one_process=True,
@@ -279,7 +279,7 @@ def entry_of(name: str) -> TechniqueEntry:
 
 
 def one_process(strategy: str) -> bool:
-    """Whether one process has all cards of a run with this ``parallel.strategy``."""
+    """Whether one process has all GPUs of a run with this ``parallel.strategy``."""
     return any(entry.one_process for entry in STRATEGIES if entry.name == strategy)
 
 
@@ -337,11 +337,11 @@ def told(entry: TechniqueEntry) -> Iterator[tuple[str, str]]:
             ("auto", f"off {words} {line}") for line in _by_reason(rule for rule in rules if rule.only == "auto")
         )
     yield from (("needs", line) for line in _by_reason(rule for rule in entry.needs if rule.is_for("asked")))
-    yield from (("needs", f"{package}, on a card") for package in entry.packages)
+    yield from (("needs", f"{package}, on a GPU") for package in entry.packages)
     if entry.capability is not None:
         yield "needs", capable(entry.capability)
     for value in entry.values:
-        yield "needs", f"{value.name}: {capable(value.capability)}{'' if value.cards_only else ', or a CPU'}"
+        yield "needs", f"{value.name}: {capable(value.capability)}{'' if value.gpus_only else ', or a CPU'}"
     yield from (("excludes", line) for line in _by_reason(rule for rule in exclusions(entry) if rule.is_for("asked")))
     for own in entry.settings:
         yield "settings", "; needs ".join([own.setting, *_by_reason(own.needs)])
@@ -360,7 +360,7 @@ def _by_reason(rules: Iterable[Rule]) -> list[str]:
 
 def capable(capability: tuple[int, int]) -> str:
     """A compute capability for people."""
-    return "a card of compute capability {}.{} or above".format(*capability)
+    return "a GPU of compute capability {}.{} or above".format(*capability)
 
 
 def opened(recipe: object) -> tuple[str, ...]:

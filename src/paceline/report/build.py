@@ -28,7 +28,7 @@ PHASES = (
 )
 """Each phase has a colour of its own in the style sheet, in this order."""
 LARGEST_MATRIX = 20
-"""Classes above which the most frequent confusions are listed instead of the whole matrix."""
+"""Classes above which the most frequent mistakes are listed instead of the whole matrix."""
 LONGEST_LABEL = 120
 LONGEST_LIST = 200
 """Notices, checkpoints and mix-ups beyond this many are counted, not listed."""
@@ -68,7 +68,7 @@ def _content(run: Collected) -> dict[str, Any]:
         "data": _data(run),
         "phases": _phases(run),
         "overlapped": sorted(run.summary.overlapped_seconds.items()) if run.summary else [],
-        "path": list(run.summary.path.items()) if run.summary else [],
+        "execution": list(run.summary.execution.items()) if run.summary else [],
         "time_budgets": time_budgets(run.folder),
         "memory": memory(summary.memory) if summary and summary.memory else None,
         "final": _final(run),

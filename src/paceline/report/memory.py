@@ -57,7 +57,7 @@ def memory(record: MemoryRecord) -> Memory:
     """The section about a run's memory."""
     plan, bars = record.plan, _bars(record)
     unit, unit_name = unit_of(record.total)
-    charts = [bar_chart("Of the card's memory", bars, height=56, unit=unit, unit_name=unit_name, write=size)]
+    charts = [bar_chart("Of the GPU's memory", bars, height=56, unit=unit, unit_name=unit_name, write=size)]
     if plan:
         charts.append(_activations(plan))
     return Memory(
@@ -122,7 +122,7 @@ def _figures(plan: MemoryPlan, record: MemoryRecord) -> Iterator[Figure]:
         ("allocated", plan.allocated, record.allocated),
         ("reserved", plan.reserved, record.reserved),
         ("context, NCCL, with other programs", plan.outside, record.total - record.reserved),
-        ("on the card", plan.total, record.total),
+        ("on the GPU", plan.total, record.total),
     )
     for name, predicted, measured in rows:
         yield Figure(
@@ -141,7 +141,7 @@ def _peak(plan: MemoryPlan) -> str:
 
 def _facts(plan: MemoryPlan) -> Iterator[str]:
     if plan.capacity:
-        yield f"{size(plan.total)} of the {size(plan.capacity)} of {plan.card}, {plan.total / plan.capacity:.0%}"
+        yield f"{size(plan.total)} of the {size(plan.capacity)} of {plan.gpu}, {plan.total / plan.capacity:.0%}"
     if plan.phases:
         yield "highest in each phase: " + ", ".join(f"{phase} {size(most)}" for phase, most in plan.phases.items())
     yield from plan.assumed

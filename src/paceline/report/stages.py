@@ -55,7 +55,7 @@ class Row:
 
     stage: StageRecord
     added: int
-    """To what is in use of the card."""
+    """To what is in use of the GPU."""
     predicted: int | None
     """Of the peak, see ``predicted``."""
 
@@ -88,10 +88,10 @@ class Rung:
     plan_problem: str
 
 
-def stages_page(name: str, card: str, ladder: Sequence[MemoryStages]) -> str:
+def stages_page(name: str, gpu: str, ladder: Sequence[MemoryStages]) -> str:
     """One HTML file that stands alone, see ``page_of``."""
     rungs = [_rung(stages) for stages in ladder]
-    return page_of("stages.html", {"name": name, "card": card, "rungs": rungs, "version": __version__})
+    return page_of("stages.html", {"name": name, "gpu": gpu, "rungs": rungs, "version": __version__})
 
 
 def predicted(measured: MemoryStages, stage: StageRecord) -> int | None:
@@ -99,7 +99,7 @@ def predicted(measured: MemoryStages, stage: StageRecord) -> int | None:
 
     A plan's phases are the highest of the whole run. So they say nothing of first passes where the first update makes
     the optimizer's states, which later passes stand beside; nothing of steps that are replayed, whose memory was taken
-    while they were recorded; and nothing of checks that are not the run's peak, which a plan may leave out.
+    while they were captured; and nothing of checks that are not the run's peak, which a plan may leave out.
     """
     plan = measured.plan
     if plan is None:
@@ -107,7 +107,7 @@ def predicted(measured: MemoryStages, stage: StageRecord) -> int | None:
     if stage.name == "checks":
         return plan.phases.get("preparation") if plan.moment == "preparation" else None
     ends = {each.name: each.allocated for each in measured.stages}
-    replayed = "passes" in ends or measured.path.get("steps", "").startswith("captured")
+    replayed = "passes" in ends or measured.execution.get("steps", "").startswith("captured")
     late = ends.get("update", 0) - ends.get("backward", 0) > MADE_LATE * plan.allocated
     if (
         (stage.name == "warm-up" and not replayed)
@@ -128,10 +128,10 @@ def rows(measured: MemoryStages) -> Iterator[Row]:
 
 
 def highest(measured: MemoryStages) -> Iterator[tuple[str, int, int | None]]:
-    """Name, bytes measured and bytes predicted of what a card has at the most."""
+    """Name, bytes measured and bytes predicted of what a GPU has at the most."""
     plan, most = measured.plan, (measured.peak, measured.reserved, measured.context, measured.total)
     figures = (plan.allocated, plan.reserved, plan.outside, plan.total) if plan else (None,) * 4
-    names = ("allocated by tensors", "reserved by torch", "context and kernels", "on the card")
+    names = ("allocated by tensors", "reserved by torch", "context and kernels", "on the GPU")
     yield from zip(names, most, figures, strict=True)
 
 
@@ -165,7 +165,7 @@ def _rung(stages: MemoryStages) -> Rung:
         )
     fullest = max(stages.stages, key=lambda stage: stage.in_use, default=None)
     unit, unit_name = unit_of(max(stages.total, stages.plan.total if stages.plan else 0))
-    chart = bar_chart("Of the card's memory", bars, height=18, unit=unit, unit_name=unit_name, write=size)
+    chart = bar_chart("Of the GPU's memory", bars, height=18, unit=unit, unit_name=unit_name, write=size)
     return Rung(
         title=described(stages.settings),
         chart=chart,

@@ -45,4 +45,4 @@ def _of_all_ranks(own: NDArray[np.float32], num_samples: int, size: int, world: 
     found = torch.zeros(num_samples, own.shape[1])
     mine = np.arange(num_samples) // size % world.size == world.rank
     found[torch.from_numpy(mine)] = torch.from_numpy(own)
-    return world.sum_(found).numpy()  # with zeros, so that no bit changes
+    return world.all_reduce(found).numpy()  # with zeros, so that no bit changes

@@ -186,7 +186,7 @@ def _set_to(settings: Sequence[str], name: str) -> str | None:
 
 
 def _refuse_idle(settings: Sequence[str], own_data: bool) -> None:
-    """A setting without effect is an error, and so is one that would deal other splits than the run's own."""
+    """A setting without effect is an error, and so is one that would make other splits than the run's own."""
     for setting in settings:
         key = setting.partition("=")[0].strip()
         if key not in (*_READING, *_CARRIED_OUT) and not key.startswith("data.random."):
@@ -247,11 +247,11 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
         raise DataError(f"{run.path}: was trained on rows in memory", fix="give --data FILE, or rows= from Python")
     dataset, _ = encoded(recipe)
     if run.manifest.exists() and dataset.fingerprint != run.read_manifest()["starts"][-1].get("data_fingerprint"):
-        # dealt anew: a sample of this test split may be one that the run was trained on
+        # split anew: a sample of this test split may be one that the run was trained on
         raise DataError(
             "the data have changed since the run",
             file=recipe.data.source,
-            why="its splits cannot be dealt again",
+            why="its splits cannot be made again",
             fix="put them back, or --data FILE measures on other data",
         )
     if split not in dataset.splits:

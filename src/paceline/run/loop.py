@@ -191,7 +191,7 @@ class Loop:
         self._tell_committed()
 
     def _warm_up(self) -> None:
-        """Compile, load kernels and record on the largest micro-batch: what will run out of memory does so now."""
+        """Compile, load kernels and capture on the largest micro-batch: what will run out of memory does so now."""
         job = self.job
         if not job.course.warms_up(job.assembled.build.device):
             return
@@ -254,7 +254,7 @@ class Loop:
             layout.expect(job.course.plan(after).microbatches)
         loss, correct = forward.loss, total(forward.extras)
         if job.mesh.data.size > 1:
-            loss, correct = job.mesh.data.sum_(torch.stack([loss.float(), correct]))
+            loss, correct = job.mesh.data.all_reduce(torch.stack([loss.float(), correct]))
         self._note(loss, correct, update, int(given.denominator))
         self.progress = replace(self.progress, step=step + 1, order=after)
         self._account(wait=False)

@@ -46,7 +46,7 @@ from paceline.observe.console import console_observer
 from paceline.observe.metrics_file import MetricsFile
 from paceline.prepare.preparation import Prepared, prepare_run
 from paceline.recipe import Recipe
-from paceline.recipe.choose import with_smallest_card
+from paceline.recipe.choose import with_smallest_gpu
 from paceline.recipe.places import absolute
 from paceline.recipe.techniques import one_process
 from paceline.recipe.trust import switches
@@ -120,7 +120,7 @@ def _carried_out(request: Request) -> RunRecord:
             world=world,
         )
         with watch.phase("data"):
-            # by the layout ranks deal the batches of an evaluation among themselves
+            # by the layout ranks share out the batches of an evaluation among themselves
             layout = prepared.build.layout_kind.value
             agree(world, "the data", {"fingerprint": prepared.dataset.fingerprint, "layout": layout})
         stack.callback(prepared.build.layout.close)
@@ -227,11 +227,11 @@ def _tell_traces(loop: Loop, emit: Callable[[Record], None]) -> None:
 
 
 def shared_facts(recipe: Recipe, facts: Facts, world: World) -> Facts:
-    """This machine's facts, but for the memory of its cards: the run's smallest, by which all ranks choose alike."""
+    """This machine's facts, but for the memory of its GPUs: the run's smallest, by which all ranks choose alike."""
     if world.size == 1 or recipe.device != "cuda":
         return facts
-    sizes = world.gather([card.memory_bytes for card in facts.cards])
-    return with_smallest_card(facts, itertools.chain(*sizes))
+    sizes = world.gather([gpu.memory_bytes for gpu in facts.gpus])
+    return with_smallest_gpu(facts, itertools.chain(*sizes))
 
 
 @contextlib.contextmanager
@@ -329,24 +329,24 @@ def _write_start(request: Request, prepared: Prepared, changes: Sequence[str]) -
 
 
 def _plan_beside(request: Request, prepared: Prepared) -> PlanBeside | None:
-    """What predicts the run's memory while it runs; None without a card, or where it is not wanted."""
+    """What predicts the run's memory while it runs; None without a GPU, or where it is not wanted."""
     recipe = prepared.recipe
     if recipe.device != "cuda" or not recipe.observe.memory_plan or not request.world.is_first:
         return None
     obstacle = "the rows are in memory, and a plan reads them from a file" if request.rows is not None else ""
-    command, num_cards = shlex.join(_planning(request, recipe)), _num_cards(request, recipe)
-    return PlanBeside(recipe, request.facts.cards[0], world_size=num_cards, obstacle=obstacle, command=command)
+    command, num_gpus = shlex.join(_planning(request, recipe)), _num_gpus(request, recipe)
+    return PlanBeside(recipe, request.facts.gpus[0], world_size=num_gpus, obstacle=obstacle, command=command)
 
 
 def _planning(request: Request, recipe: Recipe) -> list[str]:
-    """The words of the command that plans the run, on a card."""
-    words = ["paceline", "plan", str(request.folder.recipe), "--gpu", request.facts.cards[0].name]
-    return words if _num_cards(request, recipe) == 1 else [*words, "--gpus", str(_num_cards(request, recipe))]
+    """The words of the command that plans the run, on a GPU."""
+    words = ["paceline", "plan", str(request.folder.recipe), "--gpu", request.facts.gpus[0].name]
+    return words if _num_gpus(request, recipe) == 1 else [*words, "--gpus", str(_num_gpus(request, recipe))]
 
 
-def _num_cards(request: Request, recipe: Recipe) -> int:
+def _num_gpus(request: Request, recipe: Recipe) -> int:
     """That the run has: one a rank, or, with ``dp``, all that its one process sees."""
-    return len(request.facts.cards) if one_process(recipe.parallel.strategy) else request.world.size
+    return len(request.facts.gpus) if one_process(recipe.parallel.strategy) else request.world.size
 
 
 def _observers(
@@ -401,7 +401,7 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
             return ()
         known = beside.result() if loop and not loop.decisions else ""
         plan = known if isinstance(known, MemoryPlan) else None
-        return traced_offers(recipe, request.facts, shortage, num_cards=_num_cards(request, recipe), known=plan)
+        return traced_offers(recipe, request.facts, shortage, num_gpus=_num_gpus(request, recipe), known=plan)
 
     return Situation(
         recipe=recipe,
@@ -420,8 +420,8 @@ def _situation(request: Request, loop: Loop | None = None, beside: PlanBeside | 
 
 def _started(request: Request, prepared: Prepared, job: Job, progress: Progress) -> RunStarted:
     whole, trained = parameter_counts(prepared.build.model)
-    is_card = prepared.recipe.device == "cuda"
-    device = request.facts.cards[0].name if is_card else f"cpu ({torch.get_num_threads()} threads)"
+    is_gpu = prepared.recipe.device == "cuda"
+    device = request.facts.gpus[0].name if is_gpu else f"cpu ({torch.get_num_threads()} threads)"
     return RunStarted(
         name=prepared.recipe.name,
         folder=str(request.folder.path),
@@ -543,7 +543,7 @@ def _summary(
         decisions=_with_what_gave_way(prepared.decisions, loop.decisions),
         notices=tuple(notices),
         overlapped_seconds=job.watch.overlapped(),
-        path={**prepared.build.path, **fused(prepared.build.model), **job.assembled.engine.execution},
+        execution={**prepared.build.execution, **fused(prepared.build.model), **job.assembled.engine.execution},
         first_update_seconds=job.watch.marked("first_update"),
         memory=memory,
         data=_described(prepared),

@@ -48,5 +48,5 @@ class Build:
     """Names of trained weights that the loss never reaches: no weight decay moves them either."""
     meets_in_forward: bool = False
     """Whether ranks meet within forward and backward passes, so that none can run one by itself."""
-    path: Mapping[str, str] = field(default_factory=dict)
+    execution: Mapping[str, str] = field(default_factory=dict)
     """How the steps are carried out, for people: a word or reason a stage (``layout``, ``attention``, ...)."""

@@ -114,7 +114,7 @@ class Engine(ABC):
 
     @property
     def execution(self) -> Mapping[str, str]:
-        """How steps are carried out, with the reason where it is not the fastest way; adds to ``Build.path``."""
+        """How steps are carried out, with the reason where it is not the fastest way; adds to ``Build.execution``."""
         return {}
 
 
@@ -142,12 +142,13 @@ class Retrying(Protocol):
         """
 
     def catch_up(self, error: BaseException) -> None:
-        """Take part in the sums that the other ranks wait in, after ``accumulate`` or ``warm_up`` failed on this one.
+        """Take part in the all-reduce that the other ranks wait in, after ``accumulate`` or ``warm_up`` failed on this
+        one.
 
         What they add up to is worth nothing: all ranks go back to their ``mark`` then.
 
         Raises:
-            BaseException: ``error`` itself, where some of the step's sums had begun on this rank.
+            BaseException: ``error`` itself, where some of the step's all-reduce had begun on this rank.
         """
 
 

@@ -29,14 +29,14 @@ class World(ABC):
         return self.rank == 0
 
     @abstractmethod
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """Add up a tensor of one shape over all ranks, in place, on its own device; returns it."""
 
     @abstractmethod
-    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
-        """Begin ``sum_`` beside what the device does next; call what is returned before the sum is used.
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin ``all_reduce`` beside what the device does next; call what is returned before the sum is used.
 
-        On a card the call makes the device wait, not the host.
+        On a GPU the call makes the device wait, not the host.
         """
 
     @abstractmethod
@@ -78,10 +78,10 @@ class Alone(World):
 
     rank, size, local_rank = 0, 1, 0
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         return lambda: None
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
@@ -107,7 +107,7 @@ class Alone(World):
 class Mesh:
     """The ranks of a run along the axes that split its work; an axis that splits nothing has one rank.
 
-    Samples, their seeds, sums of losses and evaluations are dealt over ``data``. Along the other axes ranks work on the
+    Samples, their seeds, sums of losses and evaluations are split over ``data``. Along the other axes ranks work on the
     same samples.
     """
 

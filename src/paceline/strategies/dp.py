@@ -1,7 +1,7 @@
-"""DP: one process, several cards, by torch's DataParallel. Slow, and here for completeness.
+"""DP: one process, several GPUs, by torch's DataParallel. Slow, and here for completeness.
 
-At every pass each card gets a copy of the weights and a piece of the batch, one Python thread a card runs the model,
-and logits and gradients are gathered on the first card. The update is that of one card.
+At every pass each GPU gets a copy of the weights and a piece of the batch, one Python thread a GPU runs the model,
+and logits and gradients are gathered on the first GPU. The update is that of one GPU.
 
 Source: torch's documentation of ``torch.nn.DataParallel``, which recommends DistributedDataParallel instead.
 """
@@ -24,13 +24,13 @@ SETTING = "parallel.strategy"
 
 
 def apply_dp(model: nn.Module, forward: Forward, devices: Sequence[torch.device]) -> Forward:
-    """``forward`` with each batch dealt to all ``devices``; for padded batches, cut along their first dimension.
+    """``forward`` with each batch split over all ``devices``; for padded batches, cut along their first dimension.
 
     The model itself stays as it is, so that its weights keep their names.
 
     Args:
         model: on the first device.
-        devices: cards.
+        devices: GPUs.
     """
     spread = nn.DataParallel(model, device_ids=[device.index for device in devices])
 
@@ -52,14 +52,14 @@ class OneProcess(Strategy):
         """
         count = torch.get_device_module(build.device).device_count()
         if count < 2:
-            why = f"it deals a batch to several cards, and there is {count or 'none'}"
+            why = f"it splits a batch over several GPUs, and there is {count or 'none'}"
             raise RecipeError(f"{SETTING} = dp", why, f"--set {SETTING}=auto")
         if build.layout_kind is LayoutKind.PACKED:
             why = "a packed row is one piece, and texts in it are not to be torn"
             raise RecipeError(f"{SETTING} = dp", why, "--set techniques.packing=false")
         devices = [torch.device(build.device.type, index) for index in range(count)]
         forward = apply_dp(build.model, build.forward, devices)
-        return replace(build, forward=forward, path={**build.path, "parallel": f"dp: {count} cards"})
+        return replace(build, forward=forward, execution={**build.execution, "parallel": f"dp: {count} GPUs"})
 
     def engine(self, build: Build, training: Training) -> Engine:
         return OneDevice(self.mesh, self.recipe).engine(build, training)

@@ -116,7 +116,7 @@ def torch_engine(
         lambda batch: build.forward(build.model, batch),
         Eager(reason)
         if reason
-        else Captured(build.device, partial(_recording, training.capturing), agree=agree, idle=mesh.data.size > 1),
+        else Captured(build.device, partial(_counted, training.capturing), agree=agree, idle=mesh.data.size > 1),
         build.layout.collate,
         seed=recipe.seed,
         degrade=partial(_degraded, build, recipe, abandon),
@@ -126,7 +126,7 @@ def torch_engine(
 
 
 @contextlib.contextmanager
-def _recording(capturing: Phase) -> Iterator[None]:
+def _counted(capturing: Phase) -> Iterator[None]:
     """Around each capture of a graph."""
     with capturing(), unread_masks():
         yield
@@ -151,5 +151,5 @@ def _degraded(
     abandon(build.model)
     # the recipe says true by now also where it was left to us
     chosen = any(decision.setting == compile.SETTING for decision in build.decisions)
-    path = compile.fall_back(build, "auto" if chosen else True, error).path
-    return {name: path[name] for name in ("compile", "fusion") if name in path}
+    execution = compile.fall_back(build, "auto" if chosen else True, error).execution
+    return {name: execution[name] for name in ("compile", "fusion") if name in execution}

@@ -49,7 +49,7 @@ def in_order(
     blocks = []
     for group in _groups(lengths, block_bytes // row_bytes):
         block = torch.cat([mine.get(place, nothing.new_zeros(lengths[place], *shape)) for place in group])
-        added = world.sum_(block.view(torch.uint8).to(device))
+        added = world.all_reduce(block.view(torch.uint8).to(device))
         if world.is_first:
             blocks.append(added.cpu().view(nothing.dtype))
     return blocks

@@ -207,7 +207,7 @@ class TorchMeter(Meter):
         counts += [self._matrix] if self._matrix is not None else []
         if not counts:
             return
-        added = world.sum_(torch.cat([count.reshape(-1) for count in counts]))
+        added = world.all_reduce(torch.cat([count.reshape(-1) for count in counts]))
         for count, sums in zip(counts, added.split([count.numel() for count in counts]), strict=True):
             count.copy_(sums.view_as(count))
 

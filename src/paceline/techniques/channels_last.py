@@ -43,16 +43,16 @@ def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
         RecipeError: ``setting`` is true and the model has no convolution over images.
     """
     if setting is False:
-        return replace(build, path={**build.path, "channels_last": "off"})
+        return replace(build, execution={**build.execution, "channels_last": "off"})
     if has_convolutions(build.model):
         forward = apply_channels_last(build.model, build.forward)
-        return replace(build, forward=forward, path={**build.path, "channels_last": "on"})
+        return replace(build, forward=forward, execution={**build.execution, "channels_last": "on"})
     reason = "this model has no convolution over images"
     if setting is True:
         raise RecipeError(f"{SETTING} = true", reason, f"--set {SETTING}=auto")
     decision = Decision(setting=SETTING, value="false", reason=reason)
     return replace(
-        build, path={**build.path, "channels_last": f"off: {reason}"}, decisions=(*build.decisions, decision)
+        build, execution={**build.execution, "channels_last": f"off: {reason}"}, decisions=(*build.decisions, decision)
     )
 
 

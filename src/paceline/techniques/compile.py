@@ -60,7 +60,7 @@ OPTIONS: dict[str, Any] = {
 def static_options() -> dict[str, Any]:
     """Of torch's Inductor, for a network of convolutions that is compiled for one size of images.
 
-    With many small layers it waits for launches, and its kernels leave much of a card idle: those that do not need one
+    With many small layers it waits for launches, and its kernels leave much of a GPU idle: those that do not need one
     another become one (a step of ResNet-18 at 32 pixels: 1.27 -> 1.18 ms), and both gradients of a convolution are
     computed at a time.
     """
@@ -203,21 +203,21 @@ def apply(build: Build, setting: bool | Literal["auto"], *, fusion: bool = False
         fusion: see ``techniques/fusion.py``; models of convolutions have no use for it.
     """
     by_blocks = bool(build.blocks) and not any(has_convolutions(block) for block in build.blocks)
-    path = {**build.path, "compile": "off"}
+    execution = {**build.execution, "compile": "off"}
     if fusion and not by_blocks:
-        path["fusion"] = "off: the model has no blocks of linear layers"
-    # what stands in for the compiler where there is no card to compile for
+        execution["fusion"] = "off: the model has no blocks of linear layers"
+    # what stands in for the compiler where there is no GPU to compile for
     backend: str | Call = torch._dynamo.lookup_backend(PLANNED) if build.device.type == PLANNED else "inductor"
     if by_blocks and (setting or fusion):
         embeddings = embeddings_of(build.model, build.blocks) if setting else []
         apply_compile(build.blocks, embeddings, backend=backend if setting else "eager", fusion=fusion)
         if setting:
-            path["compile"] = f"each of {len(build.blocks)} blocks{' and the embeddings' if embeddings else ''}"
+            execution["compile"] = f"each of {len(build.blocks)} blocks{' and the embeddings' if embeddings else ''}"
     elif setting:
         # convolution stages differ in shape, so that block by block would be many compilations; image sizes are fixed
         apply_compile_whole(build.model, static=has_convolutions(build.model), backend=backend)
-        path["compile"] = "the whole model"
-    return replace(build, path=path)
+        execution["compile"] = "the whole model"
+    return replace(build, execution=execution)
 
 
 def takes_embeddings(build: Build) -> bool:
@@ -237,15 +237,15 @@ def fall_back(build: Build, setting: bool | Literal["auto"], error: BaseExceptio
     reason = reason_of(error) or f"{type(error).__name__}: {error}"
     lost = {"fusion": f"off: {reason}"} if fused(build.model) else {}
     undo(build.model)
-    if lost and build.path.get("compile") == "off":  # traced for the sake of fusion alone
+    if lost and build.execution.get("compile") == "off":  # traced for the sake of fusion alone
         decision = Decision(setting="techniques.fusion", value="false", reason=f"tracing failed: {reason}")
-        return replace(build, path={**build.path, **lost}, decisions=(*build.decisions, decision))
+        return replace(build, execution={**build.execution, **lost}, decisions=(*build.decisions, decision))
     if setting is True:
         fix = f"--set {SETTING}=false, or auto, which goes on without"
         raise RecipeError(f"{SETTING} = true", f"this model cannot be compiled: {reason}", fix) from error
     decision = Decision(setting=SETTING, value="false", reason=f"compiling failed: {reason}")
-    path = {**build.path, **lost, "compile": f"off: {reason}"}
-    return replace(build, path=path, decisions=(*build.decisions, decision))
+    execution = {**build.execution, **lost, "compile": f"off: {reason}"}
+    return replace(build, execution=execution, decisions=(*build.decisions, decision))
 
 
 def fused(model: nn.Module) -> dict[str, str]:

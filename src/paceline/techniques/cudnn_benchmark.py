@@ -2,7 +2,7 @@
 
 Otherwise cuDNN goes by rules of thumb, which are off for small images. For large ones what is quickest by itself need
 not be so in a step, so that nobody gets this unasked. Tried are the shapes of the largest micro-batch, in the passes
-that warm a run up; recorded steps find what was kept. Evaluations, and the smaller batch at the end of an epoch, go by
+that warm a run up; captured steps find what was kept. Evaluations, and the smaller batch at the end of an epoch, go by
 the rules: they are too few to try anything.
 
 Source: torch.backends.cudnn.benchmark and benchmark_limit; NVIDIA, cuDNN Developer Guide, autotuning.
@@ -52,5 +52,5 @@ def apply(build: Build) -> Build:
     if not has_convolutions(build.model):
         why = "this model has no convolution over images"
         raise RecipeError("techniques.cudnn_benchmark = true", why, "--set techniques.cudnn_benchmark=false")
-    path = {**build.path, "cudnn_benchmark": "in training"}
-    return replace(build, forward=apply_cudnn_benchmark(build.forward), path=path)
+    execution = {**build.execution, "cudnn_benchmark": "in training"}
+    return replace(build, forward=apply_cudnn_benchmark(build.forward), execution=execution)

@@ -80,18 +80,18 @@ def apply(build: Build, setting: bool | Literal["auto"], ids: Ids) -> Build:
         RecipeError: ``setting`` is true, and the model cannot have it.
     """
     if setting is False:
-        return replace(build, path={**build.path, "early_pooling": "off"})
+        return replace(build, execution={**build.execution, "early_pooling": "off"})
     reason = difference(build, ids)
     if reason is None:
         apply_early_pooling(build.model, build.blocks[-1])
         agreed = "the head reads one position a text, and gradients without the others are equal up to rounding"
-        path = {**build.path, "early_pooling": "the last block"}
+        execution = {**build.execution, "early_pooling": "the last block"}
     elif setting is True:
         raise RecipeError(f"{SETTING} = true", reason, f"--set {SETTING}=auto, which goes without where it cannot be")
     else:
-        agreed, path = reason, {**build.path, "early_pooling": f"off: {reason}"}
+        agreed, execution = reason, {**build.execution, "early_pooling": f"off: {reason}"}
     decision = Decision(setting=SETTING, value=str(reason is None).lower(), reason=agreed)
-    return replace(build, path=path, decisions=(*build.decisions, decision))
+    return replace(build, execution=execution, decisions=(*build.decisions, decision))
 
 
 def unsupported(build: Build) -> str | None:

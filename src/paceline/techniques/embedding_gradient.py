@@ -60,7 +60,9 @@ def apply(build: Build, setting: bool | Literal["auto"], *, compiled: bool) -> B
         return replace(build, decisions=(*build.decisions, decision))
     decided = (Decision(setting=SETTING, value="true", reason=REASON),) if open_ else ()
     tables = f"{count} table{'' if count == 1 else 's'}"
-    return replace(build, path={**build.path, "embedding_gradient": tables}, decisions=(*build.decisions, *decided))
+    return replace(
+        build, execution={**build.execution, "embedding_gradient": tables}, decisions=(*build.decisions, *decided)
+    )
 
 
 def _is_plain(module: nn.Module) -> bool:

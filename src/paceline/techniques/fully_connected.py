@@ -88,7 +88,9 @@ def apply(build: Build, setting: bool | Literal["auto"], shape: tuple[int, int, 
     layers = f"{len(names)} convolution{'' if len(names) == 1 else 's'}"
     reason = f"{layers} put{'s' if len(names) == 1 else ''} out a single pixel, and need not read what does not meet it"
     decided = (Decision(setting=SETTING, value="true", reason=reason),) if setting == "auto" else ()
-    return replace(build, path={**build.path, "fully_connected": layers}, decisions=(*build.decisions, *decided))
+    return replace(
+        build, execution={**build.execution, "fully_connected": layers}, decisions=(*build.decisions, *decided)
+    )
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Fused QKV: query, key and value of an attention layer in one matrix product instead of three.
 
 The weights stay three parameters, joined at each pass: names, optimizer and checkpoints do not notice. One wide product
-fills a card better than three narrow ones, and the input's gradient is one product instead of three and two sums.
+fills a GPU better than three narrow ones, and the input's gradient is one product instead of three and two sums.
 
 Where nothing comes between products and attention (no rotary positions, no norm of queries and keys), attention takes
 the joined product as it is, and its gradient is one tensor. Whether that is so is seen in a pass that is not compiled.
@@ -65,17 +65,19 @@ def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
         RecipeError: ``setting`` is true and there is nothing to join.
     """
     if setting is False:
-        return replace(build, path={**build.path, "fused_qkv": "off"})
+        return replace(build, execution={**build.execution, "fused_qkv": "off"})
     joined = apply_fused_qkv(build.model)
     if joined:
         if build.layout_kind is LayoutKind.PACKED:
             _take_notes(build)
-        return replace(build, path={**build.path, "fused_qkv": f"{joined} layers"})
+        return replace(build, execution={**build.execution, "fused_qkv": f"{joined} layers"})
     reason = "no attention layer of this model computes query, key and value from one input in three products"
     if setting is True:
         raise RecipeError(f"{SETTING} = true", reason, f"--set {SETTING}=auto")
     decision = Decision(setting=SETTING, value="false", reason=reason)
-    return replace(build, path={**build.path, "fused_qkv": f"off: {reason}"}, decisions=(*build.decisions, decision))
+    return replace(
+        build, execution={**build.execution, "fused_qkv": f"off: {reason}"}, decisions=(*build.decisions, decision)
+    )
 
 
 @final
@@ -173,9 +175,9 @@ def _joined_forward(names: tuple[str, ...]) -> Callable[..., Any]:
 def _take_notes(build: Build) -> None:
     """Pass one sample through the model, so that every joined layer has its note before anything is compiled."""
     with _attention_as_in_training(build.model), torch.no_grad():
-        cards = [build.device] if build.device.type == "cuda" else []
+        gpus = [build.device] if build.device.type == "cuda" else []
         # nobody looks at the logits, and kernels would be compiled for this one after the other
-        with torch.random.fork_rng(devices=cards), only_noted(build.device):
+        with torch.random.fork_rng(devices=gpus), only_noted(build.device):
             build.forward(build.model, build.layout.collate(np.zeros(1, np.int64)))
 
 

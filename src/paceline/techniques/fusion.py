@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from paceline.kernels import bias_gelu, residual_norm
 from paceline.kernels.launch import HAS_TRITON
-from paceline.machine.device import PLANNED, capability, is_card
+from paceline.machine.device import PLANNED, capability, is_gpu
 
 LINEAR = (torch._C._nn.linear, F.linear)
 GELU = (torch._C._nn.gelu, F.gelu)
@@ -71,7 +71,7 @@ def serves(tensor: Tensor) -> bool:
     """Whether the kernels run on the tensor's device."""
     return (
         (HAS_TRITON or tensor.device.type == PLANNED)
-        and is_card(tensor.device)
+        and is_gpu(tensor.device)
         and torch.version.hip is None
         and capability(tensor.device) >= (8, 0)
     )

@@ -1,4 +1,4 @@
-"""Packing: the texts of a micro-batch stand one after the other in one row, and attention keeps them apart.
+"""Packing: the texts of a micro-batch stand one after the other in one row, isolated from one another by attention.
 
 The model is an unmodified encoder of transformers. Its attention goes to ``varlen_attention`` through transformers'
 registry, and one forward hook hands the head what it looks for: each sample's first position, or its mean.
@@ -61,8 +61,8 @@ def apply(
         if required:
             raise RecipeError("techniques.packing = true", reason, "set it to false; auto does so by itself")
         decision = Decision(setting="techniques.packing", value="false", reason=reason)
-        path = {**build.path, "layout": "padded"}
-        return replace(build, decisions=(*build.decisions, decision), path=path)
+        execution = {**build.execution, "layout": "padded"}
+        return replace(build, decisions=(*build.decisions, decision), execution=execution)
 
     forward, before = apply_packing(build.model), build.forward
     agreed = "packed and padded gradients of this model are equal up to rounding"
@@ -74,7 +74,7 @@ def apply(
         layout_kind=LayoutKind.PACKED,
         forward=lambda model, batch: (before if batch.packed is None else forward)(model, batch),
         decisions=(*build.decisions, decision),
-        path={**build.path, "layout": "packed", "attention": operator},
+        execution={**build.execution, "layout": "packed", "attention": operator},
     )
 
 
@@ -292,7 +292,7 @@ def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
 
 
 def _beyond_positions(model: nn.Module, batch: Batch) -> str | None:
-    """Looked at before the forward pass: on a card an index beyond a table ends the process."""
+    """Looked at before the forward pass: on a GPU an index beyond a table ends the process."""
     table, longest = _position_table(model), _bounds(batch).max_length
     if table is None or first_position(model) + longest <= table.num_embeddings:
         return None

@@ -59,7 +59,7 @@ def narrow_weights(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def summed_in(part: ParallelPart, model: nn.Module) -> torch.dtype | None:
-    """Number format in which ranks sum gradients; None: the gradients' own, which is that of the weights."""
+    """Number format of the gradients' all-reduce; None: the gradients' own, which is that of the weights."""
     if part.reduce_dtype == "bf16":
         return torch.bfloat16
     return torch.float32 if any(p.dtype in WEIGHTS.values() for p in model.parameters()) else None

@@ -1,7 +1,7 @@
 """Functions run on several ranks, in processes that are kept for the next test.
 
     def adds_up(world, number):
-        return world.sum_(torch.tensor([float(number + world.rank)])).item()
+        return world.all_reduce(torch.tensor([float(number + world.rank)])).item()
 
     def test_ranks_add_up():
         assert run_distributed(adds_up, 2, 10) == [21.0, 21.0]

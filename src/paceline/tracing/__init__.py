@@ -4,7 +4,7 @@
     budgets = budget(window)
     print(told(verdict(window, budgets), budgets))
 
-Needs neither torch nor a card: a trace is read wherever it was copied to.
+Needs neither torch nor a GPU: a trace is read wherever it was copied to.
 """
 
 from paceline.tracing.budgets import Budget, Budgets, budget

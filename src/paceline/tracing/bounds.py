@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.machine.cards import peak_rates
+from paceline.machine.gpus import peak_rates
 from paceline.observe.formats import moment
 from paceline.tracing.case import WORTH, Case, Late, Switch
 from paceline.tracing.cut import BACKWARD, DATA, EXPOSED, FORWARD, TO_DEVICE
@@ -18,10 +18,10 @@ HALF = 0.5
 """Share of a step from which on one kind of kernel is what the step is about."""
 
 POOR_MFU = 0.2
-"""Share of the peak below which matrix products are too small for the card: good ones reach half of it and more."""
+"""Share of the peak below which matrix products are too small for the GPU: good ones reach half of it and more."""
 
 TF32_SHARE = 0.5
-"""TF32's rate beside that of bf16, on every card that has both (NVIDIA's data sheets of A100, H100 and later)."""
+"""TF32's rate beside that of bf16, on every GPU that has both (NVIDIA's data sheets of A100, H100 and later)."""
 
 ATTENTION_POWER = 1.5
 """Attention without padding takes the share of tokens to this power: its work goes by the squares of lengths, which are
@@ -91,7 +91,7 @@ def input_(case: Case) -> Found | None:
         bound="input",
         lost=lost,
         won=lost,
-        switch=case.switch("data.resident", True) if case.facts.on_card else None,
+        switch=case.switch("data.resident", True) if case.facts.on_gpu else None,
         told=f"a step waits {moment(waited)} for data" + (f" and {moment(copied)} for its copy" if copied else ""),
         advice="look at what makes a batch: data.augment, the disk, other programs on this machine's processors",
     )
@@ -100,14 +100,14 @@ def input_(case: Case) -> Found | None:
 def launch(case: Case) -> Found | None:
     """The device waits for the host to launch its kernels."""
     facts, gap = case.facts, case.gap
-    if not facts.on_card:
+    if not facts.on_gpu:
         return Found(
             bound="launch",
             lost=gap,
             told=f"{moment(gap)} of a step are spent beside its passes and its update",
             advice="look at what the loop does around forward, backward and update",
         )
-    # a replayed step leaves the host what is in no recorded part; if that is short, it is hidden behind the device
+    # a replayed step leaves the host what is in no captured part; if that is short, it is hidden behind the device
     remains = max(case.host_beside_passes - (case.seconds - gap), 0.0)
     won, switch = max(gap - remains, 0.0), case.switch("techniques.capture", True)
     if facts.graphs != "none" or switch is None:
@@ -117,8 +117,8 @@ def launch(case: Case) -> Found | None:
         lost=gap,
         won=won,
         switch=switch,
-        told=f"for {moment(gap)} of a step the card has nothing to do: the host has not launched it yet",
-        evidence=(f"the card's kernels run for {moment(case.seconds - gap)} of the {moment(case.seconds)} of a step",),
+        told=f"for {moment(gap)} of a step the GPU has nothing to do: the host has not launched it yet",
+        evidence=(f"the GPU's kernels run for {moment(case.seconds - gap)} of the {moment(case.seconds)} of a step",),
         advice="larger micro-batches make longer kernels; look at what else the host does in a step",
     )
 
@@ -134,7 +134,7 @@ def _larger_pieces(case: Case) -> tuple[float, Switch | None]:
 
 def memory_bandwidth(case: Case) -> Found | None:
     """Kernels read and write what the next one reads and writes again."""
-    if not case.facts.on_card:
+    if not case.facts.on_gpu:
         return None
     won, spent = case.mean(lambda budget: budget.fusible), case.kind(POINTWISE)
     switch = case.switch("techniques.compile", True) or case.switch("techniques.fusion", True)
@@ -150,10 +150,10 @@ def memory_bandwidth(case: Case) -> Found | None:
 
 
 def compute(case: Case) -> Found | None:
-    """Matrix products run in a number format that is slow on this card."""
+    """Matrix products run in a number format that is slow on this GPU."""
     facts = case.facts
     rates, precision = peak_rates(facts.device), facts.settings.get("techniques.precision")
-    if not facts.on_card or rates is None or not rates.bf16_flops or precision not in ("fp32", "tf32"):
+    if not facts.on_gpu or rates is None or not rates.bf16_flops or precision not in ("fp32", "tf32"):
         return None
     if precision == "fp32" and not rates.fp32_flops:
         return None
@@ -166,7 +166,7 @@ def compute(case: Case) -> Found | None:
         won=lost + case.kind(POINTWISE) * (1 - BYTES_SHARE),
         switch=case.switch("techniques.precision", "bf16"),
         told=f"matrix products in {precision} take {moment(products)} of a step",
-        evidence=(f"this card is {1 / share:.3g} times as fast in bf16, by its data sheet",),
+        evidence=(f"this GPU is {1 / share:.3g} times as fast in bf16, by its data sheet",),
         advice="bf16 changes the result: compare the metrics of both",
     )
 
@@ -180,7 +180,7 @@ def communication(case: Case) -> Found | None:
     reducing = case.communication(lambda budget: budget.reducing)
     last = case.communication(lambda budget: budget.longest_exposed)
     switch = case.switch("parallel.reduce_dtype", "bf16")
-    # what was hidden stays so; the last sum begins when nothing is left to hide it
+    # what was hidden stays so; the last all-reduce begins when nothing is left to hide it
     shorter = under_way - reducing * (1 - BYTES_SHARE)
     hidden = under_way - exposed
     after = max(shorter - hidden, min(last, exposed) * BYTES_SHARE)
@@ -189,11 +189,9 @@ def communication(case: Case) -> Found | None:
         lost=exposed,
         won=max(exposed - after, 0.0) if switch else 0.0,
         switch=switch,
-        told=f"sums between ranks take {moment(exposed)} of a step that nothing hides",
-        evidence=(
-            f"sums are under way for {moment(under_way)}, {moment(max(hidden, 0.0))} of them beside other kernels",
-        ),
-        advice="look at the links (nvidia-smi topo -m); a larger loop.batch_size sums less often",
+        told=f"the all-reduce takes {moment(exposed)} of a step that nothing hides",
+        evidence=(f"it is under way for {moment(under_way)}, {moment(max(hidden, 0.0))} of them beside other kernels",),
+        advice="look at the links (nvidia-smi topo -m); with a larger loop.batch_size it comes less often",
     )
 
 
@@ -207,7 +205,7 @@ def padding(case: Case) -> Found | None:
     passes = case.category(FORWARD) + case.category(BACKWARD)
     attention = min(case.kind(ATTENTION), passes)
     lost = passes - (1 - share) * (passes - attention) - (1 - share) ** ATTENTION_POWER * attention
-    _, _, refused = str(case.facts.path.get("layout", "")).partition(": ")
+    _, _, refused = str(case.facts.execution.get("layout", "")).partition(": ")
     switch = None if refused else case.switch("techniques.packing", True)
     evidence = f"{tokens:,} tokens in {slots:,} positions; forward and backward take {moment(passes)} of a step"
     return Found(
@@ -240,22 +238,22 @@ def straggler(case: Case) -> Found | None:
         lost=late.seconds,
         told=f"the others wait {moment(late.seconds)} of a step for rank {late.rank}",
         evidence=tuple(evidence),
-        advice=_advice(late, on_card=case.facts.on_card),
+        advice=_advice(late, on_gpu=case.facts.on_gpu),
         rank=late.rank,
     )
 
 
-def _advice(late: Late, *, on_card: bool) -> str:
+def _advice(late: Late, *, on_gpu: bool) -> str:
     if late.where in (DATA, TO_DEVICE):
         return f"look at what rank {late.rank} reads, and from where: its disk, its share of the processors"
-    if late.is_gap or not on_card:
+    if late.is_gap or not on_gpu:
         return f"look at rank {late.rank}'s processor: other programs on it, its clock, code that only it runs"
     return f"look at rank {late.rank}'s device: nvidia-smi tells its clocks, its temperature and who else uses it"
 
 
-def little_use_of_the_card(case: Case) -> Found | None:
-    """What no other bound explains: matrix products too small for the card, or hardly any of them."""
-    if not case.facts.on_card:
+def little_use_of_the_gpu(case: Case) -> Found | None:
+    """What no other bound explains: matrix products too small for the GPU, or hardly any of them."""
+    if not case.facts.on_gpu:
         return None
     products, moved = case.kind(MATMUL, ATTENTION), case.kind(POINTWISE, OPTIMIZER, COPY)
     flops, peak = case.flops(), case.facts.peak_flops

@@ -116,7 +116,7 @@ def budget(window: Window) -> Budgets:
 
 def _of_rank(rank: RankWindow) -> Iterator[Budget]:
     steps = range(rank.facts.first_step, rank.facts.last_step + 1)
-    cut = Cut(rank.trace, steps, on_card=rank.facts.on_card)
+    cut = Cut(rank.trace, steps, on_gpu=rank.facts.on_gpu)
     parts = [index for index, place in enumerate(PLACES) if place not in (STEP, OUTSIDE)]
     added = np.maximum(cut.gaps[:, parts].sum(axis=1) - cut.compiling, 0.0) * (rank.facts.graphs == "launched")
     for index, step in enumerate(steps):
@@ -139,7 +139,7 @@ def _of_rank(rank: RankWindow) -> Iterator[Budget]:
 
 def _top(rank: RankWindow) -> tuple[Top, ...]:
     trace = rank.trace
-    if rank.facts.on_card:
+    if rank.facts.on_gpu:
         names, seconds = trace.work.name, trace.work.end - trace.work.begin
     else:
         names, seconds = trace.operators.name, self_seconds(trace.operators)

@@ -113,7 +113,7 @@ class Case:
     @cached_property
     def gap(self) -> float:
         """Seconds in which the device has nothing to do for the host's sake, in the run as it is, compiling apart."""
-        gaps = self.mean(lambda budget: sum(budget.gaps.values()) - (budget.compiling if self.facts.on_card else 0.0))
+        gaps = self.mean(lambda budget: sum(budget.gaps.values()) - (budget.compiling if self.facts.on_gpu else 0.0))
         return max(gaps - self.added, 0.0)
 
     @cached_property

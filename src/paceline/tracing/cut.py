@@ -1,6 +1,6 @@
 """A rank's time line cut into categories, a piece at a time, without a gap.
 
-On a card the device's time line is cut. It works behind the host, so a step ends when the last of what was launched in
+On a GPU the device's time line is cut. It works behind the host, so a step ends when the last of what was launched in
 it has ended. At any moment the first of these that holds says what the moment is spent on:
 
 1. A kernel runs: the span in which the host launched it, from whichever thread (a backward pass has its own).
@@ -45,7 +45,7 @@ _LATER = (UPDATE, EVALUATION, CHECKPOINT)
 _LAUNCHED = (TO_DEVICE, TO_DEVICE, FORWARD, BACKWARD, EXPOSED, *_LATER, REST, REST)
 """What a kernel is spent on, by the place of its launch, in the order of ``PLACES``."""
 _IDLE = (DATA, DATA, GAP, GAP, EXPOSED, GAP, EVALUATION, CHECKPOINT, GAP, GAP)
-"""What a card's idle moment is spent on, by the host's place."""
+"""What a GPU's idle moment is spent on, by the host's place."""
 _ON_CPU = (DATA, TO_DEVICE, FORWARD, BACKWARD, EXPOSED, *_LATER, GAP, REST)
 """What a moment of a CPU is spent on, by the host's place."""
 
@@ -62,7 +62,7 @@ class Cut:
     Args:
         trace: of the rank.
         steps: their numbers.
-        on_card: whether the steps were made on a device of its own.
+        on_gpu: whether the steps were made on a device of its own.
     """
 
     bounds: Floats
@@ -86,22 +86,22 @@ class Cut:
     kinds: Mapping[str, Floats]
     """Of kernels and copies, or of operators on a CPU, by kind; what runs side by side counts twice."""
 
-    def __init__(self, trace: Trace, steps: range, *, on_card: bool) -> None:
+    def __init__(self, trace: Trace, steps: range, *, on_gpu: bool) -> None:
         self._trace, self._host, self._num = trace, Host(trace.spans), len(steps)
         host_begins, host_end = self._host.step_bounds(steps)
         begins = np.array([*host_begins, host_end])
         self.host = self._host.seconds(begins)
-        self.bounds = _device_bounds(trace, begins) if on_card else begins
-        self._cut_into_moments(on_card=on_card)
-        if on_card:
+        self.bounds = _device_bounds(trace, begins) if on_gpu else begins
+        self._cut_into_moments(on_gpu=on_gpu)
+        if on_gpu:
             self._cut_device()
         else:
             self._cut_host()
 
-    def _cut_into_moments(self, *, on_card: bool) -> None:
+    def _cut_into_moments(self, *, on_gpu: bool) -> None:
         work = self._trace.work
         edges = [self.bounds, self._host.begins, *self._trace.compiling]
-        if on_card:
+        if on_gpu:
             edges += [work.begin, work.end]
         moments = np.unique(np.concatenate(edges))
         self._moments = moments[(moments >= self.bounds[0]) & (moments <= self.bounds[-1])]
@@ -246,7 +246,7 @@ def _won_by_fusing(group: Ints, seconds: Floats, can_fuse: Bools) -> Floats:
     longest = np.zeros(len(own))
     np.maximum.at(longest, run, own)
     whole = sums(run, own, len(own))
-    # the gain of a run, dealt to its kernels by their lengths
+    # the gain of a run, shared out to its kernels by their lengths
     return own * (1 - longest[run] / np.maximum(whole[run], 1e-12))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.observe.formats import moment
-from paceline.tracing.bounds import EVERY, Found, little_use_of_the_card
+from paceline.tracing.bounds import EVERY, Found, little_use_of_the_gpu
 from paceline.tracing.budgets import Budgets
 from paceline.tracing.case import WORTH, Case, Switch
 from paceline.tracing.cut import BACKWARD, FORWARD
@@ -47,7 +47,7 @@ class Verdict:
     """Floating-point operations of the model beside the device's peak; None where either is not known."""
     roofline: float | None
     """Share of a step for which the device would be busy if its matrix products ran at its peak and all that only reads
-    and writes memory took what it takes now: what is left to win without another model or card is the rest."""
+    and writes memory took what it takes now: what is left to win without another model or GPU is the rest."""
     kinds: tuple[tuple[str, float], ...]
     """Seconds of a step by kind of kernel, or of operator on a CPU, the largest first."""
 
@@ -57,7 +57,7 @@ def verdict(window: Window, budgets: Budgets) -> Verdict:
     case = Case(window, budgets)
     every = sorted(filter(None, (bound(case) for bound in EVERY)), key=lambda found: -found.lost)
     worth = [found for found in every if found.lost >= (WORTH * case.seconds if found.bound != "straggler" else 0.0)]
-    if not worth and (found := little_use_of_the_card(case)):
+    if not worth and (found := little_use_of_the_gpu(case)):
         worth = [found]
     return _verdict(case, worth)
 
@@ -81,14 +81,14 @@ def _verdict(case: Case, worth: Sequence[Found]) -> Verdict:
         step_seconds=case.traced_seconds,
         added_seconds=case.added,
         mfu=flops / (peak * seconds) if flops and peak else None,
-        roofline=(flops / peak + moved) / seconds if flops and peak and case.facts.on_card else None,
+        roofline=(flops / peak + moved) / seconds if flops and peak and case.facts.on_gpu else None,
         kinds=tuple(sorted(((kind, spent) for kind, spent in kinds.items() if spent > 0), key=lambda pair: -pair[1])),
     )
 
 
 def _fine(case: Case) -> str:
-    if not case.facts.on_card:
+    if not case.facts.on_gpu:
         passes = sum(case.category(name) for name in (FORWARD, BACKWARD, UPDATE))
         return f"forward, backward and update take {passes / case.seconds:.0%} of the {moment(case.seconds)} of a step"
     busy = sum(case.category(name) for name in (FORWARD, BACKWARD, UPDATE))
-    return f"the card computes {busy / case.seconds:.0%} of the {moment(case.seconds)} of a step"
+    return f"the GPU computes {busy / case.seconds:.0%} of the {moment(case.seconds)} of a step"

@@ -66,7 +66,7 @@ class KinetoListener(Listener):
     """torch.profiler: the host's operators, the device's kernels, and spans as annotations, in one Chrome trace.
 
     Args:
-        device: whose kernels are recorded, where it is a card.
+        device: whose kernels are recorded, where it is a GPU.
         memory: record allocations too.
     """
 
@@ -136,7 +136,7 @@ class NsysListener(Listener):
     """cudaProfilerStart and cudaProfilerStop, between which ``nsys profile --capture-range=cudaProfilerApi`` records.
 
     The ranges stand in its report as a hand-written loop would have them: ``Epoch 3, Iteration 91`` around
-    ``Forward``, ``Backward`` and ``Optimizer Step``. Without a card there is nothing to start, and ranges still reach
+    ``Forward``, ``Backward`` and ``Optimizer Step``. Without a GPU there is nothing to start, and ranges still reach
     whatever tool listens.
 
     Args:
@@ -156,7 +156,7 @@ class NsysListener(Listener):
     def remark(self) -> str:
         if self._device.type == "cuda":
             return ""
-        return "there is no card whose profiler could be started: the ranges reach whatever tool listens all along"
+        return "there is no GPU whose profiler could be started: the ranges reach whatever tool listens all along"
 
     def prepare(self) -> None:
         pass

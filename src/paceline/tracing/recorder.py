@@ -61,7 +61,7 @@ Measure = Callable[[int, int, Sequence[Ids]], StepMeta]
 class _Prepared:
     """A window that opens at the next step bound, or at this one."""
 
-    launching: contextlib.ExitStack
+    eager: contextlib.ExitStack
     seconds_before: float | None
     """A step, as the run goes by itself."""
     graphs: str
@@ -93,7 +93,7 @@ class WindowRecorder:
         listener: records inside.
         world: the ranks; every one of them has a recorder, and writes files of its own.
         device: what is waited for.
-        engine: has its steps launched inside, where it would replay them.
+        engine: has its steps run eagerly inside, where it would replay them.
         keeps_graphs: have it replay them all the same.
         measure: what a step was.
         about: what else window.json says: device, rates, path, settings.
@@ -209,7 +209,7 @@ class WindowRecorder:
         """Stop listening, and forget a window that is open or about to be: the run has failed."""
         if self._prepared is not None:
             # the engine learns that this is no ordinary end: the other ranks may not be here
-            with contextlib.suppress(_Failed), self._prepared.launching:
+            with contextlib.suppress(_Failed), self._prepared.eager:
                 raise _Failed
             # the run's own error is the one to tell: a device that is out of order fails again here
             with contextlib.suppress(RuntimeError):
@@ -225,10 +225,10 @@ class WindowRecorder:
             self._listener.start()  # what is prepared can only be taken back so
         self._listener.stop()
         self._listener.discard()
-        prepared.launching.close()
+        prepared.eager.close()
 
     def _prepare(self, step: int) -> _Prepared:
-        """A step ahead where there is one: the first that is launched, or watched, is slower than others."""
+        """A step ahead where there is one: the first that is eager, or watched, is slower than others."""
         timed_from, self._timed_from = self._timed_from, None
         before = None
         if timed_from is not None:
@@ -237,11 +237,11 @@ class WindowRecorder:
         engine = self._engine
         replays = isinstance(engine, Capturing) and engine.replays
         graphs = "none" if not replays else "replayed" if self._keeps_graphs else "launched"
-        launching = contextlib.ExitStack()
+        eager = contextlib.ExitStack()
         if isinstance(engine, Capturing) and not self._keeps_graphs:
-            launching.enter_context(engine.eager())
+            eager.enter_context(engine.eager())
         self._listener.prepare()
-        return _Prepared(launching=launching, seconds_before=before, graphs=graphs)
+        return _Prepared(eager=eager, seconds_before=before, graphs=graphs)
 
     def _begin(self, window: StepWindow, prepared: _Prepared) -> None:
         folder = self._folder / window.name
@@ -257,7 +257,7 @@ class WindowRecorder:
         # the device's last kernels belong to the window
         opened.seconds = (self._trained() - opened.trained) / len(opened.steps)
         self._listener.stop()
-        opened.prepared.launching.close()
+        opened.prepared.eager.close()
         self._prepared = None
 
     def _end(self) -> None:
@@ -333,9 +333,9 @@ def _cost(opened: _Open, folder: Path) -> str:
     told = f"traced {opened.window.told} into {folder.parent.name}/{folder.name}: {1000 * opened.seconds:.1f} ms a step"
     if before is None:
         return told
-    by_hand = "launched kernel by kernel, where they are replayed otherwise, and "
-    launched = by_hand if opened.prepared.graphs == "launched" else ""
-    return f"{told}, {1000 * before:.1f} ms before it; steps of a window are {launched}watched"
+    by_hand = "eager, where they are replayed otherwise, and "
+    eager = by_hand if opened.prepared.graphs == "launched" else ""
+    return f"{told}, {1000 * before:.1f} ms before it; steps of a window are {eager}watched"
 
 
 def _check_writable(folder: Path, name: str) -> None:

@@ -15,7 +15,7 @@ from paceline.contract.records import Notice
 from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset
 from paceline.engine.worth import flops_counter, peak_flops
-from paceline.machine.device import card_name
+from paceline.machine.device import gpu_name
 from paceline.recipe import Recipe
 from paceline.recipe.recipe import flatten
 from paceline.recipe.windows import step_windows
@@ -62,7 +62,7 @@ def recorder_for(
         raise RecipeError(f"trace.steps = {', '.join(part.steps)}", why, "--set trace.steps=[]")
     windows = step_windows(part.steps, total_steps, steps_per_epoch)
     if part.kind == "kineto" and build.device.type == "cuda" and UNDER_NSYS in os.environ:
-        why = "nsys listens to this process, and only one of the two can listen to a card"
+        why = "nsys listens to this process, and only one of the two can listen to a GPU"
         raise RecipeError("trace.kind = kineto under nsys", why, "--set trace.kind=nsys")
     listener: Listener = (
         NsysListener(build.device, partial(_iteration, steps_per_epoch))
@@ -106,10 +106,12 @@ def _measured(
 
 
 def _about(recipe: Recipe, build: Build, engine: Engine) -> Mapping[str, Any]:
-    card = card_name(build.device) if build.device.type == "cuda" else None
+    gpu = gpu_name(build.device) if build.device.type == "cuda" else None
+    execution = {**build.execution, **fused(build.model), **engine.execution}
     return {
-        "device": card or "cpu",
-        "peak_flops": peak_flops(card, recipe.techniques.precision),
-        "path": {**build.path, **fused(build.model), **engine.execution},
+        "device": gpu or "cpu",
+        "peak_flops": peak_flops(gpu, recipe.techniques.precision),
+        "execution": execution,
+        "path": execution,  # as earlier releases call it
         "settings": dict(flatten(recipe.resolved())),
     }

@@ -79,7 +79,7 @@ def figures(verdict: Verdict, budgets: Budgets) -> Iterator[str]:
         added = moment(verdict.added_seconds)
         yield f"{added} of the host gap are the window's own: the run replays graphs (trace.graph: keep traces those)"
     if verdict.mfu is not None:
-        at = "" if verdict.roofline is None else f"; {verdict.roofline:.0%} of a step at the card's roofline"
+        at = "" if verdict.roofline is None else f"; {verdict.roofline:.0%} of a step at the GPU's roofline"
         yield f"{verdict.mfu:.0%} of the peak's floating-point operations (MFU){at}"
     whole = sum(seconds for _, seconds in verdict.kinds)
     if whole:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.contract.errors import UserError
 from paceline.tracing.chrome import Trace, read_trace
@@ -62,12 +62,12 @@ class WindowFacts(_Facts):
     """``launched``: the run replays graphs, and launched its kernels one by one for the window's sake."""
     steps: tuple[TracedStep, ...] = ()
     peak_flops: float | None = None
-    path: dict[str, Any] = Field(default_factory=dict)
+    execution: dict[str, Any] = Field(default_factory=dict, validation_alias=AliasChoices("execution", "path"))
     settings: dict[str, Any] = Field(default_factory=dict)
     recompiles: tuple[Recompile, ...] = ()
 
     @property
-    def on_card(self) -> bool:
+    def on_gpu(self) -> bool:
         """Whether the steps were made on a device of its own."""
         return self.device != "cpu"
 
@@ -121,7 +121,7 @@ def read_window(folder: Path) -> Window:
         if (facts.rank, facts.first_step, facts.last_step) != (rank, first.first_step, first.last_step):
             why = f"it is of rank {facts.rank}, steps {facts.first_step} to {facts.last_step}"
             raise UserError(f"{path}: of another window", why, "put the files of one run's window into the folder")
-        trace = read_trace(folder / f"rank{rank}.trace.json.gz", operators=not facts.on_card)
+        trace = read_trace(folder / f"rank{rank}.trace.json.gz", operators=not facts.on_gpu)
         _check(folder, facts, trace)
         ranks.append(RankWindow(facts=facts, trace=trace))
     return Window(folder=folder, ranks=tuple(ranks))
@@ -158,13 +158,13 @@ def read_facts(path: Path) -> WindowFacts:
 
 
 def _check(folder: Path, facts: WindowFacts, trace: Trace) -> None:
-    """Refuse a trace that lacks steps, or what the card did in them."""
+    """Refuse a trace that lacks steps, or what the GPU did in them."""
     there = {span.step for span in trace.spans if span.name == "step"}
     missing = [step for step in range(facts.first_step, facts.last_step + 1) if step not in there]
     if missing:
         what = f"{folder}: rank {facts.rank}'s trace has no step {missing[0]}"
         raise UserError(what, "it was cut off, or is of another window", "trace the window again")
-    if facts.on_card and not len(trace.work.begin):
+    if facts.on_gpu and not len(trace.work.begin):
         what = f"{folder}: rank {facts.rank}'s trace has no kernels"
-        why = f"the profiler saw nothing of {facts.device}: only one tool at a time can look at a card"
+        why = f"the profiler saw nothing of {facts.device}: only one tool at a time can look at a GPU"
         raise UserError(what, why, "end other profilers, such as nsys or DCGM's, and trace again")

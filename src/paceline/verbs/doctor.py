@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.contract.files import cache_folder
-from paceline.machine.cards import peak_rates
 from paceline.machine.facts import Facts, ask, this_machine
+from paceline.machine.gpus import peak_rates
 
 GIB = 2**30
 
 LITTLE_ROOM_BYTES = 5 * GIB
 """Less free room than a pretrained model, its checkpoints and an encoded data set usually take."""
 
-CARD_PACKAGES = ("bitsandbytes", "torchao")
-"""Extras that serve machines with a card alone."""
+GPU_PACKAGES = ("bitsandbytes", "torchao")
+"""Extras that serve machines with a GPU alone."""
 
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 
@@ -40,10 +40,10 @@ class Finding:
 def doctor() -> Facts:
     """Print what this machine has and lacks, and return the facts.
 
-    Loads torch to see whether it works with the card; whatever is broken is printed, never raised.
+    Loads torch to see whether it works with the GPU; whatever is broken is printed, never raised.
     """
     facts = this_machine()
-    findings = [*machine(facts), *cards(facts), *links(facts), *packages(facts), *torch_works(facts), *rooms()]
+    findings = [*machine(facts), *gpus(facts), *links(facts), *packages(facts), *torch_works(facts), *rooms()]
     sys.stdout.write(shown(findings))
     return facts
 
@@ -88,33 +88,33 @@ def machine(facts: Facts) -> list[Finding]:
     return found
 
 
-def cards(facts: Facts) -> list[Finding]:
-    """Each card with the rates that are known of it, and why none can be used."""
+def gpus(facts: Facts) -> list[Finding]:
+    """Each GPU with the rates that are known of it, and why none can be used."""
     found = []
-    for index, card in enumerate(facts.cards):
-        parts = [card.name]
-        if card.memory_bytes:
-            parts.append(f"{card.memory_bytes / GIB:.0f} GiB")
-        if card.compute_capability:
-            parts.append("compute capability {}.{}".format(*card.compute_capability))
-        if rates := peak_rates(card.name):
+    for index, gpu in enumerate(facts.gpus):
+        parts = [gpu.name]
+        if gpu.memory_bytes:
+            parts.append(f"{gpu.memory_bytes / GIB:.0f} GiB")
+        if gpu.compute_capability:
+            parts.append("compute capability {}.{}".format(*gpu.compute_capability))
+        if rates := peak_rates(gpu.name):
             flops, kind = (rates.bf16_flops, "bf16") if rates.bf16_flops else (rates.fp16_flops, "fp16")
             parts.append(f"{flops / 1e12:.0f} TFLOP/s {kind}, {rates.memory_bytes_per_second / 1e12:.2f} TB/s at best")
-        parts.append(f"driver {card.driver}" if card.driver else "driver unknown")
-        found.append(Finding(f"card {index}", ", ".join(parts)))
+        parts.append(f"driver {gpu.driver}" if gpu.driver else "driver unknown")
+        found.append(Finding(f"GPU {index}", ", ".join(parts)))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
-        found.append(Finding("card setting", f"CUDA_VISIBLE_DEVICES={hidden}", "note"))
-    if not facts.cards:
-        found.append(Finding("card", f"{facts.cuda_problem}; runs use the CPU", "note"))
+        found.append(Finding("GPU setting", f"CUDA_VISIBLE_DEVICES={hidden}", "note"))
+    if not facts.gpus:
+        found.append(Finding("GPU", f"{facts.cuda_problem}; runs use the CPU", "note"))
     elif facts.cuda_problem:
-        found.append(Finding("card", facts.cuda_problem, "missing", _cuda_fix(facts)))
+        found.append(Finding("GPU", facts.cuda_problem, "missing", _cuda_fix(facts)))
     return found
 
 
 def links(facts: Facts) -> list[Finding]:
-    """How several cards are connected, as nvidia-smi draws it."""
-    if len(facts.cards) < 2:
+    """How several GPUs are connected, as nvidia-smi draws it."""
+    if len(facts.gpus) < 2:
         return []
     answer = ask(["nvidia-smi", "topo", "-m"])
     if answer is None:
@@ -139,7 +139,7 @@ def packages(facts: Facts) -> list[Finding]:
     for text in requirements:
         requirement = Requirement(text)
         extras = re.findall(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
-        useless = requirement.name in CARD_PACKAGES and not facts.cards
+        useless = requirement.name in GPU_PACKAGES and not facts.gpus
         if extras == ["dev"] or requirement.name == "paceline" or useless:
             continue
         if not _met(requirement.name, str(requirement.specifier)):
@@ -152,7 +152,7 @@ def packages(facts: Facts) -> list[Finding]:
 
 
 def torch_works(facts: Facts) -> list[Finding]:
-    """Whether torch loads, and computes on the card where there is one."""
+    """Whether torch loads, and computes on the GPU where there is one."""
     if facts.versions.get("torch") is None:
         return []
     try:

@@ -1,19 +1,18 @@
-"""``paceline memory``: what each stage of a run adds on a card, measured, beside what ``plan`` predicts."""
+"""``paceline memory``: what each stage of a run adds on a GPU, measured, beside what ``plan`` predicts."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from paceline.contract.errors import PacelineError, RecipeError, UserError, excerpt
 from paceline.contract.files import write_atomically
-from paceline.contract.records import MemoryPlan, MemoryStages, StageRecord
-from paceline.machine.facts import Card, Facts, this_machine
+from paceline.contract.records import FORMERLY, MemoryPlan, MemoryStages, StageRecord, plain
+from paceline.machine.facts import Facts, Gpu, this_machine
 from paceline.memory.measure import measure, taken_by_others
 from paceline.memory.predict import PlanFailed, Predictor
 from paceline.observe.formats import difference, printable, rate
@@ -29,7 +28,7 @@ Trace = Callable[[Recipe], MemoryPlan]
 Measure = Callable[[Recipe, Callable[[StageRecord], None]], MemoryStages]
 """What it took, see ``measure.measure``."""
 
-HEADINGS: Final = ("on the card", "added", "allocated", "peak", "predicted", "difference")
+HEADINGS: Final = ("on the GPU", "added", "allocated", "peak", "predicted", "difference")
 
 
 class NothingMeasured(PacelineError):
@@ -38,16 +37,16 @@ class NothingMeasured(PacelineError):
 
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """The memory of a recipe on this machine's card, and of the recipe with changes."""
+    """The memory of a recipe on this machine's GPU, and of the recipe with changes."""
 
     name: str
-    card: str
+    gpu: str = field(metadata={FORMERLY: "card"})
     ladder: tuple[MemoryStages, ...]
     """First the recipe as it is; each further one has one change, or several, more than the one before."""
 
     def plain(self) -> dict[str, Any]:
         """Nested plain data, sizes in bytes: what ``--json`` prints."""
-        return {"name": self.name, "card": self.card, "ladder": [_plain(found) for found in self.ladder]}
+        return {**plain(self), "ladder": [_plain(found) for found in self.ladder]}
 
 
 def memory(
@@ -57,7 +56,7 @@ def memory(
     out: str | Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Anatomy:
-    """Measure, stage by stage, what a run's first steps take of this machine's first card, beside the prediction.
+    """Measure, stage by stage, what a run's first steps take of this machine's first GPU, beside the prediction.
 
     Each rung of the ladder is measured in a process of its own. What cannot run, or runs out of memory, says why, and
     the others go on.
@@ -69,23 +68,23 @@ def memory(
         progress: told what is going on, each time that it takes seconds.
 
     Raises:
-        RecipeError: a change that is none, or a recipe that is not for a card.
-        UserError: there is no card; or nothing at all could be measured.
+        RecipeError: a change that is none, or a recipe that is not for a GPU.
+        UserError: there is no GPU; or nothing at all could be measured.
     """
     rungs = ladder(recipe, changes)
     here = this_machine()
     for _, rung in rungs:
         _refuse(rung, here)
-    card = here.cards[0]
+    gpu = here.gpus[0]
     with Predictor() as predictor:
 
         def trace(chosen: Recipe) -> MemoryPlan:
-            return predictor.plan(chosen, card, read_data=True)
+            return predictor.plan(chosen, gpu, read_data=True)
 
-        def on_card(chosen: Recipe, heard: Callable[[StageRecord], None]) -> MemoryStages:
-            return measure(chosen, others=taken_by_others(card), heard=heard)
+        def on_gpu(chosen: Recipe, heard: Callable[[StageRecord], None]) -> MemoryStages:
+            return measure(chosen, others=taken_by_others(gpu), heard=heard)
 
-        found = measured(rungs, card, here, on_card, trace, progress=progress)
+        found = measured(rungs, gpu, here, on_gpu, trace, progress=progress)
     if out is not None:
         write(found, Path(out))
     return found
@@ -113,7 +112,7 @@ def ladder(recipe: Recipe, changes: Sequence[str]) -> list[tuple[tuple[str, ...]
 
 def measured(
     rungs: Sequence[tuple[tuple[str, ...], Recipe]],
-    card: Card,
+    gpu: Gpu,
     here: Facts,
     measure: Measure,
     trace: Trace,
@@ -152,7 +151,7 @@ def measured(
     if not any(one.stages for one in found):
         first = found[0]
         raise NothingMeasured(f"{first.problem}\n{first.traceback}") if first.traceback else UserError(first.problem)
-    return Anatomy(name=rungs[0][1].name, card=card.name, ladder=tuple(found))
+    return Anatomy(name=rungs[0][1].name, gpu=gpu.name, ladder=tuple(found))
 
 
 def write(found: Anatomy, folder: Path) -> None:
@@ -164,7 +163,7 @@ def write(found: Anatomy, folder: Path) -> None:
     """
     import json
 
-    page = stages_page(found.name, found.card, found.ladder)
+    page = stages_page(found.name, found.gpu, found.ladder)
     try:
         write_atomically(folder / "memory.json", (json.dumps(found.plain(), indent=2) + "\n").encode())
         write_atomically(folder / "report.html", page.encode("utf-8", "backslashreplace"))
@@ -174,7 +173,7 @@ def write(found: Anatomy, folder: Path) -> None:
 
 def shown(found: Anatomy) -> str:
     """The ladder as plain lines."""
-    lines = [f"{printable(found.name)} on {printable(found.card)}, stage by stage", ""]
+    lines = [f"{printable(found.name)} on {printable(found.gpu)}, stage by stage", ""]
     for stages in found.ladder:
         lines += [*_rung(stages), ""]
     if len(found.ladder) > 1:
@@ -183,16 +182,16 @@ def shown(found: Anatomy) -> str:
 
 
 def _refuse(recipe: Recipe, here: Facts) -> None:
-    """What no card here can measure."""
-    plans = "paceline plan RECIPE --gpu h200 predicts it without a card"
+    """What no GPU here can measure."""
+    plans = "paceline plan RECIPE --gpu h200 predicts it without a GPU"
     if recipe.device == "cpu":
-        raise RecipeError("device = cpu", "it is a card's memory that is measured, and this run uses none", plans)
+        raise RecipeError("device = cpu", "it is a GPU's memory that is measured, and this run uses none", plans)
     if here.cuda_problem:
-        raise UserError("there is no card to measure on", here.cuda_problem, plans)
+        raise UserError("there is no GPU to measure on", here.cuda_problem, plans)
     if recipe.model.train == "features":
         raise RecipeError("model.train = features", "no step is made, so there are no stages", "--set model.train=all")
     if one_process(recipe.parallel.strategy):
-        why = "one card is measured, and it shares the work among several"
+        why = "one GPU is measured, and it shares the work among several"
         raise RecipeError(f"parallel.strategy = {recipe.parallel.strategy}", why, "--set parallel.strategy=auto")
     if recipe.data.source == "memory":
         raise RecipeError("data.source: missing", "there are no rows to take steps on", "--data FILE")
@@ -209,9 +208,9 @@ def _rung(stages: MemoryStages) -> Iterator[str]:
     if told := speed(stages):
         yield f"  speed: {told}"
     if stages.others:
-        yield f"  left out: {gib(stages.others)} that other programs had of the card before"
+        yield f"  left out: {gib(stages.others)} that other programs had of the GPU before"
     if stages.others is None and stages.stages:
-        yield "  the card's figures hold what other programs have of it: nvidia-smi did not tell"
+        yield "  the GPU's figures hold what other programs have of it: nvidia-smi did not tell"
     for title, problem in (("stopped", stages.problem), ("not predicted", stages.plan_problem)):
         first, *others = problem.splitlines() or [""]
         if first:
@@ -243,7 +242,7 @@ def _figures(stages: MemoryStages) -> Iterator[Sequence[str]]:
 
 
 def _side_by_side(found: Anatomy) -> Iterator[Sequence[str]]:
-    yield ("", "peak", "predicted", "on the card", "predicted", "ms a step", "samples/s", "")
+    yield ("", "peak", "predicted", "on the GPU", "predicted", "ms a step", "samples/s", "")
     unit = max(stages.total for stages in found.ladder)
     before = 0
     for stages in found.ladder:
@@ -278,10 +277,10 @@ def _table(rows: list[Sequence[str]]) -> Iterator[str]:
 
 
 def _plain(stages: MemoryStages) -> dict[str, Any]:
-    plain = dataclasses.asdict(stages)
-    for row, told in zip(rows(stages), plain["stages"], strict=True):
+    told_of: dict[str, Any] = plain(stages)
+    for row, told in zip(rows(stages), told_of["stages"], strict=True):
         told |= {"added": row.added, "predicted_peak": row.predicted}
     if stages.plan is not None:
-        plain["plan"]["total"] = stages.plan.total
+        told_of["plan"]["total"] = stages.plan.total
     most = {"peak": stages.peak, "reserved": stages.reserved, "context": stages.context, "total": stages.total}
-    return {**plain, **most}
+    return {**told_of, **most}

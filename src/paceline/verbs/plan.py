@@ -1,4 +1,4 @@
-"""``paceline plan``: a run's memory, what fits and what ``train`` would choose, before the run and without a card."""
+"""``paceline plan``: a run's memory, what fits and what ``train`` would choose, before the run and without a GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from paceline.contract.errors import RecipeError, UserError
-from paceline.contract.records import Decision, MemoryPlan
-from paceline.machine.cards import card_for, facts_with
-from paceline.machine.facts import Card, Facts, this_machine
+from paceline.contract.records import Decision, MemoryPlan, plain
+from paceline.machine.facts import Facts, Gpu, this_machine
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory.changes import (
     Change,
     PlanWith,
@@ -29,7 +29,7 @@ from paceline.recipe.choose import choose, num_processes
 from paceline.recipe.techniques import one_process, shards
 
 Trace = Callable[[Recipe, int], MemoryPlan]
-"""What one rank of a chosen recipe takes on so many cards, see ``Predictor.plan``."""
+"""What one rank of a chosen recipe takes on so many GPUs, see ``Predictor.plan``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +37,16 @@ class Plan:
     """What is known of a run before the run."""
 
     recipe: Recipe
-    """As ``train`` would choose it on a machine with these cards."""
+    """As ``train`` would choose it on a machine with these GPUs."""
     gpus: int
     memory: MemoryPlan
     """What one rank takes."""
     decisions: tuple[Decision, ...]
     """All that is chosen, with reasons."""
     usable_bytes: int | None
-    """What the plan may come to on the card, see ``usable_bytes``; None where its memory is not known."""
+    """What the plan may come to on the GPU, see ``usable_bytes``; None where its memory is not known."""
     largest: LargestMicroBatch | None
-    """None where the card's memory is not known, or no step is made (``model.train: features``)."""
+    """None where the GPU's memory is not known, or no step is made (``model.train: features``)."""
     largest_settings: tuple[str, ...]
     """What to set for it; empty where the recipe has it already, or there is none."""
     changes: tuple[TracedChange, ...]
@@ -56,17 +56,17 @@ class Plan:
 
     @property
     def spare_bytes(self) -> int | None:
-        """What is left of the card's memory; below 0 where the run does not fit; None where that is not known."""
+        """What is left of the GPU's memory; below 0 where the run does not fit; None where that is not known."""
         return None if self.usable_bytes is None else self.usable_bytes - self.memory.total
 
     @property
     def fits(self) -> bool | None:
-        """Whether the card can hold the run; None where its memory is not known."""
+        """Whether the GPU can hold the run; None where its memory is not known."""
         return None if self.spare_bytes is None else self.spare_bytes >= 0
 
     def plain(self) -> dict[str, Any]:
         """Nested plain data, sizes in bytes: what ``--json`` prints."""
-        memory, largest = dataclasses.asdict(self.memory), self.largest
+        memory, largest = plain(self.memory), self.largest
         del memory["decisions"]  # they are among the others
         return {
             "name": self.recipe.name,
@@ -111,43 +111,43 @@ def plan(
     read_data: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Work out the memory of a run, what fits and what ``train`` would choose, without the card.
+    """Work out the memory of a run, what fits and what ``train`` would choose, without the GPU.
 
-    The step that ``train`` would make is traced in a process of its own, on a stand-in for the card; neither a card nor
+    The step that ``train`` would make is traced in a process of its own, on a stand-in for the GPU; neither a GPU nor
     weights are needed.
 
     Args:
         recipe: the whole run.
-        gpu: a card's name or an amount of memory, ``h200``, ``a100-80gb``, ``24GiB``; None: this machine's first card.
-        gpus: cards, a process each; with ``parallel.strategy: dp``, those that the process sees.
+        gpu: a GPU's name or an amount of memory, ``h200``, ``a100-80gb``, ``24GiB``; None: this machine's first GPU.
+        gpus: GPUs, a process each; with ``parallel.strategy: dp``, those that the process sees.
         read_data: read and encode the data first, as a run would, to know their lengths. Else they are taken for as
             long as they may be, unless they were encoded before.
         progress: told what is traced, each time that it takes seconds.
 
     Raises:
-        UserError: an unknown card, or none; what ``train`` would say of the recipe there; a step that cannot be traced.
+        UserError: an unknown GPU, or none; what ``train`` would say of the recipe there; a step that cannot be traced.
 
     Example:
         >>> paceline.plan(paceline.Recipe.load("recipes/imdb_bert_large.yaml"), gpu="v100-32gb").fits
     """
     here = this_machine()
-    card = card_for(gpu) if gpu is not None else _first_card(here)
+    chosen_gpu = gpu_for(gpu) if gpu is not None else _first_gpu(here)
     with Predictor() as one, Predictor() as other:
 
         def trace_with(predictor: Predictor) -> Trace:
-            return lambda chosen, cards: predictor.plan(chosen, card, read_data=read_data, world_size=cards)
+            return lambda chosen, count: predictor.plan(chosen, chosen_gpu, read_data=read_data, world_size=count)
 
         # tracing is one thread's work, and most machines have more than one to give
         beside = None
         if here.cpu_count > 1:
             other.start()  # it imports while the first plan is made
             beside = trace_with(other)
-        return planned(recipe, card, here, trace_with(one), beside=beside, gpus=gpus, progress=progress)
+        return planned(recipe, chosen_gpu, here, trace_with(one), beside=beside, gpus=gpus, progress=progress)
 
 
 def planned(
     recipe: Recipe,
-    card: Card,
+    gpu: Gpu,
     here: Facts,
     trace: Trace,
     *,
@@ -155,38 +155,38 @@ def planned(
     gpus: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """The plan of ``recipe`` on a machine like ``here`` but for its cards, as ``trace`` finds the memory of a run.
+    """The plan of ``recipe`` on a machine like ``here`` but for its GPUs, as ``trace`` finds the memory of a run.
 
     Args:
         beside: the same as ``trace``, for another thread.
 
     Raises:
-        RecipeError: the recipe is not for cards, or cannot run on this one.
+        RecipeError: the recipe is not for GPUs, or cannot run on this one.
     """
     if recipe.device == "cpu":
-        raise RecipeError("device = cpu", "a plan is of a card's memory, and this run uses none", "--set device=auto")
+        raise RecipeError("device = cpu", "a plan is of a GPU's memory, and this run uses none", "--set device=auto")
 
-    def traced(make: Trace, settings: tuple[str, ...], cards: int) -> MemoryPlan:
-        changed = _chosen_for(recipe.with_settings(settings), card, cards, here)[0]
+    def traced(make: Trace, settings: tuple[str, ...], count: int) -> MemoryPlan:
+        changed = _chosen_for(recipe.with_settings(settings), gpu, count, here)[0]
         if progress:
-            progress(f"tracing the step {typed(settings, cards if cards != gpus else None)}".rstrip())
-        return make(changed, cards)
+            progress(f"tracing the step {typed(settings, count if count != gpus else None)}".rstrip())
+        return make(changed, count)
 
     plan_with = _Plans(traced, trace, beside, gpus)
-    chosen, decisions = _chosen_for(recipe, card, gpus, here)
+    chosen, decisions = _chosen_for(recipe, gpu, gpus, here)
     memory = plan_with(())
     final = chosen.with_settings(f"{decision.setting}={decision.value}" for decision in memory.decisions)
-    usable = None if card.memory_bytes is None else usable_bytes(card.memory_bytes)
+    usable = None if gpu.memory_bytes is None else usable_bytes(gpu.memory_bytes)
     too_large = usable is not None and memory.total > usable
     largest: LargestMicroBatch | None = None
     settings, changes = tuple[str, ...](), tuple[TracedChange, ...]()
-    with plan_with.made_ahead(single_changes(chosen, card) if too_large else ()):
+    with plan_with.made_ahead(single_changes(chosen, gpu) if too_large else ()):
         if usable is not None and recipe.model.train != "features":
             largest, settings = _largest(chosen, gpus, plan_with, usable)
         if usable is not None and too_large:
             most = largest.samples if largest else 0
             changes = cheapest_changes(
-                plan_with, recipe=chosen, card=card, plan=memory, limit_bytes=usable, largest=most, gpus=gpus
+                plan_with, recipe=chosen, gpu=gpu, plan=memory, limit_bytes=usable, largest=most, gpus=gpus
             )
     return Plan(
         recipe=final,
@@ -206,9 +206,9 @@ class _Plans:
     """Plans of a run with settings changed, as ``PlanWith``; each is made once.
 
     Args:
-        make: traces with what it is given: settings, on so many cards.
+        make: traces with what it is given: settings, on so many GPUs.
         beside: the same as ``trace``, for another thread; None: there is none.
-        gpus: cards, where no other number is given.
+        gpus: GPUs, where no other number is given.
     """
 
     def __init__(
@@ -246,13 +246,13 @@ class _Plans:
                 coming.cancel()
 
 
-def _chosen_for(recipe: Recipe, card: Card, gpus: int, here: Facts) -> tuple[Recipe, tuple[Decision, ...]]:
-    """What ``train`` would choose on a machine like ``here`` with so many of this card."""
+def _chosen_for(recipe: Recipe, gpu: Gpu, gpus: int, here: Facts) -> tuple[Recipe, tuple[Decision, ...]]:
+    """What ``train`` would choose on a machine like ``here`` with so many of this GPU."""
     strategy = recipe.parallel.strategy
     if one_process(strategy) and gpus == 1:
-        why = "it deals a batch to several cards, and a plan is of one unless it is told"
+        why = "it splits a batch over several GPUs, and a plan is of one unless it is told"
         raise RecipeError(f"parallel.strategy = {strategy}", why, "--gpus 2, or as many as the process will see")
-    return choose(recipe, facts_with([card] * gpus, here), num_processes(recipe, gpus))
+    return choose(recipe, facts_with([gpu] * gpus, here), num_processes(recipe, gpus))
 
 
 def _formula(recipe: Recipe, memory: MemoryPlan, gpus: int) -> Textbook:
@@ -266,11 +266,11 @@ def _formula(recipe: Recipe, memory: MemoryPlan, gpus: int) -> Textbook:
     )
 
 
-def _first_card(here: Facts) -> Card:
-    if here.cards:
-        return here.cards[0]
-    why = f"{here.cuda_problem}, and a plan is of a card"
-    raise UserError("--gpu: missing", why, "--gpu h200, the name of a card; or its memory: --gpu 24GiB")
+def _first_gpu(here: Facts) -> Gpu:
+    if here.gpus:
+        return here.gpus[0]
+    why = f"{here.cuda_problem}, and a plan is of a GPU"
+    raise UserError("--gpu: missing", why, "--gpu h200, the name of a GPU; or its memory: --gpu 24GiB")
 
 
 def _largest(chosen: Recipe, gpus: int, plan_with: PlanWith, usable: int) -> tuple[LargestMicroBatch, tuple[str, ...]]:

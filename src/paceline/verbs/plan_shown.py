@@ -64,9 +64,9 @@ def draw(plan: Plan, console: Console) -> None:
 def sections(plan: Plan) -> Iterator[tuple[str, Rows]]:
     """Titles, and what stands below them."""
     memory = plan.memory
-    yield f"{printable(plan.recipe.name)} on {_cards(plan)}", list(_headline(plan))
+    yield f"{printable(plan.recipe.name)} on {_gpus(plan)}", list(_headline(plan))
     yield f"alive at the peak, {MOMENTS.get(memory.moment, memory.moment)}", list(_anatomy(memory))
-    yield verdict(plan), list(_on_the_card(plan))
+    yield verdict(plan), list(_on_the_gpu(plan))
     if plan.largest is not None:
         yield "largest micro-batch that fits", _largest_told(plan, plan.largest)
     if plan.fits is False:
@@ -78,7 +78,7 @@ def sections(plan: Plan) -> Iterator[tuple[str, Rows]]:
 def verdict(plan: Plan) -> str:
     """Whether it fits, in a line."""
     if plan.spare_bytes is None:
-        return "whether it fits is not known: the memory of this card is not"
+        return "whether it fits is not known: the memory of this GPU is not"
     return f"fits, with {gib(plan.spare_bytes)} to spare" if plan.fits else f"does not fit, by {gib(-plan.spare_bytes)}"
 
 
@@ -124,7 +124,7 @@ def _anatomy(memory: MemoryPlan) -> Iterator[tuple[str, str]]:
     yield "by phase", f"at most: {', '.join(highest)}"
 
 
-def _on_the_card(plan: Plan) -> Iterator[tuple[str, str]]:
+def _on_the_gpu(plan: Plan) -> Iterator[tuple[str, str]]:
     memory = plan.memory
     for name, num_bytes, remark in (
         ("allocated", memory.allocated, "by tensors, at the peak"),
@@ -138,7 +138,7 @@ def _on_the_card(plan: Plan) -> Iterator[tuple[str, str]]:
         yield name, f"{gib(num_bytes, memory.total, 9)}  {remark}"
     if memory.capacity is not None and plan.usable_bytes is not None:
         remark = f"{gib(plan.usable_bytes)} counted on: CUDA gives programs up to 2 % less, a plan may be 2 % too low"
-        yield "card", f"{gib(memory.capacity, width=9)}  {remark}"
+        yield "GPU", f"{gib(memory.capacity, width=9)}  {remark}"
 
 
 def _largest_told(plan: Plan, largest: LargestMicroBatch) -> Rows:
@@ -150,7 +150,7 @@ def _largest_told(plan: Plan, largest: LargestMicroBatch) -> Rows:
     if largest.too_large is not None:
         told += f"; {largest.too_large:,} do not fit"
     elif num_processes(plan.recipe, plan.gpus) > 1:
-        told += ": a card's share of the batch"
+        told += ": a GPU's share of the batch"
     else:
         told += ": the whole batch" if largest.samples == batch else ": all training samples"
     return [("samples", told), *([("set", typed(plan.largest_settings))] if plan.largest_settings else [])]
@@ -165,7 +165,7 @@ def _changes_told(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "", f"saves {gib(made.saving_bytes)}: {gib(made.plan.total)} in all, {then}"
         yield "", f"{change.speed}; result: {change.preserves}"
     if not any(made.fits for made in plan.changes):
-        yield "", "none is enough: a card with more memory, shorter texts or smaller images, or a smaller model"
+        yield "", "none is enough: a GPU with more memory, shorter texts or smaller images, or a smaller model"
 
 
 def _chosen(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -180,7 +180,7 @@ def _beside(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "assumed" if index == 0 else "", printable(text)
 
 
-def _cards(plan: Plan) -> str:
-    name = printable(plan.memory.card)
+def _gpus(plan: Plan) -> str:
+    name = printable(plan.memory.gpu)
     which = "the first" if one_process(plan.recipe.parallel.strategy) else "one"
     return name if plan.gpus == 1 else f"{which} of {plan.gpus} x {name}"

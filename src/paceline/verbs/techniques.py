@@ -33,9 +33,9 @@ def unavailable(entry: TechniqueEntry, value: object, facts: Facts) -> str | Non
     try:
         _chosen(facts, f"{entry.setting}={written(value)}")
     except RecipeError as error:
-        # that a card is needed says little where one is there and cannot be used
-        needs_card = facts.cuda_problem is not None and "device" in error.why
-        return f"no card can be used: {facts.cuda_problem}" if needs_card else error.why
+        # that a GPU is needed says little where one is there and cannot be used
+        needs_gpu = facts.cuda_problem is not None and "device" in error.why
+        return f"no GPU can be used: {facts.cuda_problem}" if needs_gpu else error.why
     return None
 
 
@@ -47,10 +47,10 @@ def _chosen(facts: Facts, *settings: str) -> tuple[Recipe, dict[str, str]]:
 
 
 def _machine(facts: Facts) -> str:
-    names = [f"{card.name} (compute capability {_dotted(card.compute_capability)})" for card in facts.cards]
+    names = [f"{gpu.name} (compute capability {_dotted(gpu.compute_capability)})" for gpu in facts.gpus]
     versions = [f"{name} {facts.versions.get(name) or 'not installed'}" for name in ("torch", "triton")]
     built = f"built for CUDA {facts.torch_cuda}" if facts.torch_cuda else "built without CUDA"
-    problem = f"; no card can be used: {facts.cuda_problem}" if facts.cuda_problem else ""
+    problem = f"; no GPU can be used: {facts.cuda_problem}" if facts.cuda_problem else ""
     return f"this machine: {', '.join([*names, *versions])} ({built}){problem}".replace(") (", ", ")
 
 
@@ -63,7 +63,7 @@ def _shown(entry: TechniqueEntry, facts: Facts) -> str:
         *_here(entry, field, facts),
         # what auto makes of it is told above, as it is on this machine
         *((label, text) for label, text in told(entry) if label != "auto"),
-        ("card", entry.card),
+        ("page", entry.page),
     ]
     labels = [label for label, _ in lines]
     shown = ("" if label == before else label for label, before in zip(labels, ["", *labels], strict=False))

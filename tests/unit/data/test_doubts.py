@@ -4,7 +4,7 @@ import pytest
 
 from paceline.data.doubts import doubts
 from paceline.data.sources import read
-from paceline.data.splits import deal, duplicate_keys
+from paceline.data.splits import duplicate_keys, split_rows
 from paceline.recipe.parts import DataPart
 
 
@@ -12,7 +12,7 @@ def told(rows, task="auto", **settings):
     part = DataPart(source="memory", **settings)
     table = read(part, task=task, rows=[{"text": text, "label": label} for text, label in rows])
     keys = duplicate_keys(table)
-    return list(doubts(table, keys, deal(table.labels, table.kind, keys, table.splits, part.splits).splits))
+    return list(doubts(table, keys, split_rows(table.labels, table.kind, keys, table.splits, part.splits).splits))
 
 
 def plain(count, labels=("pos", "neg")):

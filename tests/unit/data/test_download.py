@@ -151,7 +151,7 @@ def test_files_that_are_there_are_not_fetched_again(server: Server, tmp_path: Pa
     assert len(server.asked) == 1
     first["test"].unlink()
     _get(server, tmp_path)
-    assert {name: path.read_bytes() for name, path in first.items()} == content, "the deal is seeded"
+    assert {name: path.read_bytes() for name, path in first.items()} == content, "the split is seeded"
 
 
 def test_a_cut_connection_is_taken_up_where_it_broke(server: Server, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Ranks deal each step's samples among themselves: nothing is lost, nobody waits long, and no rank has to be asked."""
+"""Ranks share out each step's samples among themselves: nothing is lost, nobody waits long, and no rank has to be
+asked."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.contract.errors import RecipeError
-from paceline.data.order import OrderState, ShuffledOrder, StepPlan, check_world, deal
+from paceline.data.order import OrderState, ShuffledOrder, StepPlan, check_world, split_evenly
 
 
 def review_lengths(samples: int, seed: int = 0) -> np.ndarray:
@@ -38,9 +39,9 @@ def test_ranks_share_the_global_batch_whatever_the_sizes(seed: int) -> None:
         plans = ranks_of(order, at, world_size)
         expected = alone.plan(at).samples
         assert all(np.array_equal(plan.samples, expected) for plan in plans)
-        dealt = [np.concatenate(plan.microbatches) for plan in plans]
-        assert sorted(np.concatenate(dealt)) == sorted(expected), "a sample is lost, or dealt twice"
-        counts = [len(share) for share in dealt]
+        split = [np.concatenate(plan.microbatches) for plan in plans]
+        assert sorted(np.concatenate(split)) == sorted(expected), "a sample is lost, or given twice"
+        counts = [len(share) for share in split]
         assert max(counts) - min(counts) <= 1
         assert {len(plan.microbatches) for plan in plans} == {-(-max(counts) // micro)}
         place = {sample: index for index, sample in enumerate(expected)}
@@ -78,10 +79,10 @@ def test_no_rank_has_much_more_tokens_than_the_mean(
         assert pieces.max() / pieces.mean() <= most_in_pieces, f"step {at.step}: {pieces}"
         # what is met at the same place of the step is fullest first
         assert np.all(np.diff(pieces, axis=1) <= 0)
-        dealt = [lengths[plans[0].samples[rank::world_size]].sum() for rank in range(world_size)]
-        random.append(max(dealt) / np.mean(dealt))
+        split = [lengths[plans[0].samples[rank::world_size]].sum() for rank in range(world_size)]
+        random.append(max(split) / np.mean(split))
         at = order.after(at)
-    assert np.mean(random) > 1.04, "a plain deal would do: this test shows nothing"
+    assert np.mean(random) > 1.04, "a plain split would do: this test shows nothing"
 
 
 def test_ranks_agree_without_a_word_whatever_they_planned_before() -> None:
@@ -149,12 +150,12 @@ def test_without_lengths_ranks_take_turns() -> None:
     ids=["empty texts", "equal", "one long", "enormous", "sorted", "one", "none", "powers"],
 )
 @pytest.mark.parametrize("parts", [1, 2, 3, 8])
-def test_odd_lengths_are_dealt_with_counts_within_one(lengths: list[int], parts: int) -> None:
-    dealt = deal(np.array(lengths, dtype=np.int64), parts)
-    counts = np.bincount(dealt, minlength=parts)
+def test_odd_lengths_are_split_with_counts_within_one(lengths: list[int], parts: int) -> None:
+    split = split_evenly(np.array(lengths, dtype=np.int64), parts)
+    counts = np.bincount(split, minlength=parts)
     assert len(counts) == parts
     assert counts.max() - counts.min() <= 1
-    assert len(dealt) == len(lengths)
+    assert len(split) == len(lengths)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -162,15 +163,15 @@ def test_close_to_the_best_of_all_deals(seed: int) -> None:
     lengths = review_lengths(10, seed)
     whole = lengths.sum()
     best = min(max(s, whole - s) for s in (lengths[list(half)].sum() for half in itertools.combinations(range(10), 5)))
-    ours = np.bincount(deal(lengths, 2), lengths).max()
+    ours = np.bincount(split_evenly(lengths, 2), lengths).max()
     assert best <= ours <= 1.02 * best
 
 
 def test_what_rounds_leave_uneven_an_exchange_mends() -> None:
     # rounds: 11 | 5, 11 + 4 | 5 + 4, 15 + 1 | 9 + 1; then a 4 goes for a 1
     lengths = np.array([11, 5, 4, 4, 1, 1], dtype=np.int64)
-    assert np.bincount(deal(lengths, 2), lengths).tolist() == [13, 13]
-    assert np.bincount(deal(lengths, 2)).tolist() == [3, 3]
+    assert np.bincount(split_evenly(lengths, 2), lengths).tolist() == [13, 13]
+    assert np.bincount(split_evenly(lengths, 2)).tolist() == [3, 3]
 
 
 def test_every_rank_needs_a_sample() -> None:
@@ -185,8 +186,10 @@ def test_the_first_rank_sees_what_every_rank_takes_and_deals_each_step_once(
     lengths: np.ndarray | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = ShuffledOrder(np.arange(64), micro_batch_size=3, lengths=lengths)
-    at, dealt = start(27), list[int]()
-    monkeypatch.setattr("paceline.data.order.deal", lambda sizes, parts: dealt.append(parts) or deal(sizes, parts))
+    at, split = start(27), list[int]()
+    monkeypatch.setattr(
+        "paceline.data.order.split_evenly", lambda sizes, parts: split.append(parts) or split_evenly(sizes, parts)
+    )
     for _ in range(5):
         order.plan(at, 0, 4)
         order.plan(order.after(at), 0, 4)  # read ahead
@@ -195,7 +198,7 @@ def test_the_first_rank_sees_what_every_rank_takes_and_deals_each_step_once(
         assert len(seen) == len(expected)
         assert all(map(np.array_equal, seen, expected))
         at = order.after(at)
-    assert dealt.count(4) == 6, "the ranks' shares of a step were worked out more than once"
+    assert split.count(4) == 6, "the ranks' shares of a step were worked out more than once"
     assert [list(ids) for ids in order.of_all_ranks(start(27), 1)] == [
         list(i) for i in order.plan(start(27)).microbatches
     ]

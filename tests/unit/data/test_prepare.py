@@ -92,7 +92,7 @@ def _same(one: Dataset, other: Dataset) -> bool:
     )
 
 
-def test_texts_are_dealt_labelled_and_encoded(tmp_path: Path) -> None:
+def test_texts_are_split_labelled_and_encoded(tmp_path: Path) -> None:
     tokenizer = Words()
     dataset = _prepare(_part(_write(tmp_path / "data.jsonl", _rows())), None, tokenizer)
     assert isinstance(dataset.inputs, Tokens)
@@ -136,7 +136,7 @@ def test_encoding_ends_when_it_is_no_longer_wanted(tmp_path: Path) -> None:
     assert not cache.exists(), "half a data set is remembered"
 
 
-def test_what_happens_on_the_card_does_not_encode_anew(tmp_path: Path) -> None:
+def test_what_happens_on_the_gpu_does_not_encode_anew(tmp_path: Path) -> None:
     path, cache = _write(tmp_path / "data.jsonl", _rows()), tmp_path / "cache"
     _prepare(_part(path), cache)
     _prepare(_part(path, resident=False, augment={"flip": True}), cache)

@@ -34,7 +34,7 @@ def test_a_world_of_one_is_alone() -> None:
 
 def summed(world: World, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
     tensor = torch.full((3, 2), world.rank + 1, dtype=dtype)
-    return tensor, world.sum_(tensor) is tensor
+    return tensor, world.all_reduce(tensor) is tensor
 
 
 @SIZES
@@ -47,8 +47,8 @@ def test_sums_are_in_place(size: int, dtype: torch.dtype) -> None:
 
 def summed_beside_other_work(world: World) -> tuple[list[float], list[float]]:
     tensors = [torch.full((1000,), float(10**number * (world.rank + 1))) for number in range(3)]
-    waits = [world.start_sum_(tensor) for tensor in tensors]
-    between = [world.sum_(torch.tensor([1.0])).item(), float(world.any(True))]
+    waits = [world.start_all_reduce(tensor) for tensor in tensors]
+    between = [world.all_reduce(torch.tensor([1.0])).item(), float(world.any(True))]
     for wait in waits:
         wait()
     return [tensor.unique().item() for tensor in tensors], between

@@ -53,7 +53,7 @@ def tcp() -> str:
 
 def meets(rank: int, size: int, init_method: str, timeout_seconds: float = 20) -> list[Any]:
     with joined(at(rank, size, init_method), device=CPU, timeout_seconds=timeout_seconds) as world:
-        return [world.sum_(torch.ones(1)).item(), *world.gather(rank)]
+        return [world.all_reduce(torch.ones(1)).item(), *world.gather(rank)]
 
 
 @SIZES
@@ -239,10 +239,10 @@ def test_ranks_of_several_machines_choose_no_interface_and_do_not_wait_for_each_
 # who is on which machine
 
 
-def counts_itself(rank: int, init_method: str, cards: list[str | None], leads: int) -> tuple[int, str | None, bool]:
+def counts_itself(rank: int, init_method: str, gpus: list[str | None], leads: int) -> tuple[int, str | None, bool]:
     """Local rank, chosen interface, and whether it waited for rank ``leads`` to go first."""
-    if cards[rank] is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(cards[rank])
+    if gpus[rank] is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpus[rank])
     place = at(rank, 2, init_method, local_rank=0, local_world_size=1, is_local_guessed=True)
     with joined(place, device=CPU, timeout_seconds=20) as world:
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -261,7 +261,7 @@ def test_ranks_that_meet_at_the_machines_own_address_count_themselves() -> None:
     assert found == [(0, loopback, True), (1, loopback, True)]
 
 
-def test_ranks_that_were_left_a_card_each_take_the_first_they_see() -> None:
+def test_ranks_that_were_left_a_gpu_each_take_the_first_they_see() -> None:
     found = run_processes(counts_itself, 2, tcp(), ["0", "1"], 0)
     assert [local for local, _, _ in found] == [0, 0]
 
@@ -274,7 +274,7 @@ def from_two_machines(rank: int, init_method: str) -> tuple[int, str | None]:
 
 
 def test_ranks_that_meet_in_a_file_may_be_on_two_machines(tmp_path: Path) -> None:
-    """Each has the first card of its own, and none listens on loopback for the other."""
+    """Each has the first GPU of its own, and none listens on loopback for the other."""
     assert run_processes(from_two_machines, 2, f"file://{tmp_path}/ranks") == [(0, None)] * 2
 
 
@@ -374,7 +374,7 @@ attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 with joined(place, device=torch.device("cpu"), timeout_seconds=30) as world:
     if attempt < int(sys.argv[1]) and place.rank == 1:
         os._exit(9)
-    found = f"{world.sum_(torch.ones(1)).item()} {world.gather(place.rank)}"
+    found = f"{world.all_reduce(torch.ones(1)).item()} {world.gather(place.rank)}"
     os.write(1, f"rank {place.rank} {place.started} {attempt}: {found}\n".encode())
 """
 
@@ -397,7 +397,7 @@ def meets_at_an_agents(rank: int, port: int) -> list[Any]:
     found = []
     for _ in range(2):
         with joined(at(rank, 2, "env://", started="torchrun"), device=CPU, timeout_seconds=20) as world:
-            found.append([world.sum_(torch.ones(1)).item(), *world.gather(rank)])
+            found.append([world.all_reduce(torch.ones(1)).item(), *world.gather(rank)])
     return found
 
 
@@ -427,7 +427,7 @@ def test_ranks_join_again_when_torchrun_restarts_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "device", "message"),
     [
-        ("nccl", "cpu", r"parallel.backend = nccl\n  why: it moves data between cards, and this run is on the cpu"),
+        ("nccl", "cpu", r"parallel.backend = nccl\n  why: it moves data between GPUs, and this run is on the cpu"),
         (
             "mpi",
             "cpu",
@@ -457,17 +457,17 @@ def test_nccl_that_is_not_built_in_is_refused(monkeypatch: pytest.MonkeyPatch) -
         pass
 
 
-def joins_with_one_card(rank: int, init_method: str) -> str:
+def joins_with_one_gpu(rank: int, init_method: str) -> str:
     torch.cuda.device_count = lambda: 1
     torch.cuda.set_device = lambda device: None
     with joined(at(rank, 2, init_method), backend="gloo", device=torch.device("cuda"), timeout_seconds=30):
         return "joined"
 
 
-def test_a_rank_without_a_card_is_refused_and_the_others_hear_of_it() -> None:
-    (other, seconds), (refused, _) = run_processes(outcome, 2, "joins_with_one_card", tcp())
-    assert refused.startswith("UserError: LOCAL_RANK = 1: no card for rank 1"), refused
-    assert other.startswith("LostRank: rank 1 failed: LOCAL_RANK = 1: no card for rank 1"), other
+def test_a_rank_without_a_gpu_is_refused_and_the_others_hear_of_it() -> None:
+    (other, seconds), (refused, _) = run_processes(outcome, 2, "joins_with_one_gpu", tcp())
+    assert refused.startswith("UserError: LOCAL_RANK = 1: no GPU for rank 1"), refused
+    assert other.startswith("LostRank: rank 1 failed: LOCAL_RANK = 1: no GPU for rank 1"), other
     assert seconds < LONG_SECONDS, "nobody waits for the time-out"
 
 
@@ -658,7 +658,7 @@ def test_different_library_versions_are_named(package: str) -> None:
 WAITS = {
     "barrier": lambda world: world.barrier("the first step"),
     "any": lambda world: world.any(False),
-    "start_sum_": lambda world: world.start_sum_(torch.ones(1))(),
+    "start_all_reduce": lambda world: world.start_all_reduce(torch.ones(1))(),
 }
 
 
@@ -735,7 +735,7 @@ def fails_in_a_sum(rank: int, init_method: str) -> str:
     with joined(at(rank, 2, init_method), device=CPU, timeout_seconds=30) as world:
         if rank == 0:
             raise ValueError("bad batch")
-        world.sum_(torch.ones(1))
+        world.all_reduce(torch.ones(1))
     return "passed"
 
 

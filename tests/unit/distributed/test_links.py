@@ -1,4 +1,4 @@
-"""What is known of the links between cards."""
+"""What is known of the links between GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from paceline.distributed import links
 from paceline.distributed.links import link_rate
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 
 STATUS = """GPU 0: NVIDIA H200 (UUID: GPU-0)
 \t Link 0: 26.562 GB/s
@@ -23,8 +23,8 @@ GPU 1: NVIDIA H200 (UUID: GPU-1)
 
 
 def facts(*capabilities: tuple[int, int] | None) -> Facts:
-    cards = tuple(Card(name="card", compute_capability=capability) for capability in capabilities)
-    return Facts(python="3.12", platform="x", cpu_model=None, cpu_count=1, memory_bytes=None, cards=cards)
+    gpus = tuple(Gpu(name="gpu", compute_capability=capability) for capability in capabilities)
+    return Facts(python="3.12", platform="x", cpu_model=None, cpu_count=1, memory_bytes=None, gpus=gpus)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def facts(*capabilities: tuple[int, int] | None) -> Facts:
         ([(9, 0)], "GPU 0: NVIDIA H100 PCIe (UUID: GPU-0)\n\t Link 0: <inactive>\n", None),
         ([], STATUS, None),
     ],
-    ids=["fewest", "B200", "H200", "A100", "mixed", "unlisted", "unknown", "no answer", "no links", "no cards"],
+    ids=["fewest", "B200", "H200", "A100", "mixed", "unlisted", "unknown", "no answer", "no links", "no GPUs"],
 )
 def test_the_links_limit_is_known_or_not_shown(capabilities: list[Any], status: str, rate: float | None) -> None:
     assert link_rate(facts(*capabilities), status) == rate
@@ -51,7 +51,7 @@ def test_the_links_limit_is_known_or_not_shown(capabilities: list[Any], status: 
     ("other", "limit"),
     [(["same", 25e9], 25e9), (["same", 900e9], 50e9), (["same", None], None), (["another machine", 50e9], None)],
 )
-def test_the_slowest_card_of_one_machine_is_the_limit(
+def test_the_slowest_gpu_of_one_machine_is_the_limit(
     other: list[Any], limit: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "ask", lambda command: STATUS)

@@ -15,7 +15,7 @@ from paceline.engine.statistics import kept_from_filler, running_statistics, set
 from paceline.optim.flat import ALIGNMENT, FlatLayout
 from paceline.optim.gradients import FlatGradients
 from paceline.seams import World
-from paceline.strategies.ddp.buckets import BucketSums, Reduction
+from paceline.strategies.ddp.buckets import BucketAllReduce, Reduction
 
 
 @final
@@ -28,10 +28,10 @@ class Likes(World):
         self.size, self.begun, self.ended = size, [], 0
         self.others: Sequence[Tensor] | None = None
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor.mul_(self.size)
 
-    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         self.begun.append(tensor)
 
         def wait() -> None:
@@ -74,7 +74,7 @@ def summed(model: nn.Module, world: World, layout: FlatLayout | None = None, **m
     return FlatGradients(
         layout.parameters,
         layout,
-        partial(BucketSums, reduction=Reduction(world, tuple(model.parameters()), **more)),
+        partial(BucketAllReduce, reduction=Reduction(world, tuple(model.parameters()), **more)),
     )
 
 
@@ -201,35 +201,35 @@ class Stream:
 
 @final
 class Event:
-    """Notes when it is recorded."""
+    """Notes when it is captured."""
 
     def __init__(self, log: list[Any], number: int) -> None:
         self._log, self.number = log, number
 
     def record(self) -> None:
-        self._log.append(("recorded", self.number))
+        self._log.append(("captured", self.number))
 
 
-def test_a_recorded_backward_pass_sums_nothing_and_its_replays_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_backward_pass_sums_nothing_and_its_replays_do(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[Any] = []
-    recorded = [True]
+    captured = [True]
     module = "paceline.strategies.ddp.buckets"
     monkeypatch.setattr(f"{module}._stream", lambda device: Stream(log))
     monkeypatch.setattr(f"{module}._on", lambda stream, device: contextlib.nullcontext())
-    monkeypatch.setattr(f"{module}._is_recorded", lambda device: recorded[0])
+    monkeypatch.setattr(f"{module}._is_capturing", lambda device: captured[0])
     model, world = stack(), Likes()
     gradients, inputs = summed(model, world, bucket_bytes=1), torch.randn(5, 16)
     for number, bucket in enumerate(gradients._sums.buckets):
         bucket.complete = Event(log, number)
     gradients.add(model(inputs).square().sum(), first=True, last=True)
-    assert log == [("recorded", number) for number in range(8)]
+    assert log == [("captured", number) for number in range(8)]
     assert world.begun == []
     for replay in (1, 2):
         log.clear()
         gradients.finish()
         assert log == [("waits", number) for number in range(8)]
         assert len(world.begun) == world.ended == 8 * replay
-    recorded[0] = False  # a shape that is launched
+    captured[0] = False  # a shape that runs eagerly
     log.clear()
     gradients.add(model(inputs).square().sum(), first=True, last=True)
     assert len(world.begun) == 24

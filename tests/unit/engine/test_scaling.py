@@ -1,4 +1,4 @@
-"""fp16's loss scale is arithmetic, and needs no card: a step under it is a step without it."""
+"""fp16's loss scale is arithmetic, and needs no GPU: a step under it is a step without it."""
 
 from __future__ import annotations
 

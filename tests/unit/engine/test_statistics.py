@@ -173,6 +173,6 @@ def test_a_model_without_batch_normalisation_is_not_run(monkeypatch: pytest.Monk
     check(build, LoopPart(batch_size=4), 41, 4)
 
 
-def test_ranks_are_dealt_two_where_a_batch_is_normalised() -> None:
+def test_ranks_get_two_where_a_batch_is_normalised() -> None:
     norms = (nn.BatchNorm1d(2), nn.BatchNorm2d(2, track_running_stats=False), nn.SyncBatchNorm(2), nn.LayerNorm(2))
     assert [fewest_together(nn.Sequential(nn.ReLU(), norm)) for norm in norms] == [2, 2, 2, 1]

@@ -27,7 +27,7 @@ RANDOM = {"source": "builtin:random", "random": {"samples": 32, "length": 8, "vo
 
 
 class Texts(nn.Module):
-    """A model with a table of 10 words."""
+    """A model with an embedding of 10 rows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,8 +17,8 @@ from paceline.optim.updates import DeviceGated, FlatAdam, FlatSgd, HostGated, Up
 from paceline.recipe.parts import GroupPart, OptimizerPart, SchedulePart
 
 CPU = torch.device("cpu")
-# anything but a CPU gets what a card gets; the tensors are on the CPU all the same
-CARD = torch.device("meta")
+# anything but a CPU gets what a GPU gets; the tensors are on the CPU all the same
+GPU = torch.device("meta")
 
 
 def groups(model: nn.Module, part: OptimizerPart) -> list[ParameterGroup]:
@@ -30,7 +30,7 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2))
 
 
-def built(module: nn.Module, kind: str = "adamw", device: torch.device = CARD) -> tuple[Updates, Gradients]:
+def built(module: nn.Module, kind: str = "adamw", device: torch.device = GPU) -> tuple[Updates, Gradients]:
     part = OptimizerPart(type=kind, groups=(GroupPart(match="2.*"),))
     found = groups(module, part)
     return build_updates(found, part, np.full((9, len(found)), 0.1), device)
@@ -50,9 +50,9 @@ def step(module: nn.Module, updates: Updates, gradients: Gradients, finite: bool
     [
         ("adamw", CPU, HostGated),
         ("sgd", CPU, HostGated),
-        ("adamw", CARD, FlatAdam),
-        ("adam", CARD, FlatAdam),
-        ("sgd", CARD, FlatSgd),
+        ("adamw", GPU, FlatAdam),
+        ("adam", GPU, FlatAdam),
+        ("sgd", GPU, FlatSgd),
     ],
 )
 def test_the_updates_of_a_recipe(kind: str, device: torch.device, expected: type) -> None:
@@ -62,7 +62,7 @@ def test_the_updates_of_a_recipe(kind: str, device: torch.device, expected: type
     assert {id(p) for p in updates.parameters} == {id(p) for p in module.parameters()}
 
 
-def test_what_can_be_recorded_and_why_not() -> None:
+def test_what_can_be_captured_and_why_not() -> None:
     module = model()
     host, _ = built(module, device=CPU)
     assert host.capturable == "AdamW reads its gate on the host"
@@ -78,19 +78,19 @@ def test_what_can_be_recorded_and_why_not() -> None:
 
 def test_states_have_torchs_names_and_shapes_and_none_before_the_first_update() -> None:
     found = {}
-    for device in (CPU, CARD):
+    for device in (CPU, GPU):
         module = model()
         updates, gradients = built(module, device=device)
         assert updates.tensors(names(module)) == {}
         step(module, updates, gradients)
         found[device] = {name: tensor.shape for name, tensor in updates.tensors(names(module)).items()}
         assert updates.numbers(names(module)) == {}
-    assert found[CPU] == found[CARD]
+    assert found[CPU] == found[GPU]
     assert {name.rpartition(".")[2] for name in found[CPU]} == {"exp_avg", "exp_avg_sq", "step"}
     assert len(found[CPU]) == 3 * 6
 
 
-@pytest.mark.parametrize("device", [CPU, CARD])
+@pytest.mark.parametrize("device", [CPU, GPU])
 def test_primed_updates_have_every_state_that_a_first_update_leaves(device: torch.device) -> None:
     one, other = model(), model()
     stepped, gradients = built(one, device=device)
@@ -122,7 +122,7 @@ def test_a_rehearsal_makes_the_states_and_changes_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_a_rehearsed_update_leaves_no_tensor_that_was_not_there(kind: str) -> None:
-    """Else what was recorded before it is dropped: it may use the memory that the tensor has taken."""
+    """Else what was captured before it is dropped: it may use the memory that the tensor has taken."""
     module, part = model(), OptimizerPart(type=kind)
     found = groups(module, part)
     updates = DeviceGated(build_optimizer(found, part, fused=True), np.full((9, len(found)), 0.1), CPU)
@@ -142,7 +142,7 @@ def alive() -> dict[int, torch.Size]:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
-@pytest.mark.parametrize(("old", "new"), [(CPU, CARD), (CARD, CPU), (CARD, CARD)])
+@pytest.mark.parametrize(("old", "new"), [(CPU, GPU), (GPU, CPU), (GPU, GPU)])
 def test_a_run_goes_on_from_what_the_other_kind_saved(old: torch.device, new: torch.device, kind: str) -> None:
     """torch's own layout, as in checkpoints from before there were flat buffers, and the other way round."""
     one, other = model(), model()
@@ -165,7 +165,7 @@ def test_a_run_goes_on_from_what_the_other_kind_saved(old: torch.device, new: to
         torch.testing.assert_close(other.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", [CPU, CARD])
+@pytest.mark.parametrize("device", [CPU, GPU])
 def test_each_group_has_its_own_rate_and_a_skipped_update_uses_none_up(device: torch.device) -> None:
     module = model()
     part = OptimizerPart(type="sgd", momentum=0.0, nesterov=False, decay_all=True, groups=(GroupPart(match="2.*"),))
@@ -193,7 +193,7 @@ def test_another_runs_states_are_refused() -> None:
         copy_into(updates.tensors(names(module)), saved, "optimizer")
 
 
-@pytest.mark.parametrize("device", [CPU, CARD])
+@pytest.mark.parametrize("device", [CPU, GPU])
 def test_momentum_has_torchs_name(device: torch.device) -> None:
     module = model()
     updates, gradients = built(module, "sgd", device)
@@ -207,7 +207,7 @@ def test_mixed_number_formats_are_updated_apart() -> None:
     reference = model()
     reference[0].double()
     part = OptimizerPart(lr=0.1, decay_all=True)
-    updates, gradients = build_updates(groups(module, part), part, np.full((4, 1), 0.1), CARD)
+    updates, gradients = build_updates(groups(module, part), part, np.full((4, 1), 0.1), GPU)
     optimizer = torch.optim.AdamW(reference.parameters(), lr=0.1, weight_decay=0.01)
     for _ in range(3):
         for one in (module, reference):

@@ -40,13 +40,13 @@ def test_kept_kernels_pay_earlier_and_a_whole_model_later() -> None:
     assert not compile_pays(FLOPS, 350_000, H200, cached=False, whole_model=True)[0]
 
 
-def test_a_slower_card_has_more_to_save() -> None:
+def test_a_slower_gpu_has_more_to_save() -> None:
     assert compile_pays(FLOPS, 150_000, "NVIDIA A100-SXM4-80GB", cached=False)[0]
     assert compile_pays(FLOPS, 150_000, "Tesla V100-SXM2-16GB", cached=False)[0], "no bf16: its fp16 rate counts"
     assert not compile_pays(FLOPS, 150_000, H200, cached=False)[0]
 
 
-def test_an_unknown_card_counts_as_the_fastest_and_the_reason_says_so() -> None:
+def test_an_unknown_gpu_counts_as_the_fastest_and_the_reason_says_so() -> None:
     pays, reason = compile_pays(FLOPS, 40_000, "Made-up 1000", cached=False)
     assert not pays
     assert "no rate is known of Made-up 1000: reckoned as fast as an NVIDIA H200" in reason

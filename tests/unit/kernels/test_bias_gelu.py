@@ -1,7 +1,7 @@
 """GELU of product and bias: what it declares and what it computes.
 
 On a CPU the operators are made of torch's own. The kernels run here only under ``TRITON_INTERPRET=1`` (slow, fp16, no
-card needed), by the same tests; tests/gpu runs them on a card.
+GPU needed), by the same tests; tests/gpu runs them on a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Both gradients of a convolution at a time. On two streams of a card: tests/gpu/test_compile.py."""
+"""Both gradients of a convolution at a time. On two streams of a GPU: tests/gpu/test_compile.py."""
 
 from __future__ import annotations
 

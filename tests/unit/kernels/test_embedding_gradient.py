@@ -1,7 +1,7 @@
 """Gradients of embeddings: sums of rows by id, whatever the ids are.
 
-On a CPU the operator is torch's own. The kernels run here only under ``TRITON_INTERPRET=1`` (slow, no card needed), by
-the same tests; tests/gpu runs them on a card.
+On a CPU the operator is torch's own. The kernels run here only under ``TRITON_INTERPRET=1`` (slow, no GPU needed), by
+the same tests; tests/gpu runs them on a GPU.
 """
 
 from __future__ import annotations

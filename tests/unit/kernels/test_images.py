@@ -1,7 +1,7 @@
 """Images gathered, changed and normalised in one pass.
 
-On a CPU the operator is made of torch's own. The kernel runs here only under ``TRITON_INTERPRET=1`` (slow, no card
-needed), by the same tests; tests/gpu runs it on a card.
+On a CPU the operator is made of torch's own. The kernel runs here only under ``TRITON_INTERPRET=1`` (slow, no GPU
+needed), by the same tests; tests/gpu runs it on a GPU.
 """
 
 from __future__ import annotations

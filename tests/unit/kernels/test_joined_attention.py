@@ -49,9 +49,7 @@ def test_a_last_dimension_with_a_stride_is_no_obstacle() -> None:
         ("flash", ["flash_varlen_joined", "flash_varlen_joined_backward"]),
     ],
 )
-def test_the_cards_operators_give_one_gradient(
-    operator: str, names: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gpus_operators_give_one_gradient(operator: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a compiler sees: nothing between the operators and whoever takes the gradient."""
     monkeypatch.setattr(room, "operator_for", lambda *_: operator)
 
@@ -68,7 +66,7 @@ def test_the_cards_operators_give_one_gradient(
 
 
 def test_flash_attention_has_a_fake_forward_and_backward() -> None:
-    """So that plan sees through it, without a card."""
+    """So that plan sees through it, without a GPU."""
     qkv, bounds, _ = joined(torch.bfloat16, "meta")
     qkv.retain_grad()
     out = room._flash_joined(qkv, bounds, 47, 0.1, 0.125, -1)[0]

@@ -13,7 +13,7 @@ import torch
 from paceline.kernels import launch as launching
 from paceline.kernels.launch import compiled_together, launch, only_noted
 
-CARD = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 
 
 class Kernel:
@@ -49,8 +49,8 @@ class Kernel:
 
 
 @pytest.fixture(autouse=True)
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a machine with Triton and a card, whose compiler is awake."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a machine with Triton and a GPU, whose compiler is awake."""
     monkeypatch.setattr(launching, "HAS_TRITON", True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(launching, "wake_compiler", lambda index: None)
@@ -70,7 +70,7 @@ def test_together_kernels_are_compiled_on_other_threads_and_not_launched() -> No
     first.goes_on.clear()  # until the second is through
     second.when_compiled = first.goes_on.set
     x = torch.zeros(4)
-    with compiled_together(CARD):
+    with compiled_together(GPU):
         launch(first, (2,), x, 3, BLOCK=16)
         launch(second, (5,), x, BLOCK=16)
         assert not first.compiled
@@ -105,7 +105,7 @@ def test_together_kernels_are_compiled_on_other_threads_and_not_launched() -> No
 def test_what_triton_would_compile_twice_is_compiled_twice(other: Any, times: int) -> None:
     kernel, x = Kernel(), torch.zeros(64)
     arguments, options = other(x)
-    with compiled_together(CARD):
+    with compiled_together(GPU):
         launch(kernel, (2,), x, 32, 0.5, BLOCK=16)
         launch(kernel, (2,), *arguments, **options)
     assert len(kernel.compiled) == times
@@ -113,7 +113,7 @@ def test_what_triton_would_compile_twice_is_compiled_twice(other: Any, times: in
 
 def test_kernels_that_are_only_noted_are_neither_compiled_nor_launched() -> None:
     kernel, x = Kernel(), torch.zeros(4)
-    with only_noted(CARD) as noted:
+    with only_noted(GPU) as noted:
         launch(kernel, (2,), x, 3, BLOCK=16)
     assert len(noted) == 1
     assert not kernel.compiled
@@ -126,16 +126,16 @@ def test_tensors_are_not_kept_until_they_are_compiled_for() -> None:
     """Their memory would come on top of a run's peak."""
     x = torch.zeros(64)
     seen = weakref.ref(x)
-    with compiled_together(CARD):
+    with compiled_together(GPU):
         launch(Kernel(), (2,), x)
         del x
         assert seen() is None
 
 
 def test_kernels_of_other_threads_are_compiled_too() -> None:
-    """A card's backward passes run on threads of their own."""
+    """A GPU's backward passes run on threads of their own."""
     kernel = Kernel()
-    with compiled_together(CARD):
+    with compiled_together(GPU):
         thread = threading.Thread(target=launch, args=(kernel, (1,), 3))
         thread.start()
         thread.join()
@@ -144,13 +144,13 @@ def test_kernels_of_other_threads_are_compiled_too() -> None:
 
 
 def test_an_error_of_the_compiler_is_raised() -> None:
-    with pytest.raises(RuntimeError, match="no such instruction"), compiled_together(CARD):
+    with pytest.raises(RuntimeError, match="no such instruction"), compiled_together(GPU):
         launch(Kernel(RuntimeError("no such instruction")), (1,))
 
 
 def test_an_error_inside_goes_before_one_of_the_compiler() -> None:
     def fail() -> None:
-        with compiled_together(CARD):
+        with compiled_together(GPU):
             launch(Kernel(RuntimeError("no such instruction")), (1,))
             raise KeyError("inside")
 

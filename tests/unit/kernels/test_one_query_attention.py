@@ -1,6 +1,6 @@
 """Attention of one query a sequence, against the definition, sequence after sequence.
 
-The kernels themselves run here only under ``TRITON_INTERPRET=1`` (slow, fp16, no card needed); tests/gpu runs them.
+The kernels themselves run here only under ``TRITON_INTERPRET=1`` (slow, fp16, no GPU needed); tests/gpu runs them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from paceline.kernels import one_query_attention as room
 from paceline.kernels import short_attention
 from paceline.kernels.one_query_attention import one_query_attention, operator_for, padded_one_query
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import answer, run
 
@@ -270,7 +270,7 @@ def test_one_graph_serves_every_packing_and_number_of_sequences(dropout: float) 
     assert counter.frame_count == 1, f"it was compiled {counter.frame_count} times"
 
 
-def test_a_graph_traced_for_a_card_holds_both_operators_and_nothing_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_traced_for_a_gpu_holds_both_operators_and_nothing_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "operator_for", lambda q: "kernel")
 
     def step(q: Tensor, kv: Tensor, cu_seqlens: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
@@ -323,11 +323,11 @@ def test_the_kernel_is_taken_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -
         ):
             assert operator_for(good.new_empty((4, 2, size), dtype=dtype)) == name, f"{dtype}, heads of {size}"
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-        assert operator_for(good) == "padded", "the kernel on a card of compute capability 7.5"
+        assert operator_for(good) == "padded", "the kernel on a GPU of compute capability 7.5"
 
 
-def test_a_plan_goes_the_way_of_the_card(tmp_path: Path) -> None:
-    """On the device that stands in for a card, forward and backward, in a process of its own."""
+def test_a_plan_goes_the_way_of_the_gpu(tmp_path: Path) -> None:
+    """On the device that stands in for a GPU, forward and backward, in a process of its own."""
     assert run(__name__, cache=tmp_path) == {
         "torch.bfloat16, heads of 64": ["kernel", "planned", [9, 4, 64], True, [70, 2, 4, 64], True],
         "torch.bfloat16, heads of 80": ["padded", "planned", [9, 4, 80], True, [70, 2, 4, 80], True],
@@ -338,7 +338,7 @@ def test_a_plan_goes_the_way_of_the_card(tmp_path: Path) -> None:
 def planned() -> dict[str, list[object]]:
     """Operator, device, and shapes of the gradients, contiguous or not."""
     found: dict[str, list[object]] = {}
-    with stand_in(Card(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))) as (device, _):
+    with stand_in(Gpu(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))) as (device, _):
         for dtype, size in ((torch.bfloat16, 64), (torch.bfloat16, 80), (torch.float32, 64)):
             q = torch.empty(9, 4, size, dtype=dtype, device=device, requires_grad=True)
             kv = torch.empty(70, 2, 4, size, dtype=dtype, device=device, requires_grad=True)

@@ -1,7 +1,7 @@
 """LayerNorm of residual and dropped sum: what it declares, the law of its dropout, and what it computes.
 
 On a CPU the operators are made of torch's own. The kernels run here only under ``TRITON_INTERPRET=1`` (slow, fp16, no
-card needed), by the same tests; tests/gpu runs them on a card.
+GPU needed), by the same tests; tests/gpu runs them on a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [
 WORD = 2**32
 EPS = 1e-5
 EXACT = {"cpu": 2e-6, "cuda": 1e-5}
-"""What sums in fp32 may be off by; a card's roots and exponentials are approximate."""
+"""What sums in fp32 may be off by; a GPU's roots and exponentials are approximate."""
 NAMES = ("output", "narrow output", "dx", "dbias", "dresidual", "dweight", "dshift")
 
 

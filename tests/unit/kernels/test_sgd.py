@@ -1,7 +1,7 @@
 """SGD's kernel beside torch's fused operator.
 
-On a CPU the operator is torch's own. The kernel runs here only under ``TRITON_INTERPRET=1`` (no card needed), by the
-same test; tests/gpu runs it on a card.
+On a CPU the operator is torch's own. The kernel runs here only under ``TRITON_INTERPRET=1`` (no GPU needed), by the
+same test; tests/gpu runs it on a GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention over a packed row: what it declares, the law of its dropout, and, interpreted, what it computes.
 
-The kernels themselves run here only under ``TRITON_INTERPRET=1`` (slow, fp16, no card needed); tests/gpu runs them.
+The kernels themselves run here only under ``TRITON_INTERPRET=1`` (slow, fp16, no GPU needed); tests/gpu runs them.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def test_one_graph_serves_every_packing_and_length(dropout: float) -> None:
         (torch.float64, 64, None, 0.0, "padded"),
     ],
 )
-def test_the_operator_on_a_card(
+def test_the_operator_on_a_gpu(
     dtype: torch.dtype, size: int, window: int | None, dropout: float, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(varlen_attention, "_capability", lambda device: (9, 0))
@@ -222,7 +222,7 @@ def test_the_operator_on_a_card(
     assert operator_for(q, 512, dropout, window) == name
 
 
-def test_older_cards_do_without_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_gpus_do_without_flash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen_attention, "_capability", lambda device: (7, 5))
     monkeypatch.setattr(varlen_attention, "PREFER_SHORT", False)
     with FakeTensorMode():
@@ -239,8 +239,8 @@ def test_the_operator_elsewhere() -> None:
     ("operator", "settings"),
     [("_flash", (50, 0.1, 0.125, -1)), ("_efficient", (50, 0.1, 0.125))],
 )
-def test_the_cards_operators_have_a_fake_forward_and_backward(operator: str, settings: tuple[object, ...]) -> None:
-    """So that compile and plan see through them, without a card."""
+def test_the_gpus_operators_have_a_fake_forward_and_backward(operator: str, settings: tuple[object, ...]) -> None:
+    """So that compile and plan see through them, without a GPU."""
     q, k, v = (torch.empty(100, 4, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     out = getattr(varlen_attention, operator)(q, k, v, torch.empty(5, device="meta", dtype=torch.int32), *settings)[0]
     assert (out.shape, out.dtype) == (q.shape, q.dtype)

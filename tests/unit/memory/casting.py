@@ -1,4 +1,4 @@
-"""Autocast on a device that stands in for a card, beside that of CUDA, whose kernels every build of torch has.
+"""Autocast on a device that stands in for a GPU, beside that of CUDA, whose kernels every build of torch has.
 
 Forward passes of fake ``cuda`` tensors run without CUDA, casts included, as long as nothing is differentiated: what
 reaches the operators beneath, and in which formats, is the truth that the stand-in is held to.
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import main
 
@@ -224,7 +224,7 @@ def _formats(tree: Any) -> str:
 
 @contextmanager
 def _autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
-    """As ``torch.autocast``, which switches itself off for ``cuda`` where no card is."""
+    """As ``torch.autocast``, which switches itself off for ``cuda`` where no GPU is."""
     torch.set_autocast_enabled(device, True)
     torch.set_autocast_dtype(device, dtype)
     torch.autocast_increment_nesting()
@@ -393,9 +393,9 @@ def check_host_tensors_are_left_alone() -> None:
         assert torch.empty(4, dtype=BF16).exp().dtype == BF16
 
 
-CARD = Card(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
+GPU = Gpu(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
 CUDA = FakeTensorMode(allow_non_fake_inputs=True)
 
 if __name__ == "__main__":
-    with stand_in(CARD) as (DEVICE, LEDGER):
+    with stand_in(GPU) as (DEVICE, LEDGER):
         main(globals())

@@ -91,7 +91,7 @@ def check_texts() -> None:
     for family, config in TEXTS.items():
         found, _ = _check(family, config, {"linear layers", "norms", "attention"})
         layout = "padded" if family in PADDED else "packed"
-        assert found.plan.path["layout"] == layout, f"{family}: {found.plan.path}"
+        assert found.plan.execution["layout"] == layout, f"{family}: {found.plan.execution}"
         said = [decision for decision in found.plan.decisions if decision.setting == "techniques.packing"]
         assert [decision.value for decision in said] == [str(layout == "packed").lower()], family
 
@@ -107,7 +107,7 @@ def check_images() -> None:
         kinds = {"attention"} if family == "vit" else {"convolutions"}
         found, more = _check(family, config, kinds)
         assert (found.plan.samples, found.plan.slots) == (16, 16), family
-        assert found.plan.path["layout"] == "images"
+        assert found.plan.execution["layout"] == "images"
         # uint8 images of all 128 samples, as they are gathered from
         assert found.plan.parts["data"] == more.plan.parts["data"] >= 128 * 32 * 32 * 3, family
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.machine.device import PLANNED
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import main
 
@@ -74,5 +74,5 @@ def check_a_pass_lets_go_of_what_it_was_given_and_of_its_results() -> None:
 
 
 if __name__ == "__main__":
-    with stand_in(Card(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))) as (DEVICE, LEDGER):
+    with stand_in(Gpu(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))) as (DEVICE, LEDGER):
         main(globals())

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.expandable import DEFAULT
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
@@ -185,7 +185,7 @@ def check_a_backward_pass_is_a_phase_of_its_own_in_the_forward_phase_alone(at: P
         weight.grad = None
 
 
-def check_a_backward_pass_has_a_thread_of_its_own_where_nothing_is_recorded(at: Place) -> None:
+def check_a_backward_pass_has_a_thread_of_its_own_where_nothing_is_captured(at: Place) -> None:
     weight = at.weight(10, 10)
     for pool, beside in ((DEFAULT, True), ("graphs", False)):
         start = len(at.ledger.allocations)
@@ -393,6 +393,6 @@ def three_gradients_meet(leaf: Tensor, address: Callable[[Tensor], int]) -> tupl
 
 
 if __name__ == "__main__":
-    card = Card(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
-    with stand_in(card) as (planned, entries):
+    gpu = Gpu(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
+    with stand_in(gpu) as (planned, entries):
         main(globals(), Place(planned, entries))

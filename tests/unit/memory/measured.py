@@ -1,6 +1,6 @@
-"""Plain training loops of transformers' BERT, traced as on an H200: what ``test_measured.py`` holds beside a card.
+"""Plain training loops of transformers' BERT, traced as on an H200: what ``test_measured.py`` holds beside a GPU.
 
-The loops are hand-written and as they were on the card: gradients clipped and AdamW's update by torch's ``foreach``
+The loops are hand-written and as they were on the GPU: gradients clipped and AdamW's update by torch's ``foreach``
 functions unless said, two steps, texts of one length without a mask.
 """
 
@@ -16,20 +16,20 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.fixed_segments import Block, FixedSegments
-from paceline.machine.cards import card_for
+from paceline.machine.gpus import gpu_for
 from paceline.memory.anatomy import PRODUCTS
 from paceline.memory.constants import constants_for
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import answer
 
-CARD = card_for("h200")
+GPU = gpu_for("h200")
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A run on the card."""
+    """A run on the GPU."""
 
     samples: int = 4
     length: int = 512
@@ -79,7 +79,7 @@ LOOPS = {
 
 
 def plan(loop: Loop, device: torch.device, ledger: Ledger) -> dict[str, Any]:
-    """What the card would show, in bytes."""
+    """What the GPU would show, in bytes."""
     gc.collect()
     gc.disable()
     start, first = len(ledger.events), len(ledger.allocations)
@@ -87,7 +87,7 @@ def plan(loop: Loop, device: torch.device, ledger: Ledger) -> dict[str, Any]:
     gc.enable()
     gc.collect()
     events = [event for event in ledger.events[start:] if event is not None and max(event, ~event) >= first]
-    constants = constants_for(CARD)
+    constants = constants_for(GPU)
     allocator, blocks, threads = FixedSegments(), dict[int, Block](), set[bool]()
     for event in events:
         if event < 0:
@@ -102,5 +102,5 @@ def plan(loop: Loop, device: torch.device, ledger: Ledger) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with stand_in(CARD) as (planned, entries):
+    with stand_in(GPU) as (planned, entries):
         answer({name: plan(loop, planned, entries) for name, loop in LOOPS.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.contract.records import MemoryPlan
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 from paceline.recipe import Recipe
 from paceline.recipe.choose import STATE_BYTES
 
@@ -19,7 +19,7 @@ HERE = Facts(
     memory_bytes=8 * GIB,
     versions={"torch": "2.13.0+cpu", "triton": None},
 )
-"""A laptop without a card."""
+"""A laptop without a GPU."""
 
 PARAMETERS = 335_000_000
 
@@ -39,7 +39,7 @@ def memory_plan(total: int, **changes: Any) -> MemoryPlan:
     context = min(300 * MIB, total)
     reserved = total - context
     fields: dict[str, Any] = {
-        "card": "Tesla V100-SXM2-32GB",
+        "gpu": "Tesla V100-SXM2-32GB",
         "capacity": 32 * GIB,
         "allocated": reserved,
         "reserved": reserved,
@@ -53,12 +53,12 @@ def memory_plan(total: int, **changes: Any) -> MemoryPlan:
         "num_parameters": PARAMETERS,
         "num_trained": PARAMETERS,
         "assumed": ("512 tokens in every text",),
-        "path": {},
+        "execution": {},
     }
     return MemoryPlan(**{**fields, **changes})
 
 
-def bert_large(chosen: Recipe, card: Card) -> MemoryPlan:
+def bert_large(chosen: Recipe, gpu: Gpu) -> MemoryPlan:
     """Much like a real one of 512 tokens: weights, gradients and states, and 0.85 GiB of activations a sample in fp32;
     an evaluation keeps 0.05 GiB a sample."""
     loop, techniques = chosen.loop, chosen.techniques
@@ -73,8 +73,8 @@ def bert_large(chosen: Recipe, card: Card) -> MemoryPlan:
     allocated = sum(parts.values())
     return memory_plan(
         allocated + 300 * MIB,
-        card=card.name,
-        capacity=card.memory_bytes,
+        gpu=gpu.name,
+        capacity=gpu.memory_bytes,
         parts=dict(sorted(parts.items(), key=lambda part: -part[1])),
         activations={"linear layers": kept - kept // 4, "attention": kept // 4},
         moment="backward" if step >= evaluation else "evaluation",

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.expandable import DEFAULT
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import main
@@ -166,11 +166,11 @@ def check_generators_of_the_host_are_torchs() -> None:
 
 
 def check_what_is_made_on_a_stream_is_entered_as_such() -> None:
-    card = torch.get_device_module(DEVICE)
-    stream, graph = card.Stream(), card.CUDAGraph()
-    with card.stream(stream):
+    gpu = torch.get_device_module(DEVICE)
+    stream, graph = gpu.Stream(), gpu.CUDAGraph()
+    with gpu.stream(stream):
         torch.empty(3, device=DEVICE)
-    with card.graph(graph, "graphs", stream, capture_error_mode="thread_local"):
+    with gpu.graph(graph, "graphs", stream, capture_error_mode="thread_local"):
         torch.empty(4, device=DEVICE)
     torch.empty(5, device=DEVICE)
     newest = LEDGER.allocations[-3:]
@@ -180,12 +180,12 @@ def check_what_is_made_on_a_stream_is_entered_as_such() -> None:
 
 
 def check_a_process_has_one_stand_in() -> None:
-    with pytest.raises(RuntimeError, match="fork before the trace"), stand_in(CARD):
+    with pytest.raises(RuntimeError, match="fork before the trace"), stand_in(GPU):
         pass
 
 
-CARD = Card(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
+GPU = Gpu(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
 
 if __name__ == "__main__":
-    with stand_in(CARD) as (DEVICE, LEDGER):
+    with stand_in(GPU) as (DEVICE, LEDGER):
         main(globals())

@@ -22,8 +22,8 @@ from torch import nn
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
 from paceline.contract.records import Decision, MemoryPlan
-from paceline.machine.cards import card_for, facts_with
 from paceline.machine.facts import this_machine
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory import trace as tracing
 from paceline.memory.anatomy import plan_of
 from paceline.memory.subject import Subject, subject_of
@@ -31,7 +31,7 @@ from paceline.models.structure import set_trained
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 
-CARD = card_for("h200")
+GPU = gpu_for("h200")
 LABELS = 2
 ALIGNMENT = 64
 """Elements: where a weight begins in the flat buffers of the engine."""
@@ -136,12 +136,12 @@ def traced(*settings: str, config: dict[str, Any] = BERT) -> Found:
 
 
 def _in_this_process(asked: Recipe) -> dict[str, Any]:
-    chosen, _ = choose(asked, facts_with([CARD], this_machine()))
+    chosen, _ = choose(asked, facts_with([GPU], this_machine()))
     subject = subject_of(chosen)
-    found = tracing.trace(subject, CARD)
+    found = tracing.trace(subject, GPU)
     sizes = [(made.num_bytes, made.operator, made.phase, made.name) for made in found.allocations]
     model = _model(subject)
-    plan = dataclasses.asdict(plan_of(found, subject, CARD))
+    plan = dataclasses.asdict(plan_of(found, subject, GPU))
     return {
         "plan": plan,
         "events": hash((tuple(found.events), json.dumps(sizes))),

@@ -1,4 +1,4 @@
-"""What settings do to a run's memory: optimizers, precision, what is trained, attention, recorded steps."""
+"""What settings do to a run's memory: optimizers, precision, what is trained, attention, captured steps."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def check_fp32_takes_more_than_bf16() -> None:
 
 def check_padded_batches_take_a_mask_along() -> None:
     packed, padded = traced(WHOLE), traced("techniques.packing=false")
-    assert packed.plan.path["layout"] == "packed"
-    assert padded.plan.path["layout"] == "padded"
+    assert packed.plan.execution["layout"] == "packed"
+    assert padded.plan.execution["layout"] == "padded"
     assert padded.plan.slots == packed.plan.slots, "all texts are of one length here"
     assert "attention by flash" in packed.plan.assumed, packed.plan.assumed
     assert "attention by cudnn" in padded.plan.assumed, padded.plan.assumed
@@ -77,21 +77,21 @@ def check_eager_attention_keeps_its_scores() -> None:
     assert "attention" in eager.plan.activations
 
 
-def check_recorded_steps_reserve_hardly_more() -> None:
-    launched, recorded = (
+def check_captured_steps_reserve_hardly_more() -> None:
+    eager, captured = (
         traced("data.pad_to_multiple_of=64"),
         traced("data.pad_to_multiple_of=64", "techniques.capture=true"),
     )
-    assert recorded.plan.slots == launched.plan.slots
-    more = recorded.plan.reserved - launched.plan.reserved
-    assert 0 < more < 120 * 2**20, "workspaces and pages of the recordings' pool, which what is launched first shares"
-    assert recorded.plan.path["steps"].startswith("captured")
-    assert launched.plan.path["steps"].startswith("eager")
+    assert captured.plan.slots == eager.plan.slots
+    more = captured.plan.reserved - eager.plan.reserved
+    assert 0 < more < 120 * 2**20, "workspaces and pages of the captures' pool, which what runs eagerly first shares"
+    assert captured.plan.execution["steps"].startswith("captured")
+    assert eager.plan.execution["steps"].startswith("eager")
 
 
 def check_compiled_blocks_keep_no_more() -> None:
     eager, compiled = traced(WHOLE), traced(WHOLE, "techniques.compile=true")
-    assert compiled.plan.path["compile"].startswith("each of 2 blocks"), compiled.plan.path
+    assert compiled.plan.execution["compile"].startswith("each of 2 blocks"), compiled.plan.execution
     # at their peaks, which come at different moments: without passing results, where the most is kept
     assert 0.4 * eager.kept < compiled.kept < 1.1 * eager.kept, f"{compiled.kept / eager.kept:.2f}"
     assert compiled.plan.allocated < eager.plan.allocated
@@ -100,7 +100,7 @@ def check_compiled_blocks_keep_no_more() -> None:
 
 def check_our_kernels_keep_less() -> None:
     plain, fused = traced(WHOLE), traced(WHOLE, "techniques.fusion=true")
-    assert fused.plan.path["fusion"] == "2 norms and 1 GELU a block", fused.plan.path
+    assert fused.plan.execution["fusion"] == "2 norms and 1 GELU a block", fused.plan.execution
     assert 0.4 * plain.kept < fused.kept < plain.kept, f"{fused.kept / plain.kept:.2f}"
 
 

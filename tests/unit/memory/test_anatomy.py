@@ -1,4 +1,4 @@
-"""From a trace to what a card shows: parts that add up, workspaces, names and kinds. Traces here are made by hand."""
+"""From a trace to what a GPU shows: parts that add up, workspaces, names and kinds. Traces here are made by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from paceline.contract.records import MemoryPlan
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
 from paceline.memory.anatomy import kind_of, plan_of
 from paceline.memory.constants import constants_for
 from paceline.memory.expandable import DEFAULT, ExpandableAllocator
@@ -17,8 +17,8 @@ from paceline.memory.ledger import Allocation
 from paceline.memory.subject import Subject
 from paceline.memory.trace import Trace
 
-CARD = Card(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
-WORKSPACES = constants_for(CARD).workspaces[0]
+GPU = Gpu(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
+WORKSPACES = constants_for(GPU).workspaces[0]
 SUBJECT = Subject(cast(Any, None), (), None, cast(Any, None), ("texts of 8 tokens",))
 KI, MI = 2**10, 2**20
 
@@ -31,9 +31,9 @@ def made(num_bytes: int, phase: str = "forward", operator: str = "", name: str =
 
 
 def plan(allocations: Sequence[Allocation], events: Sequence[int | None], **more: Any) -> MemoryPlan:
-    rest = {"path": {}, "decisions": (), "samples": 4, "slots": 32, "attention": ()}
+    rest = {"execution": {}, "decisions": (), "samples": 4, "slots": 32, "attention": ()}
     trace = Trace(allocations=allocations, events=events, num_parameters=10, num_trained=5, **{**rest, **more})
-    return plan_of(trace, SUBJECT, CARD)
+    return plan_of(trace, SUBJECT, GPU)
 
 
 def at_random(seed: int) -> tuple[list[Allocation], list[int | None]]:
@@ -87,7 +87,7 @@ def test_the_peak_is_that_of_the_allocator_alone(seed: int) -> None:
         this = allocations[max(event, ~event)]
         if this.operator == "aten.mm.default" and (this.pool, this.beside) not in computing:
             computing.add((this.pool, this.beside))
-            allocator.allocate(constants_for(CARD).workspaces[this.beside], this.pool, this.stream)
+            allocator.allocate(constants_for(GPU).workspaces[this.beside], this.pool, this.stream)
         if event >= 0:
             blocks[event] = allocator.allocate(this.num_bytes, this.pool, this.stream)
         else:
@@ -102,9 +102,9 @@ def test_each_threads_workspace_is_there_from_its_first_product_on_and_once() ->
     steps = [*model, made(KI), made(KI), made(KI, "backward", beside=True), made(KI, "update")]
     assert plan(steps[:3], [0, 1, 2, ~2, ~1]).parts["workspaces"] == WORKSPACES
     found = plan(steps, [0, 1, 2, 3, 4, ~4, ~3, ~2, ~1])
-    assert found.parts["workspaces"] == sum(constants_for(CARD).workspaces)
+    assert found.parts["workspaces"] == sum(constants_for(GPU).workspaces)
     assert found.phases["model"] == MI, "not before"
-    assert found.context == constants_for(CARD).context, "which is beside the allocator's"
+    assert found.context == constants_for(GPU).context, "which is beside the allocator's"
     assert found.total == found.reserved + found.context
 
 
@@ -220,21 +220,21 @@ def test_a_plan_says_what_it_takes_for_granted() -> None:
     assert texts == "texts of 8 tokens"
     assert attention == "attention by flash and math"
     assert constants.startswith("context and workspaces: measured on an H200")
-    assert plan([made(1)], [0], path={"attention": "short"}).assumed[1] == "attention by short"
-    assert plan([made(1)], [0], path={"attention": "flash"}, attention=("cudnn", "flash")).assumed[1] == (
+    assert plan([made(1)], [0], execution={"attention": "short"}).assumed[1] == "attention by short"
+    assert plan([made(1)], [0], execution={"attention": "flash"}, attention=("cudnn", "flash")).assumed[1] == (
         "attention by flash and cudnn"
     )
     assert len(plan([made(1)], [0]).assumed) == 2, "no attention, nothing of it"
 
 
-def test_constants_of_a_card_that_was_not_measured_are_its_generations() -> None:
+def test_constants_of_a_gpu_that_was_not_measured_are_its_generations() -> None:
     def named(name: str, have: tuple[int, int] | None) -> str:
-        return constants_for(Card(name=name, memory_bytes=2**34, compute_capability=have)).source
+        return constants_for(Gpu(name=name, memory_bytes=2**34, compute_capability=have)).source
 
     measured = named("NVIDIA H200", (9, 0))
     assert measured.startswith("measured on an H200")
-    later = f"not measured on this card: those {measured}"
+    later = f"not measured on this GPU: those {measured}"
     assert later == named("NVIDIA H100 80GB HBM3", (9, 0)) == named("NVIDIA B200", (10, 0))
     older = named("Tesla V100-SXM2-32GB", (7, 0))
-    assert older == named("a card of 24 GiB", None) == named("NVIDIA A100-SXM4-80GB", (8, 0))
+    assert older == named("a GPU of 24 GiB", None) == named("NVIDIA A100-SXM4-80GB", (8, 0))
     assert older.startswith("not measured")

@@ -1,4 +1,4 @@
-"""Which kernel attention takes on a card; truth: ATen/native/transformers/cuda/sdp_utils.cpp of torch."""
+"""Which kernel attention takes on a GPU; truth: ATen/native/transformers/cuda/sdp_utils.cpp of torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
         ((12, 0), BF16, 64, False, "flash"),  # cuDNN's for major 9 and 10 alone, not desktop Blackwell
         ((7, 5), BF16, 64, False, "math"),  # less_than_sm80_mem_efficient_dtypes: no bf16 below 8.0
         ((8, 0), BF16, 20, True, "math"),  # it takes multiples of 8 in half precision, of 4 in fp32
-        ((0, 0), FP32, 64, False, "efficient"),  # known by its memory alone: every card has this kernel
+        ((0, 0), FP32, 64, False, "efficient"),  # known by its memory alone: every GPU has this kernel
     ],
 )  # fmt: skip
 def test_the_kernel_is_torchs_choice(

@@ -1,4 +1,4 @@
-"""Casts on a device that stands in for a card are those of CUDA: ``casting.py``, in a process of its own."""
+"""Casts on a device that stands in for a GPU are those of CUDA: ``casting.py``, in a process of its own."""
 
 from __future__ import annotations
 

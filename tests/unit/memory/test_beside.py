@@ -18,8 +18,8 @@ import torch
 
 from paceline.contract.errors import RecipeError, UserError
 from paceline.contract.records import MemoryPlan, Notice
-from paceline.machine.cards import card_for, facts_with
 from paceline.machine.facts import this_machine
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory import beside as module
 from paceline.memory.beside import LONGEST_WAIT_SECONDS, PlanBeside, measured
 from paceline.memory.predict import PlanFailed
@@ -30,7 +30,7 @@ from paceline.testing.tiny import tiny_bert_config
 from tests.unit.observe.conftest import Records
 
 RECORDS = Records()
-CARD = card_for("h200")
+GPU = gpu_for("h200")
 TINY: dict[str, Any] = {
     "model": {"config": tiny_bert_config()},
     "data": {
@@ -61,8 +61,8 @@ class StandIn:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def plan(self, recipe: Recipe, card: Any, *, world_size: int) -> MemoryPlan:
-        self.asked.append((recipe, card, world_size))
+    def plan(self, recipe: Recipe, gpu: Any, *, world_size: int) -> MemoryPlan:
+        self.asked.append((recipe, gpu, world_size))
         if self.answers is None:
             assert self.killed.wait(20), "nobody ended it"
             raise PlanFailed("the tracing process ended without an answer (exit code -9)")
@@ -98,7 +98,7 @@ def settled(beside: PlanBeside, seconds: float = 60.0) -> MemoryPlan | str:
 
 def test_it_begins_with_the_first_update_and_once(stand_in: type[StandIn]) -> None:
     stand_in.answers = RECORDS.plan
-    beside = PlanBeside(RECIPE, CARD, world_size=3)
+    beside = PlanBeside(RECIPE, GPU, world_size=3)
     for record in (RECORDS.started(), Notice(message="x"), RECORDS.evaluation(0)):
         beside.observe(record)
     assert beside.result() == "no step was made"
@@ -106,13 +106,13 @@ def test_it_begins_with_the_first_update_and_once(stand_in: type[StandIn]) -> No
     for number in range(1, 5):
         beside.observe(RECORDS.step(number))
     assert settled(beside) == RECORDS.plan()
-    assert stand_in.made[0].asked == [(RECIPE, CARD, 3)]
+    assert stand_in.made[0].asked == [(RECIPE, GPU, 3)]
     beside.close()
     beside.close()
 
 
 def test_a_run_that_cannot_be_planned_says_why_and_nothing_is_tried(stand_in: type[StandIn]) -> None:
-    beside = PlanBeside(RECIPE, CARD, obstacle="the rows are in memory")
+    beside = PlanBeside(RECIPE, GPU, obstacle="the rows are in memory")
     beside.observe(RECORDS.step(1))
     assert beside.result() == "the rows are in memory"
     assert stand_in.made[0].asked == []
@@ -123,7 +123,7 @@ def test_a_run_that_cannot_be_planned_says_why_and_nothing_is_tried(stand_in: ty
     ("error", "said"),
     [
         (RecipeError("a = 1", "it is 2", "set b"), "a = 1: it is 2"),
-        (UserError("2 cards"), "2 cards"),
+        (UserError("2 GPUs"), "2 GPUs"),
         (
             PlanFailed("Traceback\n  File\nKeyError: 'x'"),
             "it failed (KeyError: 'x'); paceline plan runs/x tells the whole of it",
@@ -134,7 +134,7 @@ def test_a_run_that_cannot_be_planned_says_why_and_nothing_is_tried(stand_in: ty
 )
 def test_what_goes_wrong_is_told_in_place_of_the_plan(stand_in: type[StandIn], error: Exception, said: str) -> None:
     stand_in.answers = staticmethod(lambda: error)
-    beside = PlanBeside(RECIPE, CARD, command="paceline plan runs/x")
+    beside = PlanBeside(RECIPE, GPU, command="paceline plan runs/x")
     beside.start()
     assert settled(beside) == said
     beside.close()
@@ -146,7 +146,7 @@ def test_a_machine_without_another_thread_goes_on_training(
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    beside = PlanBeside(RECIPE, CARD)
+    beside = PlanBeside(RECIPE, GPU)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
         beside.observe(RECORDS.step(1))
@@ -158,7 +158,7 @@ def test_a_machine_without_another_thread_goes_on_training(
 
 
 def test_a_run_of_moments_does_not_wait(stand_in: type[StandIn]) -> None:
-    beside = PlanBeside(RECIPE, CARD, command="paceline plan runs/x --gpu h200")
+    beside = PlanBeside(RECIPE, GPU, command="paceline plan runs/x --gpu h200")
     beside.start()
     began = time.monotonic()
     found = beside.result()
@@ -172,7 +172,7 @@ def test_no_run_waits_longer_than_is_said(stand_in: type[StandIn], monkeypatch: 
     monkeypatch.setattr(module, "LONGEST_WAIT_SECONDS", 0.2)
     clock = itertools.chain([0.0], itertools.repeat(1e6))
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
-    beside = PlanBeside(RECIPE, CARD)
+    beside = PlanBeside(RECIPE, GPU)
     beside.start()
     began = time.perf_counter()
     assert "still being made" in str(beside.result())
@@ -190,7 +190,7 @@ def test_a_plan_that_is_nearly_made_is_waited_for(stand_in: type[StandIn], monke
         return RECORDS.plan()
 
     stand_in.answers = staticmethod(slowly)
-    beside = PlanBeside(RECIPE, CARD)
+    beside = PlanBeside(RECIPE, GPU)
     beside.start()
     time.sleep(0.01)
     about_to.set()
@@ -202,7 +202,7 @@ def test_a_plan_that_is_nearly_made_is_waited_for(stand_in: type[StandIn], monke
 
 
 def test_closing_ends_a_plan_under_way_also_one_that_is_only_just_begun(stand_in: type[StandIn]) -> None:
-    beside = PlanBeside(RECIPE, CARD)
+    beside = PlanBeside(RECIPE, GPU)
     predictor = stand_in.made[0]
     predictor.survives = 2  # its process is started in between
     beside.start()
@@ -253,7 +253,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @linux
 def test_the_process_has_the_lowest_priority_and_is_gone_when_the_run_ends_early() -> None:
-    beside = PlanBeside(RECIPE, CARD)
+    beside = PlanBeside(RECIPE, GPU)
     beside.start()
     (worker,) = until(lambda: workers(os.getpid()), "no process was started")
     until(lambda: os.getpriority(os.PRIO_PROCESS, worker) == module.NICENESS, "it competes with the run")
@@ -269,9 +269,9 @@ def test_the_process_ends_when_the_run_is_killed() -> None:
     code = """
 import os, sys, time
 from paceline.memory import beside
-from tests.unit.memory.test_beside import CARD, RECIPE, workers
+from tests.unit.memory.test_beside import GPU, RECIPE, workers
 beside.NICENESS = 0
-one = beside.PlanBeside(RECIPE, CARD)
+one = beside.PlanBeside(RECIPE, GPU)
 one.start()
 while not workers(os.getpid()):
     time.sleep(0.01)
@@ -298,13 +298,13 @@ time.sleep(100)
 @pytest.mark.slow
 def test_a_real_plan_is_made_beside_and_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NICENESS", 0)  # else other tests go first, for as long as there are any
-    chosen, _ = choose(RECIPE, facts_with([CARD], this_machine()))
-    beside = PlanBeside(chosen, CARD)
+    chosen, _ = choose(RECIPE, facts_with([GPU], this_machine()))
+    beside = PlanBeside(chosen, GPU)
     beside.start()
     found = settled(beside, seconds=100)
     beside.close()
     assert isinstance(found, MemoryPlan), found
-    assert found.card == "NVIDIA H200"
+    assert found.gpu == "NVIDIA H200"
     assert found.samples == 8
     assert sum(found.parts.values()) == found.allocated
 
@@ -313,8 +313,8 @@ def test_a_real_plan_is_made_beside_and_is_that_of_the_run(monkeypatch: pytest.M
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """A card of 1,000 bytes: 100 were allocated at most, 200 reserved, of which 50 were given back; 400 are taken."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A GPU of 1,000 bytes: 100 were allocated at most, 200 reserved, of which 50 were given back; 400 are taken."""
     figures = {
         "max_memory_allocated": 100,
         "max_memory_reserved": 200,
@@ -326,34 +326,34 @@ def card(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cuda")
 
 
-def test_a_cpu_has_no_record_and_asks_no_card() -> None:
+def test_a_cpu_has_no_record_and_asks_no_gpu() -> None:
     assert measured(torch.device("cpu"), Alone(), None) is None
 
 
-def test_what_was_given_back_counts_as_taken(card: torch.device) -> None:
-    found = measured(card, Alone(), None)
+def test_what_was_given_back_counts_as_taken(gpu: torch.device) -> None:
+    found = measured(gpu, Alone(), None)
     assert found is not None
     assert (found.allocated, found.reserved, found.total) == (100, 200, 450)
     assert (found.plan, found.problem) == (None, "")
 
 
-def test_the_fullest_rank_speaks_for_all(card: torch.device) -> None:
+def test_the_fullest_rank_speaks_for_all(gpu: torch.device) -> None:
     for other, expected in ([120, 130, 140], (120, 130, 140)), ([90, 900, 990], (100, 200, 450)):
         both = SimpleNamespace(gather=lambda own, other=other: [own, other])
-        found = measured(card, both, None)
+        found = measured(gpu, both, None)
         assert found is not None
         assert (found.allocated, found.reserved, found.total) == expected
 
 
-def test_the_plan_or_why_there_is_none_stands_beside(card: torch.device, stand_in: type[StandIn]) -> None:
+def test_the_plan_or_why_there_is_none_stands_beside(gpu: torch.device, stand_in: type[StandIn]) -> None:
     stand_in.answers = RECORDS.plan
-    beside = PlanBeside(RECIPE, CARD)
-    found = measured(card, Alone(), beside)
+    beside = PlanBeside(RECIPE, GPU)
+    found = measured(gpu, Alone(), beside)
     assert found is not None
     assert (found.plan, found.problem) == (None, "no step was made")
     beside.start()
     assert settled(beside) == RECORDS.plan()
-    found = measured(card, Alone(), beside)
+    found = measured(gpu, Alone(), beside)
     assert found is not None
     assert (found.plan, found.problem) == (RECORDS.plan(), "")
     beside.close()
@@ -363,7 +363,7 @@ def test_the_plan_or_why_there_is_none_stands_beside(card: torch.device, stand_i
 
 
 def _request(**changes: Any) -> Any:
-    facts = SimpleNamespace(cards=(CARD,))
+    facts = SimpleNamespace(gpus=(GPU,))
     folder = SimpleNamespace(recipe=Path("runs/a b/recipe.yaml"))
     return SimpleNamespace(**{"facts": facts, "folder": folder, "rows": None, "world": Alone(), **changes})
 
@@ -375,7 +375,7 @@ def planned(request: Any, **settings: Any) -> PlanBeside | None:
     return _plan_beside(request, SimpleNamespace(recipe=recipe))  # type: ignore[arg-type]
 
 
-def test_a_run_on_a_card_is_planned(stand_in: type[StandIn]) -> None:
+def test_a_run_on_a_gpu_is_planned(stand_in: type[StandIn]) -> None:
     two = SimpleNamespace(size=2, is_first=True)
     for world, command in (
         (Alone(), "paceline plan 'runs/a b/recipe.yaml' --gpu 'NVIDIA H200'"),
@@ -386,17 +386,17 @@ def test_a_run_on_a_card_is_planned(stand_in: type[StandIn]) -> None:
         beside.start()
         assert f"; {command} makes it" in str(beside.result())
         beside.close()
-    assert [made.asked[0][1:] for made in stand_in.made] == [(CARD, 1), (CARD, 2)]
+    assert [made.asked[0][1:] for made in stand_in.made] == [(GPU, 1), (GPU, 2)]
 
 
-def test_dp_has_all_cards_of_its_process(stand_in: type[StandIn]) -> None:
-    request = _request(facts=SimpleNamespace(cards=(CARD, CARD, CARD)))
+def test_dp_has_all_gpus_of_its_process(stand_in: type[StandIn]) -> None:
+    request = _request(facts=SimpleNamespace(gpus=(GPU, GPU, GPU)))
     beside = planned(request, parallel={"strategy": "dp"})
     assert beside is not None
     beside.start()
     assert "--gpu 'NVIDIA H200' --gpus 3 makes it" in str(beside.result())
     beside.close()
-    assert stand_in.made[0].asked[0][1:] == (CARD, 3)
+    assert stand_in.made[0].asked[0][1:] == (GPU, 3)
 
 
 def test_what_is_not_planned(stand_in: type[StandIn]) -> None:
@@ -417,7 +417,7 @@ def test_the_plan_of_a_run_begins_with_its_steps_and_ends_with_it(
     from paceline.run import run
     from paceline.verbs.train import train
 
-    beside = PlanBeside(RECIPE, CARD)
+    beside = PlanBeside(RECIPE, GPU)
     monkeypatch.setattr(run, "_plan_beside", lambda request, prepared: beside)
     lr = 1e20 if fails else 1e-3
     recipe = Recipe.parse({**TINY, "device": "cpu", "optimizer": {"lr": lr}})
@@ -426,7 +426,7 @@ def test_the_plan_of_a_run_begins_with_its_steps_and_ends_with_it(
             train(recipe, out=tmp_path / "run")
     else:
         record = train(recipe, out=tmp_path / "run")
-        assert (record.memory, record.peak_bytes) == (None, None), "nothing changes without a card"
+        assert (record.memory, record.peak_bytes) == (None, None), "nothing changes without a GPU"
     (predictor,) = stand_in.made
-    assert predictor.asked == [(RECIPE, CARD, 1)]
+    assert predictor.asked == [(RECIPE, GPU, 1)]
     assert predictor.killed.is_set(), "it goes on when the run has ended"

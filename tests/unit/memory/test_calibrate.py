@@ -9,29 +9,29 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.errors import UserError
-from paceline.machine.facts import Card, Facts, this_machine
+from paceline.machine.facts import Facts, Gpu, this_machine
 from paceline.memory import calibrate as module
 from paceline.memory.calibrate import calibrate
 from paceline.memory.constants import constants_for, measured_file
 from paceline.recipe import Recipe
 
 MIB = 2**20
-CARD = Card(name="NVIDIA L40S", memory_bytes=48 * 2**30, compute_capability=(8, 9), driver="580.1", uuid="GPU-1")
+GPU = Gpu(name="NVIDIA L40S", memory_bytes=48 * 2**30, compute_capability=(8, 9), driver="580.1", uuid="GPU-1")
 
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "taken_by_others", lambda card: 0)
+    monkeypatch.setattr(module, "taken_by_others", lambda gpu: 0)
 
 
-def machine(cards: int = 1) -> Facts:
+def machine(gpus: int = 1) -> Facts:
     versions = {**this_machine().versions, "torch": "2.11.0+cu130"}
-    return replace(this_machine(), cards=(CARD,) * cards, versions=versions)
+    return replace(this_machine(), gpus=(GPU,) * gpus, versions=versions)
 
 
 class Programs:
-    """A card whose driver takes 500 MiB, and NCCL 300 more."""
+    """A GPU whose driver takes 500 MiB, and NCCL 300 more."""
 
     def __init__(self) -> None:
         self.recipes: list[Recipe] = []
@@ -52,46 +52,46 @@ class Programs:
 
 def test_plans_use_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Facts, "cuda_problem", None)
-    before = constants_for(CARD)
+    before = constants_for(GPU)
     assert "not measured" in before.source
     programs, told = Programs(), list[str]()
     found = calibrate(machine(2), program=programs, progress=told.append)
     assert programs.ranks == [1, 2]
-    assert told == ["matrix products", "a run on one card", "a run on two cards"]
-    assert found.constants == constants_for(CARD) != before
+    assert told == ["matrix products", "a run on one GPU", "a run on two GPUs"]
+    assert found.constants == constants_for(GPU) != before
     assert (found.constants.context, found.constants.communicator) == (500 * MIB, 300 * MIB)
     assert found.constants.workspaces == (32 * MIB, 8 * MIB)
     assert found.constants.source == "measured by paceline calibrate with torch 2.11.0+cu130, driver 580.1"
     assert json.loads(found.file.read_text())["NVIDIA L40S"]["flops_per_second"] == 3.0e14
 
 
-def test_one_card_leaves_nccl_to_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_gpu_leaves_nccl_to_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Facts, "cuda_problem", None)
-    known = constants_for(CARD).communicator
+    known = constants_for(GPU).communicator
     found = calibrate(machine(), program=Programs(), progress=lambda _: None)
     assert found.constants.communicator is None
-    assert constants_for(CARD).communicator == known
+    assert constants_for(GPU).communicator == known
 
 
-def test_other_cards_stay_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_gpus_stay_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Facts, "cuda_problem", None)
-    measured_file().write_text(json.dumps({"a card": {"source": "here", "context": 5, "workspaces": [1]}}))
+    measured_file().write_text(json.dumps({"a GPU": {"source": "here", "context": 5, "workspaces": [1]}}))
     calibrate(machine(), program=Programs(), progress=lambda _: None)
-    assert constants_for(Card(name="a card")).context == 5
-    assert constants_for(CARD).context == 500 * MIB
+    assert constants_for(Gpu(name="a GPU")).context == 5
+    assert constants_for(GPU).context == 500 * MIB
 
 
-def test_a_card_that_somebody_is_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_somebody_is_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Facts, "cuda_problem", None)
-    monkeypatch.setattr(module, "taken_by_others", lambda card: 900 * MIB)
+    monkeypatch.setattr(module, "taken_by_others", lambda gpu: 900 * MIB)
     with pytest.raises(UserError, match="900 MiB of NVIDIA L40S are in use"):
         calibrate(machine(), program=Programs(), progress=lambda _: None)
     assert not measured_file().exists()
 
 
-def test_without_a_card_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Facts, "cuda_problem", "no driver")
-    with pytest.raises(UserError, match="no card to measure on"):
+    with pytest.raises(UserError, match="no GPU to measure on"):
         calibrate(this_machine(), program=Programs(), progress=lambda _: None)
 
 
@@ -100,8 +100,8 @@ def test_without_a_card_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPa
 )
 def test_a_file_that_is_none_is_named(content: str) -> None:
     measured_file().write_text(content)
-    with pytest.raises(UserError, match=r"cards\.json cannot be read"):
-        constants_for(CARD)
+    with pytest.raises(UserError, match=r"GPUs\.json cannot be read"):
+        constants_for(GPU)
 
 
 def test_a_program_that_fails_says_why() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import MemoryPlan
-from paceline.machine.cards import card_for, facts_with
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory.changes import TracedChange, cheapest_changes
 from paceline.memory.search import usable_bytes
 from paceline.recipe import Recipe
@@ -21,7 +21,7 @@ Memory = Callable[[Recipe], MemoryPlan]
 
 
 class Offered:
-    """The changes of a recipe for a card, and what was traced for them."""
+    """The changes of a recipe for a GPU, and what was traced for them."""
 
     def __init__(
         self,
@@ -32,19 +32,19 @@ class Offered:
         memory: Memory | None = None,
         gpus: int = 1,
     ) -> None:
-        self.asked, self.card, self.gpus = recipe(*settings), card_for(gpu), gpus
-        self.traced, self.on_cards = list[Any](), list[Any]()
-        self._memory = memory or (lambda chosen: bert_large(chosen, self.card))
+        self.asked, self.gpu, self.gpus = recipe(*settings), gpu_for(gpu), gpus
+        self.traced, self.on_gpus = list[Any](), list[Any]()
+        self._memory = memory or (lambda chosen: bert_large(chosen, self.gpu))
         self.chosen = self._chosen((), gpus)
-        assert self.card.memory_bytes is not None
-        self.limit = usable_bytes(self.card.memory_bytes) if limit is None else limit
+        assert self.gpu.memory_bytes is not None
+        self.limit = usable_bytes(self.gpu.memory_bytes) if limit is None else limit
         self.plan = self.plan_with(())
         self.traced.clear()
         assert self.plan.total > self.limit, "nothing would have to be changed"
         self.changes = cheapest_changes(
             self.plan_with,
             recipe=self.chosen,
-            card=self.card,
+            gpu=self.gpu,
             plan=self.plan,
             limit_bytes=self.limit,
             largest=largest,
@@ -52,13 +52,13 @@ class Offered:
         )
 
     def plan_with(self, settings: tuple[str, ...], gpus: int | None = None) -> MemoryPlan:
-        (self.on_cards if gpus else self.traced).append(gpus or settings)
+        (self.on_gpus if gpus else self.traced).append(gpus or settings)
         found = self._memory(self._chosen(settings, gpus or self.gpus))
         return replace(found, reserved=found.reserved // gpus) if gpus else found
 
     def _chosen(self, settings: tuple[str, ...], gpus: int) -> Recipe:
         asked = self.asked.with_settings(settings)
-        return choose(asked, facts_with([self.card] * gpus, HERE), num_processes(asked, gpus))[0]
+        return choose(asked, facts_with([self.gpu] * gpus, HERE), num_processes(asked, gpus))[0]
 
     def __getitem__(self, setting: str) -> TracedChange:
         return next(made for made in self.changes if made.change.settings == (setting,))
@@ -120,8 +120,8 @@ def test_the_effect_on_the_result_is_said() -> None:
         ("24GiB", (), None),
     ],
 )
-def test_sixteen_bits_where_the_card_computes_in_them(gpu: str, settings: tuple[str, ...], value: str | None) -> None:
-    """An amount of memory is no card of which that is known."""
+def test_sixteen_bits_where_the_gpu_computes_in_them(gpu: str, settings: tuple[str, ...], value: str | None) -> None:
+    """An amount of memory is no GPU of which that is known."""
     found = [setting for setting in Offered(gpu, *settings, limit=10 * GIB).settings if "precision" in setting]
     assert found[:1] == ([f"techniques.precision={value}"] if value else [])
 
@@ -144,7 +144,7 @@ def test_halves_of_an_odd_micro_batch_are_rounded_up_and_one_cannot_be_halved() 
 
 @pytest.mark.parametrize(("strategy", "share"), [("ddp", 16), ("fsdp", 16), ("dp", 64)])
 def test_pieces_are_those_of_a_process(strategy: str, share: int) -> None:
-    """Four cards have 16 of 64 samples each, or one process has all 64 and deals them itself."""
+    """Four GPUs have 16 of 64 samples each, or one process has all 64 and splits them itself."""
 
     def memory(chosen: Recipe) -> MemoryPlan:
         samples = min(chosen.loop.micro_batch_size or share, share)
@@ -159,10 +159,10 @@ def test_pieces_are_those_of_a_process(strategy: str, share: int) -> None:
 
 def test_a_piece_that_is_found_too_large_after_all_is_halved_again() -> None:
     """Memory that does not grow evenly: the search said 16, a trace says otherwise."""
-    card = card_for("v100-32gb")
+    gpu = gpu_for("v100-32gb")
 
     def memory(chosen: Recipe) -> MemoryPlan:
-        plan = bert_large(chosen, card)
+        plan = bert_large(chosen, gpu)
         return replace(plan, reserved=40 * GIB) if (chosen.loop.micro_batch_size or 0) > 8 else plan
 
     assert "loop.micro_batch_size=8" in Offered("v100-32gb", largest=16, memory=memory).settings
@@ -210,26 +210,26 @@ def test_where_all_together_are_not_enough_they_are_told_all_the_same() -> None:
     assert best.change.slowdown == pytest.approx(1.05 * 4 / 3 * 1.02 - 1)
 
 
-def test_more_cards_come_last_and_as_few_as_it_takes() -> None:
-    """32 GiB of which nothing on one card saves any: two cards hold 16 each, four 8."""
+def test_more_gpus_come_last_and_as_few_as_it_takes() -> None:
+    """32 GiB of which nothing on one GPU saves any: two GPUs hold 16 each, four 8."""
     offered = Offered("v100-16gb", limit=10 * GIB, memory=lambda _: memory_plan(32 * GIB))
     (cut,) = offered.changes
     assert (cut.change.settings, cut.change.gpus, cut.fits) == (("parallel.strategy=fsdp",), 4, True)
-    assert offered.on_cards == [2, 4]
-    assert Offered("v100-32gb", largest=30).on_cards == [], "one card is enough"
+    assert offered.on_gpus == [2, 4]
+    assert Offered("v100-32gb", largest=30).on_gpus == [], "one GPU is enough"
 
 
-def test_of_several_cards_shards_are_tried_before_more() -> None:
+def test_of_several_gpus_shards_are_tried_before_more() -> None:
     """Ranks that keep whole models each may hold shards instead."""
     offered = Offered("v100-16gb", limit=10 * GIB, memory=lambda _: memory_plan(32 * GIB), gpus=4)
-    assert offered.on_cards == [4]
+    assert offered.on_gpus == [4]
     sharded = Offered(
         "v100-16gb", "parallel.strategy=fsdp", limit=3 * GIB, memory=lambda _: memory_plan(20 * GIB), gpus=4
     )
-    assert sharded.on_cards == [8], "they are shards already"
+    assert sharded.on_gpus == [8], "they are shards already"
 
 
-def test_more_cards_that_are_refused_are_not_offered() -> None:
+def test_more_gpus_that_are_refused_are_not_offered() -> None:
     """8-bit states are rounded in blocks that would cross shards."""
     offered = Offered("v100-16gb", "optimizer.type=adamw8bit", limit=GIB, memory=lambda _: memory_plan(32 * GIB))
     assert offered.changes == ()
@@ -265,12 +265,12 @@ def test_what_train_would_refuse_is_not_offered() -> None:
 
 
 def test_a_change_that_the_trace_refuses_is_not_offered() -> None:
-    card = card_for("v100-32gb")
+    gpu = gpu_for("v100-32gb")
 
     def memory(chosen: Recipe) -> MemoryPlan:
         if chosen.techniques.recompute:
             raise RecipeError("techniques.recompute = true", "the blocks hold batch normalisation")
-        return bert_large(chosen, card)
+        return bert_large(chosen, gpu)
 
     offered = Offered("v100-32gb", largest=30, memory=memory)
     assert offered.settings[:2] == ["techniques.precision=fp16", "loop.micro_batch_size=16"]
@@ -345,7 +345,7 @@ def test_without_batch_normalisation_nothing_is_said_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "strategy", "cards", "preserves"),
+    ("gpus", "strategy", "offered", "preserves"),
     [
         (1, "auto", 4, "changes the result"),
         (4, "auto", 4, "up to rounding"),
@@ -353,8 +353,8 @@ def test_without_batch_normalisation_nothing_is_said_of_it() -> None:
         (4, "fsdp", 8, "changes the result"),
     ],
 )
-def test_a_batch_that_is_dealt_anew_is_normalised_otherwise(
-    gpus: int, strategy: str, cards: int, preserves: str
+def test_a_batch_that_is_split_anew_is_normalised_otherwise(
+    gpus: int, strategy: str, offered: int, preserves: str
 ) -> None:
     """Ranks that hold whole models have the same shares of a batch as those that hold shards."""
     offered = Offered(
@@ -364,7 +364,7 @@ def test_a_batch_that_is_dealt_anew_is_normalised_otherwise(
         gpus=gpus,
     )
     (cut,) = offered.changes
-    assert (cut.change.gpus, cut.change.preserves) == (cards, preserves)
+    assert (cut.change.gpus, cut.change.preserves) == (offered, preserves)
     assert ("batch normalisation" in cut.change.speed) == (preserves == "changes the result")
 
 

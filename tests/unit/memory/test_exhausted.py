@@ -12,7 +12,7 @@ import torch
 
 from paceline.contract.errors import MemoryFullError, RecipeError, UserError
 from paceline.contract.records import MemoryPlan
-from paceline.machine.cards import card_for, facts_with
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory import exhausted as module
 from paceline.memory.changes import Change, TracedChange
 from paceline.memory.exhausted import Shortage, Situation, exhausted, explained, place_of, traced_offers
@@ -26,8 +26,8 @@ from tests.unit.memory.plans import GIB, HERE, MIB, bert_large, memory_plan, rec
 
 pytestmark = pytest.mark.timeout(30)
 
-CARD = card_for("v100-32gb")
-FACTS = facts_with([CARD], HERE)
+GPU = gpu_for("v100-32gb")
+FACTS = facts_with([GPU], HERE)
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 31.73 GiB of which 512 bytes is"
     " free. Including non-PyTorch memory, this process has 30.48 GiB memory in use. Of the allocated memory 28.50 GiB"
@@ -121,7 +121,7 @@ def test_splitting_is_advised_of_a_runs_evaluations_and_of_no_others() -> None:
 def test_what_is_of_no_use_is_not_advised() -> None:
     last = exhausted(through("accumulate", "micro"), situation("techniques.recompute=true", largest=1))
     assert last.settings == ()
-    assert last.fix.startswith("a card with more memory")
+    assert last.fix.startswith("a GPU with more memory")
     update = exhausted(through("update", "apply_update"), situation())
     assert update.settings == ("optimizer.type=adamw8bit",)
     comparison = exhausted(through("assemble_build", "difference"), situation())
@@ -167,9 +167,9 @@ def test_the_three_cheapest_changes_are_told_with_what_they_do() -> None:
 
 
 def test_what_was_not_traced_in_time_is_advised_beside_what_was() -> None:
-    card = Change(settings=("techniques.recompute=true",), speed="slower")
+    gpu = Change(settings=("techniques.recompute=true",), speed="slower")
     offers = [
-        TracedChange(change=card, plan=memory_plan(GIB), saving_bytes=GIB, fits=True),
+        TracedChange(change=gpu, plan=memory_plan(GIB), saving_bytes=GIB, fits=True),
         TracedChange(change=Change(settings=("a=b",), speed=""), plan=memory_plan(GIB), saving_bytes=1, fits=False),
     ]
     told = exhausted(through("accumulate", "micro"), situation("loop.on_oom=split", offers=lambda _: offers))
@@ -210,7 +210,7 @@ class StandIn:
     def __exit__(self, *raised: object) -> None:
         pass
 
-    def plan(self, recipe: Recipe, card: Any, *, world_size: int) -> MemoryPlan:
+    def plan(self, recipe: Recipe, gpu: Any, *, world_size: int) -> MemoryPlan:
         return type(self).answers(recipe) if StandIn.endless is None else self._until_killed()
 
     def kill(self) -> None:
@@ -225,7 +225,7 @@ class StandIn:
 
 @pytest.fixture
 def predictor(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
-    made = type("Made", (StandIn,), {"answers": staticmethod(lambda chosen: bert_large(chosen, CARD))})
+    made = type("Made", (StandIn,), {"answers": staticmethod(lambda chosen: bert_large(chosen, GPU))})
     monkeypatch.setattr(module, "Predictor", made)
     return made
 
@@ -234,7 +234,7 @@ CHOSEN = choose(recipe(), FACTS)[0]
 
 
 def test_what_is_offered_is_what_a_plan_offers(predictor: type[StandIn]) -> None:
-    offers = traced_offers(CHOSEN, FACTS, Shortage.parse(MESSAGE), num_cards=1)
+    offers = traced_offers(CHOSEN, FACTS, Shortage.parse(MESSAGE), num_gpus=1)
     assert [offer.fits for offer in offers[:3]] == [True] * 3, [offer.change.settings for offer in offers]
     assert {offer.change.settings[0].partition("=")[0] for offer in offers[:3]} == {
         "techniques.precision",
@@ -243,11 +243,11 @@ def test_what_is_offered_is_what_a_plan_offers(predictor: type[StandIn]) -> None
     }
 
 
-def test_a_card_that_is_full_counts_for_more_than_a_plan_that_fits(predictor: type[StandIn]) -> None:
+def test_a_gpu_that_is_full_counts_for_more_than_a_plan_that_fits(predictor: type[StandIn]) -> None:
     small = choose(recipe("loop.batch_size=8"), FACTS)[0]
-    plan = bert_large(small, CARD)
+    plan = bert_large(small, GPU)
     assert plan.total <= usable_bytes(plan.capacity or 0)
-    offers = traced_offers(small, FACTS, Shortage(asked=2 * GIB), num_cards=1, known=plan)
+    offers = traced_offers(small, FACTS, Shortage(asked=2 * GIB), num_gpus=1, known=plan)
     assert offers
     assert all(offer.saving_bytes >= 2 * GIB for offer in offers if offer.fits)
 
@@ -255,10 +255,10 @@ def test_a_card_that_is_full_counts_for_more_than_a_plan_that_fits(predictor: ty
 def test_nobody_waits_for_long(predictor: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StandIn, "endless", True)
     began = time.monotonic()
-    assert traced_offers(CHOSEN, FACTS, Shortage(), num_cards=1, seconds=0.2) == ()
+    assert traced_offers(CHOSEN, FACTS, Shortage(), num_gpus=1, seconds=0.2) == ()
     assert time.monotonic() - began < 5
     # what is known by then is of no use alone: nothing else was traced
-    assert traced_offers(CHOSEN, FACTS, Shortage(), num_cards=1, known=memory_plan(GIB), seconds=0.2) == ()
+    assert traced_offers(CHOSEN, FACTS, Shortage(), num_gpus=1, known=memory_plan(GIB), seconds=0.2) == ()
 
 
 def test_a_run_that_cannot_be_traced_is_offered_nothing(predictor: type[StandIn]) -> None:
@@ -266,13 +266,13 @@ def test_a_run_that_cannot_be_traced_is_offered_nothing(predictor: type[StandIn]
         raise RecipeError("parallel.strategy = dp", "it cannot be traced")
 
     predictor.answers = staticmethod(refuses)  # type: ignore[assignment]
-    assert traced_offers(CHOSEN, FACTS, Shortage(), num_cards=1) == ()
+    assert traced_offers(CHOSEN, FACTS, Shortage(), num_gpus=1) == ()
 
 
-def test_dp_is_offered_changes_on_all_of_its_cards(predictor: type[StandIn]) -> None:
-    facts = facts_with([CARD] * 2, HERE)
+def test_dp_is_offered_changes_on_all_of_its_gpus(predictor: type[StandIn]) -> None:
+    facts = facts_with([GPU] * 2, HERE)
     chosen = choose(recipe("parallel.strategy=dp"), facts)[0]
-    assert traced_offers(chosen, facts, Shortage.parse(MESSAGE), num_cards=2)
+    assert traced_offers(chosen, facts, Shortage.parse(MESSAGE), num_gpus=2)
 
 
 # smaller micro-batches

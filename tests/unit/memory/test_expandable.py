@@ -1,4 +1,4 @@
-"""Expandable segments: as torch reserved them on a card, and the laws that any order of calls keeps."""
+"""Expandable segments: as torch reserved them on a GPU, and the laws that any order of calls keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.memory.expandable import ExpandableAllocator, Stretch, ask_for_it
 MIB = 2**20
 
 
-def test_a_run_on_a_card_is_repeated() -> None:
+def test_a_run_on_a_gpu_is_repeated() -> None:
     """Events: ``[size, stream]`` is allocated, a number frees that allocation, null empties the cache."""
     run = json.loads(gzip.decompress((Path(__file__).parent / "expandable_h200.json.gz").read_bytes()))
     allocator, made = ExpandableAllocator(), list[Stretch]()

@@ -1,4 +1,4 @@
-"""Predictions beside what a card showed: measured on one H200, 2026-11-20, torch 2.11, transformers 5.17."""
+"""Predictions beside what a GPU showed: measured on one H200, 2026-11-20, torch 2.11, transformers 5.17."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.memory.predict import Predictor
-from tests.unit.memory.test_dealt import planned
+from tests.unit.memory.test_data_parallel import planned
 
 
 @pytest.mark.timeout(240)

@@ -88,7 +88,7 @@ def test_a_batch_of_one_needs_no_search() -> None:
 
 
 def test_the_whole_batch_in_one_is_no_guide_to_its_pieces() -> None:
-    """As measured by traces of BERT-large: what is accumulated is held twice, once launched and once recorded."""
+    """As measured by traces of BERT-large: what is accumulated is held twice, once eager and once captured."""
     totals = {1: 13.41, 2: 13.44, 3: 13.4, 4: 13.73, 5: 15.4, 6: 17.19, 7: 18.92, 8: 20.57, 10: 24.11, 12: 27.32}
     totals |= {16: 34.34, 32: 41.27}
     traces = Traces(lambda samples: int(totals[samples] * GIB))

@@ -16,11 +16,11 @@ from torch import nn
 from paceline.contract.errors import ModelError, RecipeError, UserError
 from paceline.contract.records import MemoryPlan, MemoryStages, StageRecord
 from paceline.engine.torch_engine import TorchEngine
-from paceline.machine.cards import card_for, facts_with
 from paceline.machine.facts import this_machine
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory import measure as measuring
 from paceline.memory import stages as module
-from paceline.memory.gauge import CardGauge, Gauge, NoGauge, Reading
+from paceline.memory.gauge import Gauge, GpuGauge, NoGauge, Reading
 from paceline.memory.measure import measure, taken_by_others
 from paceline.memory.predict import PlanFailed
 from paceline.memory.stages import Passes, Stages, Steady, measure_stages
@@ -34,9 +34,9 @@ from paceline.verbs.memory import Anatomy, NothingMeasured, ladder, measured, sh
 from tests.unit.memory.plans import GIB, HERE, MIB, memory_plan
 from tests.unit.report.test_report import EVIL, Page, assert_inert
 
-CARD = card_for("v100-32gb")
-WITH_CARD = facts_with([CARD], HERE)
-WITH_CARD = replace(WITH_CARD, versions={**WITH_CARD.versions, "bitsandbytes": None})
+GPU = gpu_for("v100-32gb")
+WITH_GPU = facts_with([GPU], HERE)
+WITH_GPU = replace(WITH_GPU, versions={**WITH_GPU.versions, "bitsandbytes": None})
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -87,7 +87,7 @@ def test_the_stages_of_a_run_in_their_order(few_steps: None) -> None:
     assert (steady.micro_batch_size, steady.num_steps) == (4, 6)
     assert 0 < steady.step_seconds < 60
     assert steady.samples_per_second == pytest.approx(4 / steady.step_seconds)
-    assert steady.path["layout"] == "packed"
+    assert steady.execution["layout"] == "packed"
 
 
 def test_micro_batches_share_the_stages_of_their_passes(few_steps: None) -> None:
@@ -168,8 +168,8 @@ def test_replayed_passes_are_one_stage() -> None:
     assert list(Passes(lambda model, batch: torch.zeros(1), NoGauge()).listen(lambda: None)) == ["passes"]
 
 
-def test_passes_that_are_being_recorded_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_is_recorded", lambda device: True)
+def test_passes_that_are_being_captured_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_is_capturing", lambda device: True)
     passes = Passes(lambda model, batch: torch.zeros(1), NoGauge())
     assert list(passes.listen(lambda: passes(nn.Identity(), batch()))) == ["passes"]
 
@@ -190,7 +190,7 @@ def test_a_stage_of_several_readings_has_its_last_end_and_its_highest() -> None:
     assert low.after(None) == low
 
 
-def test_a_card_is_read_by_allocator_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_read_by_allocator_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     answers: dict[str, Any] = {
         "synchronize": None,
@@ -213,9 +213,9 @@ def test_a_card_is_read_by_allocator_and_driver(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(torch.cuda, name, answer(name))
     device = torch.device("cuda", 0)
     # 30 were given back since most was reserved, 60 are others'
-    assert CardGauge(device, 60).read() == Reading(allocated=50, peak=90, reserved=100, in_use=170)
+    assert GpuGauge(device, 60).read() == Reading(allocated=50, peak=90, reserved=100, in_use=170)
     assert (calls[0], calls[-1]) == ("synchronize", "reset_peak_memory_stats")
-    assert CardGauge(device, 900).read().in_use == 100, "others have ended since: it is never less than is reserved"
+    assert GpuGauge(device, 900).read().in_use == 100, "others have ended since: it is never less than is reserved"
 
 
 @pytest.mark.parametrize(
@@ -228,11 +228,9 @@ def test_a_card_is_read_by_allocator_and_driver(monkeypatch: pytest.MonkeyPatch)
         (None, None),
     ],
 )
-def test_what_others_have_of_the_card(
-    monkeypatch: pytest.MonkeyPatch, answer: str | None, expected: int | None
-) -> None:
+def test_what_others_have_of_the_gpu(monkeypatch: pytest.MonkeyPatch, answer: str | None, expected: int | None) -> None:
     monkeypatch.setattr(measuring, "ask", lambda command: answer)
-    assert taken_by_others(replace(CARD, uuid="GPU-b")) == expected
+    assert taken_by_others(replace(GPU, uuid="GPU-b")) == expected
 
 
 # ---- the process that measures
@@ -245,7 +243,7 @@ stage = dict(name="context", allocated=0, peak=0, reserved=0, in_use=request["ot
 print(json.dumps({"stage": stage}), flush=True)
 print("a library's warning", file=sys.stderr)
 """
-STEADY = {"micro_batch_size": 2, "num_steps": 6, "step_seconds": 0.5, "samples_per_second": 8.0, "path": {}}
+STEADY = {"micro_batch_size": 2, "num_steps": 6, "step_seconds": 0.5, "samples_per_second": 8.0, "execution": {}}
 
 
 def spoken(*lines: str, others: int = 7) -> MemoryStages:
@@ -330,7 +328,7 @@ def bert(**changes: Any) -> MemoryStages:
         "num_steps": 128,
         "step_seconds": 0.1,
         "samples_per_second": 40.0,
-        "path": {"steps": "eager: techniques.capture is off"},
+        "execution": {"steps": "eager: techniques.capture is off"},
     }
     return MemoryStages(**{**fields, **changes})
 
@@ -367,13 +365,13 @@ def test_first_passes_without_the_states_are_not_compared_with_later_ones() -> N
     assert (figures["forward"], figures["backward"], figures["update"], figures["steady"]) == (None, None, 5300, 8110)
 
 
-def test_replayed_steps_are_compared_where_they_were_recorded() -> None:
+def test_replayed_steps_are_compared_where_they_were_captured() -> None:
     rows = [s for s in bert().stages if s.name not in ("forward", "backward")]
     rows[4:4] = [stage("warm-up", 0, 8100 * MIB, 0, 0), stage("passes", 0, 5200 * MIB, 0, 0)]
     figures = compared(bert(stages=tuple(rows), plan=plan()))
     assert (figures["warm-up"], figures["passes"], figures["steady"]) == (8110, None, None)
-    launched = compared(bert(stages=(*bert().stages, stage("warm-up", 0, 1, 1, 1)), plan=plan()))
-    assert launched["warm-up"] is None, "an eager warm-up compiles"
+    eager = compared(bert(stages=(*bert().stages, stage("warm-up", 0, 1, 1, 1)), plan=plan()))
+    assert eager["warm-up"] is None, "an eager warm-up compiles"
 
 
 # ---- the ladder
@@ -392,7 +390,7 @@ def climb(
         return result
 
     recipe = Recipe.parse({**TINY, "device": "auto"})
-    return measured(ladder(recipe, changes), CARD, WITH_CARD, measure, traced, progress=progress)
+    return measured(ladder(recipe, changes), GPU, WITH_GPU, measure, traced, progress=progress)
 
 
 def test_each_rung_adds_to_those_before() -> None:
@@ -429,7 +427,7 @@ SHOWN = """\
 tiny on Tesla V100-SXM2-32GB, stage by stage
 
 as it is (4 samples a step)
-                   on the card      added  allocated      peak  predicted  difference
+                   on the GPU      added  allocated      peak  predicted  difference
   context             0.50 GiB  +0.50 GiB   0.00 GiB  0.00 GiB
   model               1.78 GiB  +1.28 GiB   1.25 GiB  1.25 GiB   1.25 GiB       +0.0%
   data and checks     1.78 GiB  +0.00 GiB   1.25 GiB  1.25 GiB
@@ -443,7 +441,7 @@ as it is (4 samples a step)
   allocated by tensors  8.00 GiB   7.92 GiB       -1.0%
   reserved by torch     8.20 GiB   8.20 GiB       +0.0%
   context and kernels   0.73 GiB   0.78 GiB       +6.7%
-  on the card           8.94 GiB   8.98 GiB       +0.5%
+  on the GPU           8.94 GiB   8.98 GiB       +0.5%
   speed: 100.0 ms a step, 40 samples/s; the recipe's 128 steps would take 12.8 s
 """
 
@@ -489,7 +487,7 @@ def test_several_stand_side_by_side_and_what_cannot_run_says_why() -> None:
 def test_micro_batches_others_and_unknowns_are_told() -> None:
     text = shown(climb(found=lambda recipe: bert(micro_batch_size=1, others=3 * GIB)))
     assert "as it is (4 samples a step: 4 micro-batches of 1)" in text
-    assert "left out: 3.00 GiB that other programs had of the card before" in text
+    assert "left out: 3.00 GiB that other programs had of the GPU before" in text
     assert "nvidia-smi did not tell" in shown(climb(found=lambda recipe: bert(others=None)))
 
 
@@ -512,7 +510,7 @@ def test_where_nothing_could_be_measured_the_first_reason_is_the_error() -> None
 
 def test_a_program_gets_bytes() -> None:
     plain = json.loads(json.dumps(climb(["techniques.recompute=true"]).plain()))
-    assert (plain["name"], plain["card"], len(plain["ladder"])) == ("tiny", CARD.name, 2)
+    assert (plain["name"], plain["gpu"], len(plain["ladder"])) == ("tiny", GPU.name, 2)
     rung = plain["ladder"][1]
     assert rung["settings"] == ["techniques.recompute=true"]
     assert sum(each["added"] for each in rung["stages"]) == rung["total"] == 9150 * MIB
@@ -545,9 +543,9 @@ def test_the_page_has_a_stacked_chart_of_each_rung(tmp_path: Path) -> None:
 
 def test_nothing_in_it_is_obeyed_and_an_empty_rung_has_no_chart() -> None:
     evil = bert(problem=f"{EVIL}\n  why: {EVIL}", plan_problem=EVIL, settings=(EVIL,))
-    html = stages_page("x", EVIL, [evil, MemoryStages(problem="no\n  why: card")])
+    html = stages_page("x", EVIL, [evil, MemoryStages(problem="no\n  why: GPU")])
     assert_inert(html)
-    assert "Stopped: no; why: card" in html
+    assert "Stopped: no; why: GPU" in html
     assert html.count("<figure") == 1
 
 

@@ -1,4 +1,4 @@
-"""Whole runs, traced on a card that is not there, in processes of their own."""
+"""Whole runs, traced on a GPU that is not there, in processes of their own."""
 
 from __future__ import annotations
 

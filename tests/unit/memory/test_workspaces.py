@@ -12,22 +12,22 @@ SUM = "aten.sum.dim_IntList"
 
 
 @pytest.fixture(autouse=True)
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """An H200's."""
-    monkeypatch.setattr(workspaces, "card_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(workspaces, "gpu_name", lambda device: "NVIDIA H200")
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def test_a_sum_over_many_rows_takes_what_was_seen_on_a_card() -> None:
-    """In the trace of a recorded step of BERT-base: between a product's gradients, and freed at once."""
+def test_a_sum_over_many_rows_takes_what_was_seen_on_a_gpu() -> None:
+    """In the trace of a captured step of BERT-base: between a product's gradients, and freed at once."""
     assert workspace_bytes(SUM, (rows(10_240, 1_536), [0], True)) == 125_829_120
 
 
-def test_a_card_with_fewer_threads_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspaces, "card_name", lambda device: "NVIDIA A10")
+def test_a_gpu_with_fewer_threads_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "gpu_name", lambda device: "NVIDIA A10")
     # 72 multiprocessors of 12 blocks each, for 12 pieces of the results
     assert workspace_bytes(SUM, (rows(10_240, 1_536), [0])) == 4 * 1_536 * 128 * 72
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.memory.constants import constants_for
 from tests.unit.memory.apart import main
-from tests.unit.memory.runs import CARD, assert_near, flat, traced
+from tests.unit.memory.runs import GPU, assert_near, flat, traced
 
 WHOLE = "techniques.early_pooling=false"
 
@@ -15,9 +15,9 @@ def check_parts_add_up_to_the_peak(settings: tuple[str, ...] = ()) -> None:
     assert sum(plan.activations.values()) == plan.parts["activations"]
     assert plan.phases[plan.moment] == max(plan.phases.values()) == plan.allocated <= plan.reserved
     assert plan.moment in ("forward", "backward")
-    assert plan.parts["workspaces"] >= sum(constants_for(CARD).workspaces)
+    assert plan.parts["workspaces"] >= sum(constants_for(GPU).workspaces)
     assert {"model", "optimizer", "batch", "forward", "backward", "update", "evaluation"} <= set(plan.phases)
-    assert (plan.samples, plan.slots, plan.capacity) == (16, 16 * 64, CARD.memory_bytes)
+    assert (plan.samples, plan.slots, plan.capacity) == (16, 16 * 64, GPU.memory_bytes)
 
 
 def check_weights_gradients_and_states_are_those_of_adamw() -> None:

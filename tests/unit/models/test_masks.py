@@ -1,4 +1,4 @@
-"""Masks on a card: none where there is nothing to mask, and the others taken as they are, for looking waits for it."""
+"""Masks on a GPU: none where there is nothing to mask, and the others taken as they are, for looking waits for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ aten: Any = torch.ops.aten
 
 
 def test_a_mask_that_is_not_there_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)  # as of any recorded stream
+    monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)  # as of any captured stream
     before = masking_utils.is_tracing
     with unread_masks():
         assert masking_utils.is_tracing(None) is False
@@ -38,7 +38,7 @@ def test_it_is_put_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert masking_utils.is_tracing is before
 
 
-def test_a_recorded_vision_transformer_gets_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_vision_transformer_gets_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8)
     config.patch_size = 4
     model, masks = ViTModel(config, add_pooling_layer=False), []
@@ -49,7 +49,7 @@ def test_a_recorded_vision_transformer_gets_no_mask(monkeypatch: pytest.MonkeyPa
         return attend(*tensors, attn_mask=attn_mask, **named)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
-    # in the older way: a recording is a trace
+    # in the older way: a capture is a trace
     monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)
     with unread_masks():
         model(pixel_values=torch.zeros(2, 3, 8, 8))
@@ -57,7 +57,7 @@ def test_a_recorded_vision_transformer_gets_no_mask(monkeypatch: pytest.MonkeyPa
 
 
 class ValuesAreSecret(TorchDispatchMode):
-    """Whoever looks at a tensor's value on the host is refused, as a host that must not wait for a card is."""
+    """Whoever looks at a tensor's value on the host is refused, as a host that must not wait for a GPU is."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         assert operator not in (aten._local_scalar_dense.default, aten.nonzero.default), f"{operator} is looked at"

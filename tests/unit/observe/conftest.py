@@ -15,7 +15,7 @@ from paceline.contract.records import (
 )
 
 MIB = 2**20
-DECISION = Decision(setting="techniques.precision", value="bf16", reason="this card computes in [bold]bf16[/bold]")
+DECISION = Decision(setting="techniques.precision", value="bf16", reason="this GPU computes in [bold]bf16[/bold]")
 
 
 class Records:
@@ -106,7 +106,7 @@ class Records:
         parts = {"activations": 4000, "optimizer states": 1024, "parameters": 512, "gradients": 512, "rounding": 2}
         return MemoryPlan(
             **{
-                "card": "NVIDIA H200",
+                "gpu": "NVIDIA H200",
                 "capacity": 143_771 * MIB,
                 "allocated": 6050 * MIB,
                 "reserved": 6200 * MIB,
@@ -120,7 +120,7 @@ class Records:
                 "num_parameters": 66_955_010,
                 "num_trained": 592_130,
                 "assumed": ("attention by flash",),
-                "path": {"layout": "packed"},
+                "execution": {"layout": "packed"},
                 "decisions": (DECISION,),
                 **fields,
             }

@@ -1,5 +1,5 @@
 /* An NVTX injection library that writes each event as a line of JSON to the file NVTX_RECORD names: ranges can be tested
- * without a card and without Nsight. Loaded through NVTX_INJECTION64_PATH; see "Injection" in NVTX's documentation. */
+ * without a GPU and without Nsight. Loaded through NVTX_INJECTION64_PATH; see "Injection" in NVTX's documentation. */
 
 #include <nvtx3/nvToolsExt.h>
 #include <stdint.h>

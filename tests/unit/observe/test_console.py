@@ -74,7 +74,7 @@ def test_plain_lines_tell_the_whole_run(records):
     text = "\n".join(lines)
     assert "592 k of 67 M parameters trained" in text
     assert "100 train, 20 test, 2 labels" in text
-    assert "techniques.precision = bf16: this card computes in [bold]bf16[/bold]" in text
+    assert "techniques.precision = bf16: this GPU computes in [bold]bf16[/bold]" in text
     assert "accuracy 0.8750  train accuracy 0.7500" in text
     assert "reviews: finished" in text
     assert "1 skipped" in text
@@ -84,10 +84,10 @@ def test_plain_lines_tell_the_whole_run(records):
 
 def test_the_first_update_and_the_path_are_a_few_words(records):
     path = {"layout": "packed", "capture": "off: recompute keeps random numbers on the host"}
-    text = plain([records.started(), records.summary(first_update_seconds=2.0, path=path)])
+    text = plain([records.started(), records.summary(first_update_seconds=2.0, execution=path)])
     assert "10.0 s, 2.00 s to the first update: 60.0% train" in text
-    assert "path        layout packed, capture off\n" in text, "reasons are for the report"
-    assert "path" not in plain([records.started(), records.summary()])
+    assert "execution   layout packed, capture off\n" in text, "reasons are for the report"
+    assert "execution" not in plain([records.started(), records.summary()])
 
 
 def test_memory_is_told_beside_what_was_predicted(records):
@@ -95,10 +95,10 @@ def test_memory_is_told_beside_what_was_predicted(records):
         text = plain([records.started(), records.summary(**fields)])
         return text.partition("  memory      ")[2].partition("\n  time ")[0].splitlines()
 
-    line = "5.86 GiB at the peak (predicted 5.91), 6.35 reserved, 7.62 on the card (predicted 7.26)"
+    line = "5.86 GiB at the peak (predicted 5.91), 6.35 reserved, 7.62 on the GPU (predicted 7.26)"
     assert told(memory=records.memory(), peak_bytes=1) == [line]
     missing = records.memory(plan=None, problem="it was\nstill being made")
-    taken = "5.86 GiB at the peak, 6.35 reserved, 7.62 on the card"
+    taken = "5.86 GiB at the peak, 6.35 reserved, 7.62 on the GPU"
     assert told(memory=missing) == [taken, "              not predicted: it was\\nstill being made"]
     assert told(memory=records.memory(plan=None)) == [taken], "nobody asked for a plan"
     assert told(peak_bytes=3 * 2**30) == ["3 GiB at the peak"], "a summary from before there were plans"

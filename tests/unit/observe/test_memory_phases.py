@@ -8,8 +8,8 @@ from paceline.contract.spans import listening, mark, span
 from paceline.observe.memory_phases import MemoryPhases, Phase
 
 
-class Card:
-    """Memory that is taken and given back; its peak counts from the last reading on, as that of a card does."""
+class Gpu:
+    """Memory that is taken and given back; its peak counts from the last reading on, as that of a GPU does."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
@@ -24,21 +24,21 @@ class Card:
 
 
 def test_a_phase_has_its_peak_and_what_it_leaves_behind() -> None:
-    card = Card()
-    card.take(100)
-    phases = MemoryPhases(read=card.read)
+    gpu = Gpu()
+    gpu.take(100)
+    phases = MemoryPhases(read=gpu.read)
     with listening(phases):
         for more in (0, 10):
             with span("step"):
                 with span("forward"):
-                    card.take(70 + more)
-                    card.take(-20)
-                mark("recorded")
-                card.take(40)
-                card.take(-40)
+                    gpu.take(70 + more)
+                    gpu.take(-20)
+                mark("captured")
+                gpu.take(40)
+                gpu.take(-40)
                 with span("backward"):
-                    card.take(5)
-                    card.take(-55 - more)
+                    gpu.take(5)
+                    gpu.take(-55 - more)
     # the first step reaches 190 between its spans, the second 200
     assert phases.found == {
         "forward": Phase(count=2, peak=180, left=110),
@@ -48,8 +48,8 @@ def test_a_phase_has_its_peak_and_what_it_leaves_behind() -> None:
 
 
 def test_what_another_thread_reads_is_no_peak_lost() -> None:
-    card = Card()
-    phases = MemoryPhases(read=card.read)
+    gpu = Gpu()
+    phases = MemoryPhases(read=gpu.read)
 
     def other() -> None:
         with span("checkpoint"):
@@ -57,8 +57,8 @@ def test_what_another_thread_reads_is_no_peak_lost() -> None:
 
     thread = threading.Thread(target=other)
     with listening(phases), span("step"):
-        card.take(30)
-        card.take(-30)
+        gpu.take(30)
+        gpu.take(-30)
         thread.start()
         thread.join(10)
     assert phases.found["step"].peak == 30

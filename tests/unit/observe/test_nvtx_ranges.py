@@ -21,7 +21,7 @@ with listening(NvtxRanges()):
     for step in (1, 2):
         with span("step", step=step):
             with span("forward", step=step):
-                mark("recorded", step=step)
+                mark("captured", step=step)
     try:
         with span("evaluate"):
             raise KeyError
@@ -47,7 +47,7 @@ def test_a_tool_hears_of_every_span_nested_and_in_order(events: list[dict[str, A
     told = [(e["kind"], e.get("name", ""), e.get("payload")) for e in events if e["kind"] != "category"]
     of_steps = []
     for step in (1, 2):
-        of_steps += [("push", "step", step), ("push", "forward", step), ("mark", "recorded", step)]
+        of_steps += [("push", "step", step), ("push", "forward", step), ("mark", "captured", step)]
         of_steps += [("pop", "", None)] * 2
     assert told[: len(of_steps)] == of_steps
     assert [each[:2] for each in told[len(of_steps) :]] == [
@@ -109,4 +109,4 @@ def test_where_nobody_listens_spans_go_by() -> None:
         with listening(sink):
             for step in (1, 2):
                 with span("step", step=step), span("forward"):
-                    mark("recorded", step=step)
+                    mark("captured", step=step)

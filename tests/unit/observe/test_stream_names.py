@@ -1,4 +1,4 @@
-"""Names of a card's streams: what a tool that listens to NVTX is told."""
+"""Names of a GPU's streams: what a tool that listens to NVTX is told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.observe.nvtx_tool import built_tool, heard
 NAMES = """
 from paceline.observe.stream_names import name_streams
 
-assert name_streams({4711: "sums", 815: "recording \\u00e9"})
+assert name_streams({4711: "sums", 815: "capture \\u00e9"})
 """
 
 
@@ -25,7 +25,7 @@ assert name_streams({4711: "sums", 815: "recording \\u00e9"})
 def test_a_tool_hears_of_the_names(tmp_path: Path) -> None:
     told = heard([sys.executable, "-c", NAMES], built_tool(tmp_path), tmp_path, domain="")
     streams = [(event["payload"], event["name"]) for event in told if event["kind"] == "stream"]
-    assert streams == [(4711, "sums"), (815, "recording ?")]
+    assert streams == [(4711, "sums"), (815, "capture ?")]
 
 
 @pytest.mark.parametrize("places", [[], ["broken"]], ids=["none", "broken"])
@@ -42,13 +42,13 @@ def test_without_the_library_streams_keep_their_numbers(
 
 
 def test_streams_that_are_made_with_a_name_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cards:
+    class Gpus:
         @staticmethod
         def Stream(of: torch.device) -> Any:
             return SimpleNamespace(cuda_stream=7, of=of)
 
-    monkeypatch.setattr(torch, "get_device_module", lambda _: Cards)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: Gpus)
     monkeypatch.setattr(device, "_stream_names", {})
-    card = torch.device("cuda", 1)
-    assert device.named_stream(card, "sums").of == card
-    assert dict(device.stream_names()) == {7: "sums"}
+    gpu = torch.device("cuda", 1)
+    assert device.named_stream(gpu, "all-reduce").of == gpu
+    assert dict(device.stream_names()) == {7: "all-reduce"}

@@ -25,7 +25,7 @@ def test_seconds_are_added_up_and_those_inside_are_not_a_spans_own() -> None:
                 clock.now += 1
                 with span("forward"):
                     clock.now += 4
-                mark("recorded")
+                mark("captured")
                 with span("update"):
                     clock.now += 2
     assert timers.found == {"forward": Timing(2, 8, 8), "update": Timing(2, 4, 4), "step": Timing(2, 14, 2)}

@@ -9,20 +9,20 @@ import pytest
 import yaml
 
 from paceline.contract.errors import RecipeError
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 from paceline.recipe import Recipe
-from paceline.recipe.choose import STATES_SHARE, choose, choose_strategy, with_smallest_card
+from paceline.recipe.choose import STATES_SHARE, choose, choose_strategy, with_smallest_gpu
 from paceline.recipe.recipe import is_execution
 
 CPU = Facts(python="3.11.7", platform="Linux", cpu_model=None, cpu_count=2, memory_bytes=None)
 GIB = 2**30
 
 
-def cards(number: int, memory_gib: int | None = 80) -> Facts:
+def gpus(number: int, memory_gib: int | None = 80) -> Facts:
     memory = None if memory_gib is None else memory_gib * GIB
-    card = Card(name="NVIDIA H100", compute_capability=(9, 0), driver="580.95.05", memory_bytes=memory)
+    gpu = Gpu(name="NVIDIA H100", compute_capability=(9, 0), driver="580.95.05", memory_bytes=memory)
     versions = {"torch": "2.11.0", "triton": "3.6.0", "torchao": "0.15.0"}
-    return replace(CPU, cards=(card,) * number, versions=versions, torch_cuda="13.0")
+    return replace(CPU, gpus=(gpu,) * number, versions=versions, torch_cuda="13.0")
 
 
 def recipe(*settings: str) -> Recipe:
@@ -38,7 +38,7 @@ def test_a_run_goes_on_with_other_settings_and_they_run_again_as_written() -> No
 
 
 @pytest.mark.parametrize("settings", [(), ("parallel.strategy=ddp",), ("parallel.strategy=fsdp",)])
-@pytest.mark.parametrize("facts", [CPU, cards(1)])
+@pytest.mark.parametrize("facts", [CPU, gpus(1)])
 def test_one_process_shares_nothing(settings: tuple[str, ...], facts: Facts) -> None:
     shards = ("parallel.backend=gloo", "parallel.reduce_dtype=bf16", "parallel.shard_size=2", "parallel.offload=true")
     more = shards if settings == ("parallel.strategy=fsdp",) else ()
@@ -57,8 +57,8 @@ def test_one_process_shares_nothing(settings: tuple[str, ...], facts: Facts) -> 
         ((), CPU, "ddp"),
         (("parallel.shard_size=2",), CPU, "fsdp"),
         (("parallel.strategy=fsdp",), CPU, "fsdp"),
-        (("parallel.offload=true",), cards(4), "fsdp"),
-        ((), cards(4), "auto"),
+        (("parallel.offload=true",), gpus(4), "fsdp"),
+        ((), gpus(4), "auto"),
         (("model.train=features",), CPU, "auto"),
     ],
 )
@@ -76,15 +76,15 @@ def test_several_processes_share_as_set_or_as_is_plain(settings: tuple[str, ...]
 @pytest.mark.parametrize(
     ("settings", "facts", "num_parameters", "num_trained", "strategy", "reason"),
     [
-        ((), cards(4), 3 * 10**9, 3 * 10**9, "ddp", "take 44.7 GiB, at most 70% of the smallest card's 80 GiB"),
-        ((), cards(4), 4 * 10**9, 4 * 10**9, "fsdp", "take 59.6 GiB, more than 70% of the smallest card's 80 GiB"),
-        ((), cards(4), 4 * 10**9, 10**6, "ddp", "take 14.9 GiB"),
-        (("optimizer.type=sgd",), cards(4), 4 * 10**9, 4 * 10**9, "ddp", "take 44.7 GiB"),
-        (("techniques.precision=pure_bf16",), cards(4), 4 * 10**9, 4 * 10**9, "ddp", "take 29.8 GiB"),
-        ((), cards(4, None), 10**11, 10**11, "ddp", "the memory of the cards is not known"),
+        ((), gpus(4), 3 * 10**9, 3 * 10**9, "ddp", "take 44.7 GiB, at most 70% of the smallest GPU's 80 GiB"),
+        ((), gpus(4), 4 * 10**9, 4 * 10**9, "fsdp", "take 59.6 GiB, more than 70% of the smallest GPU's 80 GiB"),
+        ((), gpus(4), 4 * 10**9, 10**6, "ddp", "take 14.9 GiB"),
+        (("optimizer.type=sgd",), gpus(4), 4 * 10**9, 4 * 10**9, "ddp", "take 44.7 GiB"),
+        (("techniques.precision=pure_bf16",), gpus(4), 4 * 10**9, 4 * 10**9, "ddp", "take 29.8 GiB"),
+        ((), gpus(4, None), 10**11, 10**11, "ddp", "the memory of the GPUs is not known"),
     ],
 )
-def test_a_model_that_does_not_fit_a_card_is_sharded(
+def test_a_model_that_does_not_fit_a_gpu_is_sharded(
     settings: tuple[str, ...], facts: Facts, num_parameters: int, num_trained: int, strategy: str, reason: str
 ) -> None:
     sizes = {"num_parameters": num_parameters, "num_trained": num_trained}
@@ -94,34 +94,34 @@ def test_a_model_that_does_not_fit_a_card_is_sharded(
     assert len(found) == len(decisions), "a setting is decided twice"
     assert found["parallel.strategy"].value == chosen.parallel.strategy == strategy
     assert reason in found["parallel.strategy"].reason
-    assert chosen.techniques.capture is True, "steps are recorded under either"
+    assert chosen.techniques.capture is True, "steps are captured under either"
     assert choose_strategy(chosen, decisions, facts, 4, **sizes) == (chosen, decisions)
     assert choose(chosen, facts, 4)[0] == chosen
 
 
-def test_machines_with_other_cards_choose_alike() -> None:
+def test_machines_with_other_gpus_choose_alike() -> None:
     sizes = {"num_parameters": 3 * 10**9, "num_trained": 3 * 10**9}
-    both = (cards(2, 80), cards(1, 24))
+    both = (gpus(2, 80), gpus(1, 24))
     alone, together = [], []
     for machine in both:
         first, before = choose(recipe(), machine, 3)
         alone.append(choose_strategy(first, before, machine, 3, **sizes))
-        seen = with_smallest_card(machine, [80 * GIB, None, 24 * GIB])
+        seen = with_smallest_gpu(machine, [80 * GIB, None, 24 * GIB])
         together.append(choose_strategy(first, before, seen, 3, **sizes))
     assert [chosen.parallel.strategy for chosen, _ in alone] == ["ddp", "fsdp"], "there is nothing to agree on"
     assert together[0] == together[1]
     (decision,) = (each for each in together[0][1] if each.setting == "parallel.strategy")
     assert decision.value == "fsdp"
-    assert decision.reason.endswith("more than 70% of the smallest card's 24 GiB")
-    assert with_smallest_card(cards(1, None), [None, None]) == cards(1, None)
+    assert decision.reason.endswith("more than 70% of the smallest GPU's 24 GiB")
+    assert with_smallest_gpu(gpus(1, None), [None, None]) == gpus(1, None)
 
 
 def test_sixteen_bytes_a_parameter_with_adamw() -> None:
     """The bound itself, to the parameter."""
-    first, before = choose(recipe(), cards(2, 16), 2)
+    first, before = choose(recipe(), gpus(2, 16), 2)
     most = int(STATES_SHARE * 16 * GIB / 16)
     for number, strategy in ((most, "ddp"), (most + 1, "fsdp")):
-        chosen, _ = choose_strategy(first, before, cards(2, 16), 2, num_parameters=number, num_trained=number)
+        chosen, _ = choose_strategy(first, before, gpus(2, 16), 2, num_parameters=number, num_trained=number)
         assert chosen.parallel.strategy == strategy
 
 
@@ -136,20 +136,20 @@ def test_sixteen_bytes_a_parameter_with_adamw() -> None:
         (("parallel.shard_size=8",), CPU, 4, "no whole number of groups of 8"),
         (("parallel.strategy=zero",), CPU, 4, "parallel.strategy = 'zero'"),
         (("parallel.offload=true",), CPU, 4, "whose memory the weights are in already"),
-        (("parallel.backend=nccl",), CPU, 2, "moves data between cards, and this run is on the cpu"),
+        (("parallel.backend=nccl",), CPU, 2, "moves data between GPUs, and this run is on the cpu"),
         (("loop.batch_size=3",), CPU, 4, "loop.batch_size = 3: 4 processes"),
-        (("loop.batch_size=3",), cards(4), 4, "--set loop.batch_size=4, or start 3 processes or fewer"),
+        (("loop.batch_size=3",), gpus(4), 4, "--set loop.batch_size=4, or start 3 processes or fewer"),
         (("loop.batch_size=1",), CPU, 2, "--set loop.batch_size=2, or start 1 process"),
-        (("parallel.offload=true", "techniques.capture=true"), cards(4), 4, "cannot work with parallel.offload = true"),
-        (("parallel.strategy=fsdp", "techniques.channels_last=true"), cards(4), 4, "techniques.channels_last"),
-        (("parallel.strategy=fsdp", "optimizer.type=adamw8bit"), cards(4), 4, "optimizer.type = adamw8bit"),
+        (("parallel.offload=true", "techniques.capture=true"), gpus(4), 4, "cannot work with parallel.offload = true"),
+        (("parallel.strategy=fsdp", "techniques.channels_last=true"), gpus(4), 4, "techniques.channels_last"),
+        (("parallel.strategy=fsdp", "optimizer.type=adamw8bit"), gpus(4), 4, "optimizer.type = adamw8bit"),
         (("parallel.strategy=fsdp", "model.train=features"), CPU, 4, "model.train = features"),
         (("parallel.strategy=ddp", "model.train=features"), CPU, 4, "model.train = features"),
         (("parallel.strategy=dp",), CPU, 1, "needs device = cuda (now device = cpu)"),
-        (("parallel.strategy=dp",), cards(1), 1, "one is visible to this process"),
-        (("parallel.strategy=dp",), cards(4), 4, "it is one process with several cards, and there are 4 processes"),
+        (("parallel.strategy=dp",), gpus(1), 1, "one is visible to this process"),
+        (("parallel.strategy=dp",), gpus(4), 4, "it is one process with several GPUs, and there are 4 processes"),
         *(
-            (("parallel.strategy=dp", f"techniques.{name}=true"), cards(2), 1, f"cannot work with techniques.{name}")
+            (("parallel.strategy=dp", f"techniques.{name}=true"), gpus(2), 1, f"cannot work with techniques.{name}")
             for name in (
                 *("packing", "fully_connected", "cudnn_benchmark", "fused_qkv", "fusion"),
                 *("recompute", "compile", "capture"),
@@ -157,7 +157,7 @@ def test_sixteen_bytes_a_parameter_with_adamw() -> None:
         ),
         (
             ("parallel.strategy=dp", "techniques.embedding_gradient=true"),
-            cards(2),
+            gpus(2),
             1,
             "cannot work with parallel.strategy = dp: DataParallel copies the model",
         ),
@@ -170,15 +170,15 @@ def test_what_cannot_work_is_refused(settings: tuple[str, ...], facts: Facts, wo
 
 
 def test_what_was_asked_for_is_not_taken_back_for_a_model_that_is_too_large() -> None:
-    first, before = choose(recipe("techniques.channels_last=true"), cards(4), 4)
+    first, before = choose(recipe("techniques.channels_last=true"), gpus(4), 4)
     with pytest.raises(RecipeError, match=r"parallel\.strategy = fsdp\n.*cannot work with techniques\.channels_last"):
-        choose_strategy(first, before, cards(4), 4, num_parameters=10**10, num_trained=10**10)
+        choose_strategy(first, before, gpus(4), 4, num_parameters=10**10, num_trained=10**10)
 
 
 def test_dp_is_eager_and_padded() -> None:
-    chosen, decisions = choose(recipe("parallel.strategy=dp"), cards(2))
+    chosen, decisions = choose(recipe("parallel.strategy=dp"), gpus(2))
     reasons = {decision.setting: decision.reason for decision in decisions if decision.value == "false"}
     for name in ("packing", "fused_qkv", "fusion", "compile", "capture"):
         assert getattr(chosen.techniques, name) is False
         assert reasons[f"techniques.{name}"]
-    assert choose(chosen, cards(2)) == (chosen, ())
+    assert choose(chosen, gpus(2)) == (chosen, ())

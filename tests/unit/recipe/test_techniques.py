@@ -37,7 +37,7 @@ def test_fields_have_the_catalogues_words_and_defaults() -> None:
         assert ("auto: " in field.description) == (field.default == "auto"), entry.name
     strategy = ParallelPart.model_fields["strategy"].description or ""
     assert all(f"{entry.name}: " in strategy for entry in STRATEGIES)
-    assert "ddp where weights, gradients and states fit a card" in strategy
+    assert "ddp where weights, gradients and states fit a GPU" in strategy
 
 
 def test_what_cannot_be_together_is_told_on_either_side() -> None:
@@ -51,10 +51,10 @@ def test_what_cannot_be_together_is_told_on_either_side() -> None:
 def test_an_entry_is_told_line_by_line_with_reasons() -> None:
     lines = list(told(entry_of("embedding_gradient")))
     assert ("auto", "off with parallel.strategy=fsdp: not measured beside shards") in lines
-    assert ("needs", "device=cuda: its kernels are for cards") in lines
-    assert ("needs", "triton, on a card") in lines
+    assert ("needs", "device=cuda: its kernels are for GPUs") in lines
+    assert ("needs", "triton, on a GPU") in lines
     assert ("inference", "off") in lines
-    assert ("needs", "bf16: a card of compute capability 8.0 or above, or a CPU") in list(told(entry_of("precision")))
+    assert ("needs", "bf16: a GPU of compute capability 8.0 or above, or a CPU") in list(told(entry_of("precision")))
     dp = [text for label, text in told(entry_of("dp")) if label == "excludes"]
     assert sum("DataParallel copies the model" in text for text in dp) == 1, "one line for all rules of one reason"
 

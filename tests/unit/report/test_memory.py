@@ -27,7 +27,7 @@ def test_both_are_shown_with_their_differences(records, tmp_path):
         "rounding 2 MiB reserved, unused 150 MiB context 1.21 GiB",
         "measured 7.62 GiB allocated 5.86 GiB reserved, unused 500 MiB context and other programs 1.27 GiB",
         "allocated5.91 GiB5.86 GiB+0.8%",
-        "on the card7.26 GiB7.62 GiB-4.7%",
+        "on the GPU7.26 GiB7.62 GiB-4.7%",
         "7.26 GiB of the 140 GiB of NVIDIA H200, 5%",
         "highest in each phase: forward 5.76 GiB, backward 5.91 GiB; attention by flash.",
     ):
@@ -38,7 +38,7 @@ def test_both_are_shown_with_their_differences(records, tmp_path):
     assert all(f".p{colour} {{" in html for colour in colours), "a piece has no colour"
 
 
-def test_each_bar_is_as_long_as_what_is_taken_from_the_card(records):
+def test_each_bar_is_as_long_as_what_is_taken_from_the_gpu(records):
     found = records.memory()
     predicted, measured = memory(found).bars
     assert sum(piece.value for piece in predicted.pieces) == found.plan.total
@@ -60,7 +60,7 @@ def test_a_run_on_a_cpu_has_no_such_section(records, tmp_path):
 
 def test_nothing_in_a_plan_is_obeyed(records, tmp_path):
     plan = records.plan(
-        card=EVIL, moment=EVIL, assumed=(EVIL,), parts={EVIL: 5}, activations={EVIL: 5}, phases={EVIL: 5}, path={}
+        gpu=EVIL, moment=EVIL, assumed=(EVIL,), parts={EVIL: 5}, activations={EVIL: 5}, phases={EVIL: 5}, execution={}
     )
     html, section, _ = reported(tmp_path, records, records.memory(plan=plan))
     assert not re.search(r"[\x00\x1b\u202e]", html)

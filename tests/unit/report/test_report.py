@@ -70,7 +70,7 @@ def test_a_whole_run_is_told(records, tmp_path):
         "0.9000test accuracy",
         "train 6.00 s 60.0%",
         "techniques.precision bf16",
-        "this card computes in [bold]bf16[/bold]",
+        "this GPU computes in [bold]bf16[/bold]",
         "warning guessed",
         "step-20",
         "name: reviews",
@@ -88,7 +88,7 @@ def test_every_second_is_in_one_bar_in_the_order_of_a_run(records, tmp_path):
     seconds = {"train": 4.0, "other": 0.5, "compile": 1.0, "start": 0.5, "capture": 2.0, "import": 2.0, "total": 10.0}
     path = {"layout": "padded: DeBERTa has an attention of its own", "capture": "on"}
     summary = records.summary(
-        seconds=seconds, overlapped_seconds={"data": 3.0}, first_update_seconds=6.5, path=path, folder=EVIL
+        seconds=seconds, overlapped_seconds={"data": 3.0}, first_update_seconds=6.5, execution=path, folder=EVIL
     )
     write(tmp_path, [records.started(), summary])
     html = built(tmp_path)

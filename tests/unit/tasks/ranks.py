@@ -37,13 +37,13 @@ class ThreadWorld(World):
         self._table, self.rank, self.size, self.local_rank = table, rank, len(table.laid), rank
         self.sent: list[int] = []
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         self.sent.append(tensor.nbytes)
         everybodys = self._exchange(tensor.clone())
         assert len({each.dtype for each in everybodys}) == 1, "ranks add up different dtypes"
         return tensor.copy_(torch.stack(everybodys).sum(0).to(tensor.dtype))
 
-    def start_sum_(self, tensor: Tensor) -> Callable[[], None]:
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         raise NotImplementedError
 
     def gather(self, value: Any) -> list[Any]:

@@ -14,16 +14,16 @@ def parts(*lengths: int, width: int = 3) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("block_bytes", [1, 12, 40, 10**6])
-@pytest.mark.parametrize("dealt", [[[0, 1, 2, 3, 4]], [[3, 0], [4, 2, 1]], [[], [4], [], [2, 0, 1, 3]]])
-def test_parts_come_in_the_order_of_their_places_whoever_has_them(dealt: list[list[int]], block_bytes: int) -> None:
+@pytest.mark.parametrize("split", [[[0, 1, 2, 3, 4]], [[3, 0], [4, 2, 1]], [[], [4], [], [2, 0, 1, 3]]])
+def test_parts_come_in_the_order_of_their_places_whoever_has_them(split: list[list[int]], block_bytes: int) -> None:
     whole = parts(2, 1, 5, 2, 1)
 
     def one(world):
-        return in_order(world, dealt[world.rank], [whole[i] for i in dealt[world.rank]], CPU, block_bytes)
+        return in_order(world, split[world.rank], [whole[i] for i in split[world.rank]], CPU, block_bytes)
 
-    first, *others = on_ranks(len(dealt), one)
+    first, *others = on_ranks(len(split), one)
     assert torch.equal(torch.cat(first), torch.cat(whole))
-    assert others == [[]] * (len(dealt) - 1), "only the first rank is to hold them"
+    assert others == [[]] * (len(split) - 1), "only the first rank is to hold them"
 
 
 def test_no_more_than_a_block_is_sent_at_a_time_but_never_less_than_a_part() -> None:

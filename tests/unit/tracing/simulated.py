@@ -1,4 +1,4 @@
-"""Steps of ranks with cards as they would be traced, simulated: every answer about them is known.
+"""Steps of ranks with GPUs as they would be traced, simulated: every answer about them is known.
 
 A host launches, a device works behind it, and collectives of all ranks end together. What a switch would do is
 simulated too: the same steps without the fault are the truth that a prediction is held against.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 COMPUTE, LINK, COPY = 7, 13, 17
-"""Streams of a card."""
+"""Streams of a GPU."""
 MAIN, AUTOGRAD = 100, 101
 """Threads of a host."""
 
@@ -70,7 +70,7 @@ class Workload:
 
 
 class Rank:
-    """A host with its card."""
+    """A host with its GPU."""
 
     def __init__(self, rank: int, load: Workload) -> None:
         self.rank, self.load, self.random = rank, load, random.Random(1000 * load.seed + rank)
@@ -102,7 +102,7 @@ class Rank:
         self.now += MICRO
         yield
         self.event("user_annotation", f"paceline: {name}", begin, self.now - begin, MAIN)
-        # an annotation takes its time, which is what keeps a launch after it apart from those inside
+        # an annotation takes its time, which is what separates a launch after it from those inside
         self.now += MICRO
 
     def launch(self, name: str, seconds: float, stream: int = COMPUTE, kind: str = "kernel") -> float:
@@ -262,7 +262,7 @@ def facts_of(load: Workload, rank: int, **changes: Any) -> dict[str, Any]:
         # half the peak while they run
         "steps": [{"step": n, **step, "flops": 0.5 * passes * 989e12} for n in range(load.first_step, last + 1)],
         "peak_flops": 989e12,
-        "path": {"steps": "launched"},
+        "path": {"steps": "eager"},
         "settings": SETTINGS,
         "recompiles": [],
     }

@@ -88,11 +88,11 @@ ON_CPU = {
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_microsecond_of_a_step_is_in_one_category(seed: int, tmp_path: Path) -> None:
-    dice, on_card = random.Random(seed), seed % 4 > 0
+    dice, on_gpu = random.Random(seed), seed % 4 > 0
     spans = random_spans(dice)
     last = max(end for _, _, end in spans)
     work, events = [], [event("user_annotation", f"paceline: {name}", *times) for name, *times in spans]
-    for number in range(1, dice.randrange(2, 60) if on_card else 1):
+    for number in range(1, dice.randrange(2, 60) if on_gpu else 1):
         launched = dice.randrange(11, last)
         begin = launched + dice.randrange(1, 60)
         name, end = dice.choice(WORK), begin + dice.randrange(0, 40)
@@ -139,7 +139,7 @@ def test_the_steps_of_a_window_share_its_time_and_leave_none(tmp_path: Path) -> 
 
 def test_what_is_launched_late_in_a_step_ends_it_though_the_host_has_gone_on(tmp_path: Path) -> None:
     found = budget(read_window(write(tmp_path, Workload())))
-    # the host of a busy card is steps ahead: its own steps would take a millisecond
+    # the host of a busy GPU is steps ahead: its own steps would take a millisecond
     assert all(one.wall == pytest.approx(25.8 * MILLI, rel=0.01) for one in found.each)
     assert all(sum(one.host.values()) < 1 * MILLI for one in found.each)
 

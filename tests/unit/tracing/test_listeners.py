@@ -16,7 +16,7 @@ from paceline.observe import nvtx_ranges
 from paceline.tracing import listeners
 from paceline.tracing.listeners import KinetoListener, NsysListener, add_memory_counters
 
-CPU, CARD = torch.device("cpu"), torch.device("cuda")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 class Ranges(Sink):
@@ -59,7 +59,7 @@ def diary(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("device", [CPU, CARD], ids=str)
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
 def test_ranges_have_the_names_of_a_hand_written_loop(device: torch.device, diary: list[str]) -> None:
     listener = NsysListener(device, lambda step: (3, step - 20))
     steps(21)
@@ -70,7 +70,7 @@ def test_ranges_have_the_names_of_a_hand_written_loop(device: torch.device, diar
     steps(23)
     inner = [["Data Wait"], ["Forward"], ["Backward"], ["Clip"], ["Optimizer Step"]]
     within = ["Epoch 3, Iteration 2", *(told for name in inner for told in (*name, "end")), "end"]
-    assert diary == (["cudaProfilerStart", *within, "cudaProfilerStop"] if device is CARD else within)
+    assert diary == (["cudaProfilerStart", *within, "cudaProfilerStop"] if device is GPU else within)
     assert bool(listener.remark) == (device is CPU)
 
 

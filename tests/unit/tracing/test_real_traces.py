@@ -47,7 +47,7 @@ def train(world: World, folder: Path, fault: str, rank: int) -> None:
             gradients = torch.autograd.grad(loss, list(model.parameters()))
         with span("communicate"):
             for gradient in gradients:
-                world.sum_(gradient)
+                world.all_reduce(gradient)
         with span("update"):
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
@@ -128,7 +128,7 @@ def test_a_slow_rank_of_two_is_named(fault: str, where: str, look_at: str, tmp_p
     check_budgets(budgets)
     assert (found.bound, found.rank) == ("straggler", 1)
     assert where in found.evidence[1]
-    assert look_at in told(found, budgets), "there is no card to look at"
+    assert look_at in told(found, budgets), "there is no GPU to look at"
     # the fast one waits
     waited = [budgets.mean(rank)["exposed communication"] for rank in (0, 1)]
     assert waited[0] > 0.7 * SLEEP

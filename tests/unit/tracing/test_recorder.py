@@ -25,14 +25,14 @@ PER_EPOCH = 10
 
 
 class Engine:
-    """Says when its steps are launched."""
+    """Says when its steps are eager."""
 
     def __init__(self, diary: list[str], *, replays: bool) -> None:
         self.diary, self.replays = diary, replays
 
     @contextlib.contextmanager
     def eager(self) -> Iterator[None]:
-        self.diary.append("launching")
+        self.diary.append("eager")
         try:
             yield
         except BaseException:
@@ -117,7 +117,7 @@ def windows(folder: Path) -> dict[str, dict[str, Any]]:
 def test_a_window_opens_and_closes_at_step_bounds(tmp_path: Path) -> None:
     run = Run(tmp_path, "4:6")
     assert run.until(8) == [
-        *("1", "2", "3", "launching", "prepare", "4"),  # a step ahead: it is unlike others
+        *("1", "2", "3", "eager", "prepare", "4"),  # a step ahead: it is unlike others
         *("start", "5", "6", "stop", "replaying", "save steps-5-6", "7", "8"),
     ]
     (meta,) = windows(tmp_path).values()
@@ -128,7 +128,7 @@ def test_a_window_opens_and_closes_at_step_bounds(tmp_path: Path) -> None:
 
 def test_the_first_step_can_be_traced(tmp_path: Path) -> None:
     run = Run(tmp_path, "0:1")
-    assert run.until(2) == ["launching", "prepare", "start", "1", "stop", "replaying", "save steps-1-1", "2"]
+    assert run.until(2) == ["eager", "prepare", "start", "1", "stop", "replaying", "save steps-1-1", "2"]
     assert windows(tmp_path)["steps-1-1"]["step_seconds_before"] is None
     assert run.messages[-1].startswith("traced step 1 into trace/steps-1-1: "), run.messages
 
@@ -137,19 +137,19 @@ def test_windows_that_touch(tmp_path: Path) -> None:
     run = Run(tmp_path, "2:4", "4:5")
     assert run.until(5)[3:] == [
         *("2", "start", "3", "4", "stop", "replaying", "save steps-3-4"),
-        *("launching", "prepare", "start", "5", "stop", "replaying", "save steps-5-5"),
+        *("eager", "prepare", "start", "5", "stop", "replaying", "save steps-5-5"),
     ]
 
 
 @pytest.mark.parametrize(("replays", "keep", "graphs"), [(True, False, "launched"), (True, True, "replayed")])
-def test_what_becomes_of_recorded_steps(tmp_path: Path, replays: bool, keep: bool, graphs: str) -> None:
+def test_what_becomes_of_captured_steps(tmp_path: Path, replays: bool, keep: bool, graphs: str) -> None:
     run = Run(tmp_path, "20:22", replays=replays, keep=keep)
     run.until(22)
-    assert ("launching" in run.diary) is not keep
+    assert ("eager" in run.diary) is not keep
     meta = windows(tmp_path)["steps-21-22"]
     assert meta["graphs"] == graphs
     assert meta["step_seconds_before"] > 0
-    assert ("launched kernel by kernel" in run.messages[-1]) is not keep
+    assert ("are eager, where they are replayed" in run.messages[-1]) is not keep
     assert " ms before it" in run.messages[-1]
 
 

@@ -38,14 +38,14 @@ def test_padding_reads_so(tmp_path: Path) -> None:
         "  --set techniques.packing=true is predicted to win back 20.8 ms of a step, 81%",
         "steps 92 to 100, a mean one",
         "  backward                      16.8 ms   65%  ████████████████████▉",
-        "45% of the peak's floating-point operations (MFU); 55% of a step at the card's roofline",
+        "45% of the peak's floating-point operations (MFU); 55% of a step at the GPU's roofline",
     ):
         assert line in text, text
 
 
 def test_a_clean_run_says_so_first(tmp_path: Path) -> None:
     text = text_of(tmp_path, Workload())
-    assert text.startswith("no bottleneck: the card computes 100% of the 25.8 ms of a step\n")
+    assert text.startswith("no bottleneck: the GPU computes 100% of the 25.8 ms of a step\n")
     assert "--set" not in text
     assert "data wait" not in text, "what takes next to nothing is left out"
 

@@ -110,7 +110,7 @@ def test_a_planted_fault_is_named_with_what_its_switch_wins(
 SLOW = (
     ("its loader", {"loading": of_rank(1, 40 * MILLI)}, "in data wait"),
     ("its forward", {"in_forward": of_rank(1, 40 * MILLI)}, "waiting for its host in forward"),
-    ("its card", {"slowness": lambda rank, step: 1.4 if rank == 1 else 1.0}, "in backward"),
+    ("its GPU", {"slowness": lambda rank, step: 1.4 if rank == 1 else 1.0}, "in backward"),
 )
 
 
@@ -269,7 +269,7 @@ def test_a_capture_that_was_tried_is_measured_without_the_launches_of_its_window
     ids=["dp", "recompute", "offload", "packing under dp", "fusion in fp32"],
 )
 def test_what_the_recipe_would_refuse_is_not_offered(load: Workload, changes: dict[str, Any], tmp_path: Path) -> None:
-    device = {"device": "a card that nobody knows"}
+    device = {"device": "a GPU that nobody knows"}
     found, _ = judged(tmp_path, replace(load, facts={**device, "settings": OFF | changes}))
     assert found.bound
     assert found.switch is None, found.switch

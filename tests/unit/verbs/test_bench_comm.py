@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from paceline.contract.errors import UserError
 from paceline.machine.cluster import RENDEZVOUS
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 from paceline.seams import World
 from paceline.testing import ports
 from paceline.testing.distributed import run_distributed, run_processes
@@ -189,9 +189,9 @@ def test_a_single_rank_of_torchrun_is_not_told_to_start_ranks(alone: None, monke
 
 
 @pytest.mark.parametrize("variables", [{}, RANK | {"WORLD_SIZE": "1"}], ids=["alone", "a world of one"])
-@pytest.mark.parametrize(("cards", "expected"), [(0, {"processes": 2}), (1, {"processes": 2}), (4, {"gpus": 4})])
-def test_by_itself_it_measures_between_all_cards_or_two_processes(
-    cards: int, expected: dict[str, int], variables: dict[str, str], alone: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("gpus", "expected"), [(0, {"processes": 2}), (1, {"processes": 2}), (4, {"gpus": 4})])
+def test_by_itself_it_measures_between_all_gpus_or_two_processes(
+    gpus: int, expected: dict[str, int], variables: dict[str, str], alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -201,7 +201,7 @@ def test_by_itself_it_measures_between_all_cards_or_two_processes(
         cpu_model=None,
         cpu_count=1,
         memory_bytes=None,
-        cards=(Card(name="card", compute_capability=(9, 0)),) * cards,
+        gpus=(Gpu(name="gpu", compute_capability=(9, 0)),) * gpus,
         versions={"torch": "2.13"},
         torch_cuda="13.0",
     )

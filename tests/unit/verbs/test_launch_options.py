@@ -13,7 +13,7 @@ import pytest
 from paceline.contract.errors import DataError
 from paceline.machine import facts
 from paceline.machine.cluster import LAUNCHER, Place
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 from paceline.recipe import Recipe
 from paceline.run_folder import RunFolder
 from paceline.verbs import cli, launch
@@ -31,24 +31,24 @@ DEVICES = {"--gpus": "cuda", "--processes": "cpu"}
 Run = Callable[..., tuple[int, str]]
 
 
-def machine(*cards: Card) -> Facts:
+def machine(*gpus: Gpu) -> Facts:
     return Facts(
         python="3.11",
         platform="Linux",
         cpu_model=None,
         cpu_count=2,
         memory_bytes=None,
-        cards=cards,
+        gpus=gpus,
         versions={"torch": "2.13"},
         torch_cuda="13.0",
     )
 
 
 @pytest.fixture
-def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has two recent ones."""
-    cards = [Card(name="NVIDIA H200", compute_capability=(9, 0), uuid=f"GPU-{number}") for number in range(2)]
-    monkeypatch.setattr(facts, "this_machine", lambda: machine(*cards))
+    gpus = [Gpu(name="NVIDIA H200", compute_capability=(9, 0), uuid=f"GPU-{number}") for number in range(2)]
+    monkeypatch.setattr(facts, "this_machine", lambda: machine(*gpus))
 
 
 @pytest.fixture
@@ -102,12 +102,12 @@ def test_the_same_command_is_run_as_each_rank(run: Run, launched: list[Any]) -> 
     ((command, ranks),) = launched
     assert command[0] == sys.executable
     assert command[-8:] == ["train", "r.yaml", "--set", "seed=3", "--timeout", "30", "--out", "here"]
-    assert (ranks.count, ranks.cards) == (2, "")
+    assert (ranks.count, ranks.gpus) == (2, "")
 
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Callable[[str], None]:
-    """Makes runs/x, as a run of r.yaml that a signal stopped, on the CPU or on cards."""
+    """Makes runs/x, as a run of r.yaml that a signal stopped, on the CPU or on GPUs."""
 
     def make(device: str) -> None:
         with RunFolder.create(tmp_path / "runs" / "x") as folder:
@@ -137,7 +137,7 @@ def test_a_resumed_run_does_not_change_its_device_in_silence(
     run: Run,
     launched: list[Any],
     begun: Callable[[str], None],
-    two_cards: None,
+    two_gpus: None,
     device: str,
     option: str,
     parts: tuple[str, ...],
@@ -188,7 +188,7 @@ def test_there_has_to_be_a_run_to_resume(run: Run, launched: list[Any], begun: C
         ),
         (
             ["r.yaml", "--processes", "2", "--set", "parallel.backend=nccl"],
-            ("parallel.backend = nccl", "between cards", "--set parallel.backend=auto"),
+            ("parallel.backend = nccl", "between GPUs", "--set parallel.backend=auto"),
         ),
         (
             ["r.yaml", "--processes", "2", "--set", "parallel.backend=mpi"],
@@ -202,7 +202,7 @@ def test_there_has_to_be_a_run_to_resume(run: Run, launched: list[Any], begun: C
         (["r.yaml", "--devices", "0,1", "--set", "techniques.compile=true"], ("needs triton", "compile=false")),
     ],
 )
-@pytest.mark.usefixtures("two_cards")
+@pytest.mark.usefixtures("two_gpus")
 def test_mistakes_are_found_before_any_process_starts(
     run: Run, launched: list[Any], arguments: list[str], parts: tuple[str, ...]
 ) -> None:
@@ -228,26 +228,26 @@ def test_the_corrected_command_is_right(run: Run, launched: list[Any], arguments
 
 @pytest.mark.parametrize("setting", ["device=cpu", "device=cuda"])
 def test_a_corrected_command_names_one_device(
-    run: Run, launched: list[Any], two_cards: None, monkeypatch: pytest.MonkeyPatch, setting: str
+    run: Run, launched: list[Any], two_gpus: None, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     option = {"device=cpu": "--gpus", "device=cuda": "--processes"}[setting]
     _, err = run("r.yaml", option, "2", "--set", setting)
     for corrected in err.partition("fix: ")[2].strip().split(", or "):
         assert "device" not in corrected.partition("--set device")[2], corrected
         assert run(*corrected.split()[2:]) == (42, "")
-    # where no card can be used, the way to the CPU is one
+    # where no GPU can be used, the way to the CPU is one
     monkeypatch.setattr(facts, "this_machine", machine)
     _, err = run("r.yaml", "--gpus", "2", "--set", "device=cuda")
     corrected = err.partition("fix: ")[2].partition(" trains on")[0].split()
     assert run(*corrected[2:]) == (42, "")
 
 
-def test_what_ranks_find_out_of_the_cards_that_are_left(
+def test_what_ranks_find_out_of_the_gpus_that_are_left(
     run: Run, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an old card and a recent one only the recent one computes in bf16."""
-    old = Card(name="Tesla V100", compute_capability=(7, 0), uuid="GPU-0")
-    monkeypatch.setattr(facts, "this_machine", lambda: machine(old, Card(name="NVIDIA H200", uuid="GPU-1")))
+    """Of an old GPU and a recent one only the recent one computes in bf16."""
+    old = Gpu(name="Tesla V100", compute_capability=(7, 0), uuid="GPU-0")
+    monkeypatch.setattr(facts, "this_machine", lambda: machine(old, Gpu(name="NVIDIA H200", uuid="GPU-1")))
     bf16 = ["--set", "techniques.precision=bf16"]
     assert run("r.yaml", "--devices", "1", *bf16) == (42, "")
     code, err = run("r.yaml", "--devices", "0", *bf16)

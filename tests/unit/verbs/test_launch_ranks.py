@@ -8,7 +8,7 @@ import pytest
 
 from paceline.contract.errors import UserError
 from paceline.machine.cluster import LAUNCHER, Place, find_place
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 from paceline.verbs.launch import Ranks, choose_ranks
 from paceline.verbs.launch.command import rank_command, without_launch
 
@@ -16,9 +16,9 @@ COMMAND = "paceline train r.yaml"
 BY_HAND = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
 
 
-def machine(num_cards: int, cuda: str | None = "13.0", uuids: bool = False) -> Facts:
-    cards = tuple(
-        Card(name="NVIDIA H200", driver="580.1", uuid=f"GPU-{index}" if uuids else None) for index in range(num_cards)
+def machine(num_gpus: int, cuda: str | None = "13.0", uuids: bool = False) -> Facts:
+    gpus = tuple(
+        Gpu(name="NVIDIA H200", driver="580.1", uuid=f"GPU-{index}" if uuids else None) for index in range(num_gpus)
     )
     return Facts(
         python="3.11",
@@ -26,7 +26,7 @@ def machine(num_cards: int, cuda: str | None = "13.0", uuids: bool = False) -> F
         cpu_model=None,
         cpu_count=10,
         memory_bytes=None,
-        cards=cards,
+        gpus=gpus,
         versions={"torch": "2.13"},
         torch_cuda=cuda,
     )
@@ -37,13 +37,13 @@ def machine(num_cards: int, cuda: str | None = "13.0", uuids: bool = False) -> F
     [
         ({"gpus": 4}, {}, Ranks(count=4, threads=2)),
         ({"gpus": 1}, {}, Ranks(count=1, threads=10)),
-        ({"processes": 3}, {}, Ranks(count=3, cards="", threads=3)),
-        ({"processes": 64}, {}, Ranks(count=64, cards="", threads=1)),
-        ({"devices": "1,3"}, {}, Ranks(count=2, cards="1,3", threads=5)),
-        ({"devices": " 3, 1 "}, {}, Ranks(count=2, cards="3,1", threads=5)),
-        ({"devices": "2"}, {}, Ranks(count=1, cards="2", threads=10)),
+        ({"processes": 3}, {}, Ranks(count=3, gpus="", threads=3)),
+        ({"processes": 64}, {}, Ranks(count=64, gpus="", threads=1)),
+        ({"devices": "1,3"}, {}, Ranks(count=2, gpus="1,3", threads=5)),
+        ({"devices": " 3, 1 "}, {}, Ranks(count=2, gpus="3,1", threads=5)),
+        ({"devices": "2"}, {}, Ranks(count=1, gpus="2", threads=10)),
         # numbers count what is visible
-        ({"devices": "0,3"}, {"CUDA_VISIBLE_DEVICES": "4,5, 6,7"}, Ranks(count=2, cards="4,7", threads=5)),
+        ({"devices": "0,3"}, {"CUDA_VISIBLE_DEVICES": "4,5, 6,7"}, Ranks(count=2, gpus="4,7", threads=5)),
         # what clusters leave lying about does not matter
         ({"gpus": 2}, {"WORLD_SIZE": "1", "MASTER_ADDR": "x"}, Ranks(count=2, threads=5)),
         ({"gpus": 2}, {**BY_HAND, "WORLD_SIZE": "1"}, Ranks(count=2, threads=5)),
@@ -54,27 +54,27 @@ def test_what_is_asked_for(asked: dict[str, str | int], environment: dict[str, s
     assert choose_ranks(COMMAND, lambda: machine(4), environment, **asked) == ranks  # type: ignore[arg-type]
 
 
-def test_cards_go_by_the_name_that_no_two_programs_count_differently() -> None:
+def test_gpus_go_by_the_name_that_no_two_programs_count_differently() -> None:
     found = choose_ranks(COMMAND, lambda: machine(4, uuids=True), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, devices="0,3")
-    assert found.cards == "GPU-0,GPU-3"
+    assert found.gpus == "GPU-0,GPU-3"
 
 
 @pytest.mark.parametrize(
-    ("num_cards", "asked", "environment", "parts"),
+    ("num_gpus", "asked", "environment", "parts"),
     [
-        (2, {"gpus": 4}, {}, ("--gpus 4: more processes than cards", "2 cards in this", f"{COMMAND} --gpus 2")),
-        (1, {"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "3"}, ("1 card visible here (CUDA_VISIBLE_DEVICES=3)", "--gpus 1")),
-        (0, {"gpus": 4}, {}, ("--gpus 4\n", "no NVIDIA card is visible", f"{COMMAND} --processes 4 trains on the CPU")),
-        (0, {"devices": "1,3"}, {}, ("--devices 1,3\n", "no NVIDIA card", f"{COMMAND} --processes 2")),
-        (2, {"devices": "1,2,7"}, {}, ("--devices 1,2,7: no card 2 and no card 7", "from 0", "--devices 0,1")),
-        (4, {"devices": "1,3,1"}, {}, ("--devices 1,3,1: card 1 twice", f"{COMMAND} --devices 1,3")),
+        (2, {"gpus": 4}, {}, ("--gpus 4: more processes than GPUs", "2 GPUs in this", f"{COMMAND} --gpus 2")),
+        (1, {"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "3"}, ("1 GPU visible here (CUDA_VISIBLE_DEVICES=3)", "--gpus 1")),
+        (0, {"gpus": 4}, {}, ("--gpus 4\n", "no NVIDIA GPU is visible", f"{COMMAND} --processes 4 trains on the CPU")),
+        (0, {"devices": "1,3"}, {}, ("--devices 1,3\n", "no NVIDIA GPU", f"{COMMAND} --processes 2")),
+        (2, {"devices": "1,2,7"}, {}, ("--devices 1,2,7: no GPU 2 and no GPU 7", "from 0", "--devices 0,1")),
+        (4, {"devices": "1,3,1"}, {}, ("--devices 1,3,1: GPU 1 twice", f"{COMMAND} --devices 1,3")),
         (4, {"devices": ""}, {}, ("--devices ''", "numbers from 0", "--devices 0,1,2,3")),
         (4, {"devices": "1,,3"}, {}, ("--devices 1,,3", "numbers from 0")),
         (4, {"devices": "1-3"}, {}, ("--devices 1-3", "numbers from 0")),
         (4, {"devices": "-1"}, {}, ("--devices -1", "numbers from 0")),
         (4, {"devices": "9" * 5000}, {}, ("numbers from 0",)),
         (4, {"gpus": 2, "processes": 2}, {}, ("--gpus 2 with --processes 2", f"{COMMAND} --gpus 2 or ")),
-        (4, {"gpus": 2, "devices": "1,3"}, {}, ("--gpus 2 with --devices 1,3", "lists cards", f"{COMMAND} --devices")),
+        (4, {"gpus": 2, "devices": "1,3"}, {}, ("--gpus 2 with --devices 1,3", "lists GPUs", f"{COMMAND} --devices")),
         (4, {"gpus": 2, "device": "cpu"}, {}, ("device = cpu with --gpus 2", f"{COMMAND} --processes 2")),
         (4, {"gpus": 2, "device": "cpu"}, {}, (f"{COMMAND} --gpus 2 --set device=cuda, or ",)),
         (4, {"devices": "1,2,3", "device": "cpu"}, {}, ("device = cpu with", f"{COMMAND} --processes 3")),
@@ -87,10 +87,10 @@ def test_cards_go_by_the_name_that_no_two_programs_count_differently() -> None:
     ],
 )
 def test_mistakes_are_found_with_the_command_that_works(
-    num_cards: int, asked: dict[str, str | int], environment: dict[str, str], parts: tuple[str, ...]
+    num_gpus: int, asked: dict[str, str | int], environment: dict[str, str], parts: tuple[str, ...]
 ) -> None:
     with pytest.raises(UserError) as refused:
-        choose_ranks(COMMAND, lambda: machine(num_cards), environment, **asked)  # type: ignore[arg-type]
+        choose_ranks(COMMAND, lambda: machine(num_gpus), environment, **asked)  # type: ignore[arg-type]
     assert refused.value.fix
     for part in parts:
         assert part in str(refused.value), refused.value
@@ -114,8 +114,8 @@ def test_the_variables_of_a_rank_give_its_place() -> None:
     assert (found["MASTER_ADDR"], found["MASTER_PORT"], found[LAUNCHER]) == ("127.0.0.1", "4321", str(os.getpid()))
     assert (found["HOME"], found["OMP_NUM_THREADS"], found["CUDA_VISIBLE_DEVICES"]) == ("/h", "7", "5")
     assert "TORCHELASTIC_USE_AGENT_STORE" not in found
-    assert Ranks(count=3, threads=2, cards="").environment({}, 1, 4321)["OMP_NUM_THREADS"] == "2"
-    assert Ranks(count=3, cards="").environment(outer, 0, 4321)["CUDA_VISIBLE_DEVICES"] == ""
+    assert Ranks(count=3, threads=2, gpus="").environment({}, 1, 4321)["OMP_NUM_THREADS"] == "2"
+    assert Ranks(count=3, gpus="").environment(outer, 0, 4321)["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize(

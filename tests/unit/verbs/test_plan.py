@@ -17,8 +17,8 @@ from rich.console import Console
 
 from paceline.contract.errors import ModelError, RecipeError, UserError
 from paceline.contract.records import Decision, MemoryPlan
-from paceline.machine.cards import card_for
-from paceline.machine.facts import Card
+from paceline.machine.facts import Gpu
+from paceline.machine.gpus import gpu_for
 from paceline.memory.predict import PlanFailed
 from paceline.recipe import Recipe
 from paceline.verbs import plan as planning
@@ -35,24 +35,24 @@ Memory = Callable[[Recipe], MemoryPlan]
 
 
 def made(
-    gpu: str | Card,
+    gpu: str | Gpu,
     *settings: str,
     memory: Memory | None = None,
-    on_cards: Callable[[int], int] | None = None,
+    on_gpus: Callable[[int], int] | None = None,
 ) -> Plan:
-    """The plan of BERT-large; or of a run whose memory is ``memory``, and on several cards the total ``on_cards``."""
-    card = card_for(gpu) if isinstance(gpu, str) else gpu
+    """The plan of BERT-large; or of a run whose memory is ``memory``, and on several GPUs the total ``on_gpus``."""
+    gpu = gpu_for(gpu) if isinstance(gpu, str) else gpu
 
-    def trace(chosen: Recipe, cards: int) -> MemoryPlan:
-        if on_cards is not None and cards > 1:
-            return memory_plan(on_cards(cards))
-        return memory(chosen) if memory else bert_large(chosen, card)
+    def trace(chosen: Recipe, gpus: int) -> MemoryPlan:
+        if on_gpus is not None and gpus > 1:
+            return memory_plan(on_gpus(gpus))
+        return memory(chosen) if memory else bert_large(chosen, gpu)
 
-    return planned(recipe(*settings), card, HERE, trace)
+    return planned(recipe(*settings), gpu, HERE, trace)
 
 
 def changed(gpu: str, *settings: str, **changes: Any) -> Plan:
-    return made(gpu, *settings, memory=lambda chosen: replace(bert_large(chosen, card_for(gpu)), **changes))
+    return made(gpu, *settings, memory=lambda chosen: replace(bert_large(chosen, gpu_for(gpu)), **changes))
 
 
 def section(text: str, title: str) -> list[str]:
@@ -85,7 +85,7 @@ does not fit, by 1.74 GiB
   reserved       32.19 GiB  by torch, which keeps what was freed
   context         0.29 GiB  by the driver, code of kernels included
   total          32.48 GiB  as nvidia-smi will show it
-  card           32.00 GiB  30.75 GiB counted on: CUDA gives programs up to 2 % less, a plan may be 2 % too low
+  GPU           32.00 GiB  30.75 GiB counted on: CUDA gives programs up to 2 % less, a plan may be 2 % too low
 
 largest micro-batch that fits
   samples  29 of 32, 14,848 positions, take 29.93 GiB; 32 do not fit
@@ -106,7 +106,7 @@ what train would choose there
   chosen  device = cuda: Tesla V100-SXM2-32GB is usable
           techniques.precision = fp32: Tesla V100-SXM2-32GB (compute capability 7.0) does not compute in bf16
           loop.micro_batch_size = 32: the whole batch in one forward pass
-          loop.evaluation_batch_size = 128: enough to keep a card busy: without gradients the activations are not kept
+          loop.evaluation_batch_size = 128: enough to keep a GPU busy: without gradients the activations are not kept
           techniques.fusion = false: its kernels are for autocast: products in bf16 or fp16 beside sums in fp32
           techniques.capture = true: replayed steps cost the host next to nothing
           techniques.packing = true: packed and padded gradients are equal
@@ -172,22 +172,22 @@ def test_not_even_one_sample() -> None:
     text = shown(made("v100-16gb", memory=lambda _: memory_plan(40 * GIB)))
     assert section(text, "largest micro-batch") == ["  samples  none: not even 1 of 32 at a time"]
     assert section(text, "what would make it fit") == [
-        "    none is enough: a card with more memory, shorter texts or smaller images, or a smaller model"
+        "    none is enough: a GPU with more memory, shorter texts or smaller images, or a smaller model"
     ]
 
 
-def test_four_percent_of_the_card_are_not_counted_on() -> None:
+def test_four_percent_of_the_gpu_are_not_counted_on() -> None:
     """CUDA sees up to 2 % less than nvidia-smi reports, whose figure the table has; a plan may be 2 % too low."""
-    card = Card(name="a card", memory_bytes=102 * GIB)
-    fits = made(card, memory=lambda _: memory_plan(98 * GIB))
+    gpu = Gpu(name="a GPU", memory_bytes=102 * GIB)
+    fits = made(gpu, memory=lambda _: memory_plan(98 * GIB))
     assert (fits.fits, fits.spare_bytes) == (True, 0)
-    tight = made(card, memory=lambda _: memory_plan(98 * GIB + 1))
+    tight = made(gpu, memory=lambda _: memory_plan(98 * GIB + 1))
     assert (tight.fits, tight.spare_bytes) == (False, -1)
 
 
 def test_evaluations_that_are_in_the_way_shrink_with_the_micro_batch() -> None:
     """7.69 GiB hold steps of two samples, but not evaluations of 128."""
-    found = made(Card(name="a card", memory_bytes=8 * GIB, compute_capability=(7, 0)))
+    found = made(Gpu(name="a GPU", memory_bytes=8 * GIB, compute_capability=(7, 0)))
     assert found.largest is not None
     assert found.largest.samples == 2
     assert found.largest_settings == ("loop.micro_batch_size=2", "loop.evaluation_batch_size=2")
@@ -201,16 +201,16 @@ def test_a_run_of_less_than_one_gib_is_told_in_mib() -> None:
     small = memory_plan(0, parts=parts, allocated=40 * 2**20, reserved=44 * 2**20, context=300 * 2**20)
     text = shown(made("v100-32gb", memory=lambda _: small))
     assert section(text, "alive at the peak")[0] == "  parameters     30.00 MiB   75.0%"
-    on_card = section(text, "fits, with 30.41 GiB to spare")
-    assert on_card[3] == "  total         344.00 MiB  as nvidia-smi will show it"
-    assert on_card[4].startswith("  card           32.00 GiB  30.75 GiB counted on")
+    on_gpu = section(text, "fits, with 30.41 GiB to spare")
+    assert on_gpu[3] == "  total         344.00 MiB  as nvidia-smi will show it"
+    assert on_gpu[4].startswith("  GPU           32.00 GiB  30.75 GiB counted on")
 
 
-def test_a_card_whose_memory_is_not_known_is_no_limit() -> None:
-    found = made(Card(name="a slice of a card"))
+def test_a_gpu_whose_memory_is_not_known_is_no_limit() -> None:
+    found = made(Gpu(name="a slice of a GPU"))
     assert (found.fits, found.spare_bytes, found.largest, found.changes) == (None, None, None, ())
     text = shown(found)
-    assert "whether it fits is not known: the memory of this card is not" in text
+    assert "whether it fits is not known: the memory of this GPU is not" in text
     assert "largest" not in text
     assert found.plain()["fits"] is None
 
@@ -248,8 +248,8 @@ def test_images_have_no_positions_and_small_parts_are_one_line() -> None:
 def test_models_by_what_a_recipe_says(model: dict[str, Any], name: str) -> None:
     """And nothing in a name acts on the terminal."""
     asked = Recipe.parse({"model": model, "data": {"source": "reviews.csv"}})
-    card = card_for("h200")
-    found = planned(asked, card, HERE, lambda chosen, _: bert_large(chosen, card))
+    gpu = gpu_for("h200")
+    found = planned(asked, gpu, HERE, lambda chosen, _: bert_large(chosen, gpu))
     assert section(shown(found), "run on")[0] == f"  model        {name}: 335 M parameters, all trained"
 
 
@@ -275,7 +275,7 @@ def test_a_terminal_is_drawn_the_same_words_in_colour() -> None:
 KEYS = {
     "": "name model gpus strategy precision optimizer batch_size micro_batch_size memory usable_bytes fits spare_bytes"
     " largest_micro_batch changes formula decisions",
-    "memory": "card capacity allocated reserved context parts activations moment phases samples slots num_parameters"
+    "memory": "GPU capacity allocated reserved context parts activations moment phases samples slots num_parameters"
     " num_trained assumed path total",
     "largest_micro_batch": "samples slots total too_large settings",
     "changes": "settings gpus slowdown speed preserves saving_bytes total fits",
@@ -306,10 +306,10 @@ def test_a_program_reads_how_the_step_is_made(strategy: str, micro: int) -> None
     """Of 32 samples each of four ranks has 8, or one process all: its micro-batch, beside the memory of the same."""
     settings = (f"parallel.strategy={strategy}", "techniques.precision=bf16", "optimizer.type=sgd")
     memory = memory_plan(GIB, samples=micro, slots=micro * 512)
-    found = planned(recipe(*settings), card_for("h200"), HERE, lambda *_: memory, gpus=4).plain()
+    found = planned(recipe(*settings), gpu_for("h200"), HERE, lambda *_: memory, gpus=4).plain()
     assert (found["strategy"], found["precision"], found["optimizer"]) == (strategy, "bf16", "sgd")
     assert found["micro_batch_size"] == found["memory"]["samples"] == micro
-    assert made("h200").plain()["strategy"] is None, "one card shares nothing"
+    assert made("h200").plain()["strategy"] is None, "one GPU shares nothing"
 
 
 def test_the_formula_is_that_of_the_run() -> None:
@@ -324,25 +324,25 @@ def test_the_formula_is_that_of_the_run() -> None:
 
 def test_nothing_is_traced_twice_and_a_run_that_fits_once() -> None:
     for gpu, most in (("h200", 1), ("v100-32gb", 9)):
-        card, traced = card_for(gpu), list[str]()
+        gpu, traced = gpu_for(gpu), list[str]()
 
-        def trace(chosen: Recipe, cards: int, card: Card = card, traced: list[str] = traced) -> MemoryPlan:
-            traced.append(f"{cards} {chosen.to_yaml()}")
-            return bert_large(chosen, card)
+        def trace(chosen: Recipe, gpus: int, gpu: Gpu = gpu, traced: list[str] = traced) -> MemoryPlan:
+            traced.append(f"{gpus} {chosen.to_yaml()}")
+            return bert_large(chosen, gpu)
 
-        planned(recipe(), card, HERE, trace)
+        planned(recipe(), gpu, HERE, trace)
         assert len(traced) == len(set(traced)) <= most, f"{len(traced)} traces, {len(set(traced))} different"
 
 
 def test_every_trace_is_of_what_train_would_choose() -> None:
     """Beside recompute steps are not captured, and in fp16 more is chosen: so settings are changed before choosing."""
-    card, seen = card_for("v100-32gb"), list[Recipe]()
+    gpu, seen = gpu_for("v100-32gb"), list[Recipe]()
 
     def trace(chosen: Recipe, _: int) -> MemoryPlan:
         seen.append(chosen)
-        return bert_large(chosen, card)
+        return bert_large(chosen, gpu)
 
-    planned(recipe(), card, HERE, trace)
+    planned(recipe(), gpu, HERE, trace)
     recomputed = [chosen for chosen in seen if chosen.techniques.recompute]
     assert recomputed
     assert all(chosen.techniques.capture is False for chosen in recomputed)
@@ -351,64 +351,64 @@ def test_every_trace_is_of_what_train_would_choose() -> None:
 
 def test_sizes_that_a_trace_refuses_end_no_search() -> None:
     """Batch normalisation cannot train on one sample."""
-    card = card_for("v100-16gb")
+    gpu = gpu_for("v100-16gb")
 
     def memory(chosen: Recipe) -> MemoryPlan:
         if (chosen.loop.micro_batch_size or 32) < 3:
             raise RecipeError("loop.micro_batch_size", "batch normalisation cannot train on a sample by itself")
-        return memory_plan(5 * GIB + (chosen.loop.micro_batch_size or 32) * 3 * GIB, card=card.name)
+        return memory_plan(5 * GIB + (chosen.loop.micro_batch_size or 32) * 3 * GIB, gpu=gpu.name)
 
-    found = made(card, memory=memory)
+    found = made(gpu, memory=memory)
     assert found.largest is not None
     assert found.largest.samples == 3
 
 
 def test_ranks_share_the_batch() -> None:
-    card, asked = card_for("v100-16gb"), list[int]()
+    gpu, asked = gpu_for("v100-16gb"), list[int]()
 
-    def trace(chosen: Recipe, cards: int) -> MemoryPlan:
-        micro = min(chosen.loop.micro_batch_size or 32, 32 // cards)
-        asked.append(cards)
-        decision = Decision(setting="parallel.strategy", value="fsdp", reason="it fits no card whole")
+    def trace(chosen: Recipe, gpus: int) -> MemoryPlan:
+        micro = min(chosen.loop.micro_batch_size or 32, 32 // gpus)
+        asked.append(gpus)
+        decision = Decision(setting="parallel.strategy", value="fsdp", reason="it fits no GPU whole")
         return memory_plan(micro * GIB, samples=micro, slots=micro * 512, decisions=(decision,))
 
-    found = planned(recipe(), card, HERE, trace, gpus=4)
+    found = planned(recipe(), gpu, HERE, trace, gpus=4)
     assert found.largest is not None
-    assert (found.largest.samples, asked) == (8, [4]), "a card's share of 32 is 8"
+    assert (found.largest.samples, asked) == (8, [4]), "a GPU's share of 32 is 8"
     assert shown(found).startswith("reviews on one of 4 x Tesla V100-SXM2-32GB\n")
-    assert "a card's share of the batch" in shown(found)
+    assert "a GPU's share of the batch" in shown(found)
     assert found.formula.weights_bytes == PARAMETERS * 4 // 4, "fsdp's shards"
 
 
 def test_the_formula_of_copies_in_shards_is_that_of_a_copy() -> None:
     settings = ("parallel.strategy=fsdp", "parallel.shard_size=2")
-    found = planned(recipe(*settings), card_for("h200"), HERE, lambda *_: memory_plan(GIB), gpus=4)
+    found = planned(recipe(*settings), gpu_for("h200"), HERE, lambda *_: memory_plan(GIB), gpus=4)
     assert found.formula.gradients_bytes == PARAMETERS * 4 // 2, "two copies, each in two shards"
 
 
-def test_dp_is_one_process_that_has_all_cards() -> None:
+def test_dp_is_one_process_that_has_all_gpus() -> None:
     asked = list[tuple[str, int]]()
 
-    def trace(chosen: Recipe, cards: int) -> MemoryPlan:
-        asked.append((chosen.parallel.strategy, cards))
+    def trace(chosen: Recipe, gpus: int) -> MemoryPlan:
+        asked.append((chosen.parallel.strategy, gpus))
         return memory_plan(40 * GIB if chosen.parallel.strategy == "dp" else 10 * GIB, samples=32, slots=32 * 512)
 
-    card, settings = card_for("v100-16gb"), "parallel.strategy=dp"
-    found = planned(recipe(settings), card, HERE, trace, gpus=2)
+    gpu, settings = gpu_for("v100-16gb"), "parallel.strategy=dp"
+    found = planned(recipe(settings), gpu, HERE, trace, gpus=2)
     assert asked[0] == ("dp", 2)
-    assert ("fsdp", 2) in asked, "a process a card"
+    assert ("fsdp", 2) in asked, "a process a GPU"
     assert shown(found).startswith("reviews on the first of 2 x Tesla V100-SXM2-32GB\n")
     assert "--gpus 2 --set parallel.strategy=fsdp" in shown(found)
-    whole = planned(recipe(settings), card, HERE, lambda *_: memory_plan(10 * GIB, samples=32, slots=99), gpus=2)
+    whole = planned(recipe(settings), gpu, HERE, lambda *_: memory_plan(10 * GIB, samples=32, slots=99), gpus=2)
     assert whole.largest is not None
-    assert whole.largest.samples == 32, "the process's micro-batch, not a card's share"
+    assert whole.largest.samples == 32, "the process's micro-batch, not a GPU's share"
     assert "the whole batch" in shown(whole)
     with pytest.raises(RecipeError, match="--gpus 2"):
-        planned(recipe(settings), card, HERE, trace)
+        planned(recipe(settings), gpu, HERE, trace)
 
 
-def test_more_cards_are_typed_as_a_flag() -> None:
-    found = made("v100-16gb", memory=lambda _: memory_plan(40 * GIB), on_cards=lambda cards: 40 * GIB // cards)
+def test_more_gpus_are_typed_as_a_flag() -> None:
+    found = made("v100-16gb", memory=lambda _: memory_plan(40 * GIB), on_gpus=lambda gpus: 40 * GIB // gpus)
     told = section(shown(found), "what would make it fit")
     assert told[0] == "  1.  --gpus 4 --set parallel.strategy=fsdp"
     assert "saves 30.00 GiB: 10.00 GiB in all, fits" in told[1]
@@ -421,7 +421,7 @@ def test_more_cards_are_typed_as_a_flag() -> None:
 class Stub:
     """In place of the predictor: answers, or raises, at once."""
 
-    answer: Callable[[Recipe, Card], MemoryPlan] = staticmethod(bert_large)
+    answer: Callable[[Recipe, Gpu], MemoryPlan] = staticmethod(bert_large)
     asked: list[dict[str, Any]]
 
     def __enter__(self) -> Stub:
@@ -433,9 +433,9 @@ class Stub:
     def start(self) -> None:
         pass
 
-    def plan(self, chosen: Recipe, card: Card, **options: Any) -> MemoryPlan:
+    def plan(self, chosen: Recipe, gpu: Gpu, **options: Any) -> MemoryPlan:
         type(self).asked.append(options)
-        return type(self).answer(chosen, card)
+        return type(self).answer(chosen, gpu)
 
 
 @pytest.fixture
@@ -481,11 +481,11 @@ def test_model_and_data_as_train_has_them(stub: type[Stub], paceline: Paceline) 
     assert (done.code, done.out.splitlines()[0]) == (0, "notes on NVIDIA H200")
 
 
-def test_without_a_flag_the_first_card_of_this_machine(
+def test_without_a_flag_the_first_gpu_of_this_machine(
     stub: type[Stub], paceline: Paceline, reviews: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cards = tuple(Card(name=name, memory_bytes=24 * GIB, compute_capability=(8, 6)) for name in ("first", "second"))
-    monkeypatch.setattr(planning, "this_machine", lambda: replace(HERE, cards=cards))
+    gpus = tuple(Gpu(name=name, memory_bytes=24 * GIB, compute_capability=(8, 6)) for name in ("first", "second"))
+    monkeypatch.setattr(planning, "this_machine", lambda: replace(HERE, gpus=gpus))
     assert paceline("plan", reviews).out.startswith("reviews on first\n")
     assert paceline("plan", reviews, "--gpu", "h200").out.startswith("reviews on NVIDIA H200\n")
 
@@ -493,12 +493,12 @@ def test_without_a_flag_the_first_card_of_this_machine(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["RECIPE"], ["--gpu: missing", "no NVIDIA card", "--gpu 24GiB"]),
-        (["RECIPE", "--gpu", "h2000"], ["unknown card", "h200"]),
+        (["RECIPE"], ["--gpu: missing", "no NVIDIA GPU", "--gpu 24GiB"]),
+        (["RECIPE", "--gpu", "h2000"], ["unknown GPU", "h200"]),
         (["RECIPE", "--gpu", "24"], ["needs its unit", "24GiB"]),
-        (["RECIPE", "--gpu", "0GiB"], ["every card has memory"]),
+        (["RECIPE", "--gpu", "0GiB"], ["every GPU has memory"]),
         (["RECIPE", "--gpu", "v100-32gb", "--set", "techniques.precision=bf16"], ["compute capability 8.0", "fp16"]),
-        (["RECIPE", "--gpu", "h200", "--set", "device=cpu"], ["device = cpu", "a card's memory", "--set device=auto"]),
+        (["RECIPE", "--gpu", "h200", "--set", "device=cpu"], ["device = cpu", "a GPU's memory", "--set device=auto"]),
         (["RECIPE", "--gpu", "h200", "--set", "loop.batchsize=3"], ["unknown key", "batch_size"]),
         (["RECIPE", "--gpu", "h200", "--set", "loop.micro_batch_size=64"], ["micro_batch_size = 64"]),
         (["--gpu", "h200"], ["--model and --data: missing", "paceline plan --model", "paceline plan RECIPE.yaml"]),
@@ -523,8 +523,8 @@ def test_a_mistake_is_answered_before_anything_is_traced(
     [
         (ModelError("model.source = x: config.json cannot be read", "it is no JSON", "download it again"), 2),
         (RecipeError("data.image_size: not set", "nothing says how large images are", "--read-data"), 2),
-        (ModelError("the model's step cannot be traced", "aten.nonzero asks for numbers", "train on a card"), 2),
-        (UserError("2 cards", "not traced yet", "plan one"), 2),
+        (ModelError("the model's step cannot be traced", "aten.nonzero asks for numbers", "train on a GPU"), 2),
+        (UserError("2 GPUs", "not traced yet", "plan one"), 2),
         (PlanFailed("Traceback of the tracing process"), 1),
     ],
 )
@@ -536,7 +536,7 @@ def test_what_the_tracing_process_says_is_passed_on(
     error: UserError,
     code: int,
 ) -> None:
-    def fail(chosen: Recipe, card: Card) -> MemoryPlan:
+    def fail(chosen: Recipe, gpu: Gpu) -> MemoryPlan:
         raise error
 
     monkeypatch.setattr(stub, "answer", staticmethod(fail))
@@ -557,37 +557,37 @@ def test_from_python_it_is_the_same(stub: type[Stub]) -> None:
     assert len(told) == len(stub.asked)
 
 
-def test_a_machine_without_a_card_is_told_what_is_wrong_with_it(stub: type[Stub]) -> None:
-    with pytest.raises(UserError, match="no NVIDIA card is visible"):
+def test_a_machine_without_a_gpu_is_told_what_is_wrong_with_it(stub: type[Stub]) -> None:
+    with pytest.raises(UserError, match="no NVIDIA GPU is visible"):
         planning.plan(recipe())
     assert not stub.asked
 
 
 def test_what_is_tried_in_any_case_is_traced_beside_the_search_and_once() -> None:
     """With two threads the plan is that of one, every run is traced once, and both threads had work."""
-    card, threads = card_for("v100-32gb"), dict[str, int]()
+    gpu, threads = gpu_for("v100-32gb"), dict[str, int]()
     asked: list[str] = []
 
-    def trace(chosen: Recipe, cards: int) -> MemoryPlan:
+    def trace(chosen: Recipe, gpus: int) -> MemoryPlan:
         name = threading.current_thread().name.partition("_")[0]
         threads[name] = threads.get(name, 0) + 1
-        asked.append(repr((chosen, cards)))
+        asked.append(repr((chosen, gpus)))
         time.sleep(0.01)
-        return bert_large(chosen, card)
+        return bert_large(chosen, gpu)
 
-    assert planned(recipe(), card, HERE, trace, beside=trace) == made("v100-32gb")
+    assert planned(recipe(), gpu, HERE, trace, beside=trace) == made("v100-32gb")
     assert len(set(asked)) == len(asked)
     assert threads.keys() == {"MainThread", "paceline-trace"}, threads
 
 
 def test_what_is_refused_beside_the_search_is_not_offered() -> None:
-    card = card_for("v100-32gb")
+    gpu = gpu_for("v100-32gb")
 
-    def trace(chosen: Recipe, cards: int) -> MemoryPlan:
+    def trace(chosen: Recipe, gpus: int) -> MemoryPlan:
         if chosen.techniques.recompute is True:
             raise RecipeError("techniques.recompute", "not with this model", "leave it out")
-        return bert_large(chosen, card)
+        return bert_large(chosen, gpu)
 
-    found = planned(recipe(), card, HERE, trace, beside=trace)
-    assert found == planned(recipe(), card, HERE, trace)
+    found = planned(recipe(), gpu, HERE, trace, beside=trace)
+    assert found == planned(recipe(), gpu, HERE, trace)
     assert not any("techniques.recompute=true" in made.change.settings for made in found.changes)

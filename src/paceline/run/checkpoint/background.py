@@ -90,7 +90,7 @@ class BackgroundStore(Store):
 
     What was asked for is on the disk once ``wait`` has returned or ``committed`` has told of it, and never by half:
     the store's own protocol holds, so that a kill at any moment leaves the checkpoint before it. Of the tensors a copy
-    is kept in main memory (pinned where they are on a card), as large as a checkpoint, from the first save on.
+    is kept in main memory (pinned where they are on a GPU), as large as a checkpoint, from the first save on.
 
     Every method is called from one thread. What goes wrong while writing is raised there, once, by the next call of
     any method but ``move`` and ``close``.
@@ -118,7 +118,7 @@ class BackgroundStore(Store):
         return self._store
 
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, is_best: bool = False) -> None:
-        """As of the base. A save before it is waited for; on a CPU the tensors are copied at once, on a card the copy
+        """As of the base. A save before it is waited for; on a CPU the tensors are copied at once, on a GPU the copy
         stands in the current stream before whatever changes them.
         """
         self.wait()

@@ -1,9 +1,10 @@
-"""Sums over ranks of flat gradients: a stretch at a time, beside the backward pass, in one order on all ranks.
+"""All-reduce of flat gradients: a stretch at a time, beside the backward pass, in one order on all ranks.
 
-Sums are always launched, never recorded. NCCL wants all ranks to record a collective or none, and to replay the graphs
-that came of it together; ranks have micro-batches of different shapes, and each records its own when it likes. So a
-recorded backward pass only notes in its graph, by an event, when a stretch is complete, and its sum is launched behind
-that event. Whatever a rank records, compiles or gives up, the sums of all ranks are the same, in the same order.
+An all-reduce is never captured. NCCL wants all ranks to capture a collective or none, and to replay the graphs
+that came of it together; ranks have micro-batches of different shapes, and each captures its own when it likes. So a
+captured backward pass only notes in its graph, by an event, when a stretch is complete, and its all-reduce begins
+behind that event. Whatever a rank captures, compiles or gives up, the collectives of all ranks are the same, in the
+same order.
 
 Source: buckets beside the backward pass: Li et al., PyTorch Distributed, VLDB 2020; NCCL user guide, "Using NCCL with
 CUDA Graphs"; events as nodes of a graph: CUDA C++ Programming Guide, cudaEventRecordExternal.
@@ -21,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline.contract.spans import span
-from paceline.machine.device import is_card, named_stream
+from paceline.machine.device import is_gpu, named_stream
 from paceline.optim.flat import Flat
-from paceline.optim.gradients import Put, RankSums
+from paceline.optim.gradients import AllReduce, Put
 from paceline.seams import Alone, World
 
 BUCKET_BYTES = 25 * 2**20
-"""Large enough for three quarters of a link's rate on an H200, small enough that most sums end before the backward pass
-does; ``recipe.choose`` has larger ones over fast links."""
+"""Large enough for three quarters of a link's rate on an H200, small enough that most collectives end before the
+backward pass does; ``recipe.choose`` has larger ones over fast links."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class Reduction:
 
     world: World = field(default_factory=Alone)
     order: Sequence[nn.Parameter] = ()
-    """The model's parameters in the order of its forward pass; none: the layout's order. It decides which sums begin
-    first, and must be the same on all ranks."""
+    """The model's parameters in the order of its forward pass; none: the layout's order. It decides which collectives
+    begin first, and must be the same on all ranks."""
     cuts: Collection[nn.Parameter] = ()
-    """Parameters that a bucket begins with, in forward order: what comes before them is summed apart."""
+    """Parameters that a bucket begins with, in forward order: what comes before them has an all-reduce of its own."""
     bucket_bytes: int = BUCKET_BYTES
     dtype: torch.dtype | None = None
     """Sum in this number format, such as bf16: half the bytes, and each rank's share is rounded to it."""
@@ -60,23 +61,24 @@ class Bucket:
         self.members, self.stretch = tuple(members), stretch
         self._sent = stretch if dtype in (None, stretch.dtype) else torch.empty_like(stretch, dtype=dtype)
         self.complete: Any = _event(stretch.device)
-        """Recorded in graphs where the stretch is complete."""
+        """Captured in graphs where the stretch is complete."""
 
-    def start_sum(self, world: World) -> Callable[[], None]:
-        """Begin its sum behind what the current stream has to do; what is returned makes the current stream wait."""
+    def start_all_reduce(self, world: World) -> Callable[[], None]:
+        """Begin its all-reduce behind what the current stream has to do; what is returned makes the current stream
+        wait."""
         if self._sent is not self.stretch:
             self._sent.copy_(self.stretch)
-        return partial(self._end_sum, world.start_sum_(self._sent))
+        return partial(self._end_all_reduce, world.start_all_reduce(self._sent))
 
-    def _end_sum(self, wait: Callable[[], None]) -> None:
+    def _end_all_reduce(self, wait: Callable[[], None]) -> None:
         wait()
         if self._sent is not self.stretch:
             self.stretch.copy_(self._sent)
 
 
 @final
-class BucketSums(RankSums):
-    """The sums of a step's gradients over ranks.
+class BucketAllReduce(AllReduce):
+    """The all-reduce of a step's gradients.
 
     Args:
         parameters: of the layout.
@@ -98,15 +100,15 @@ class BucketSums(RankSums):
         return self._under_way
 
     def backward(self, loss: Tensor, put: Put) -> None:
-        """Differentiate, and begin each bucket's sum as soon as its gradients and the sums before it allow.
+        """Differentiate, and begin each bucket's all-reduce as soon as its gradients and those before it allow.
 
-        While a graph is recorded nothing is begun: ``finish`` does it at every replay.
+        While a graph is captured nothing is begun: ``finish`` does it at every replay.
         """
-        recording = _is_recorded(self._device)
+        capturing = _is_capturing(self._device)
         found: list[Tensor | None] = [None] * len(self._parameters)
         missing = [len(bucket.members) for bucket in self.buckets]
         self._started.clear()
-        self._under_way = not recording
+        self._under_way = not capturing
         done = 0
 
         def complete(gradients: Sequence[Tensor | None], *, all_are_there: bool = False) -> None:
@@ -115,10 +117,10 @@ class BucketSums(RankSums):
             while done < len(missing) and (all_are_there or not missing[done]):
                 bucket = self.buckets[done]
                 put([self._views[i] for i in bucket.members], [gradients[i] for i in bucket.members])
-                if recording:
+                if capturing:
                     bucket.complete.record()
                 else:
-                    self._started.append(bucket.start_sum(self._world))
+                    self._started.append(bucket.start_all_reduce(self._world))
                 done += 1
 
         def arrived(member: int, gradient: Tensor | None) -> None:
@@ -132,12 +134,12 @@ class BucketSums(RankSums):
         complete(gradients, all_are_there=True)
 
     def finish(self) -> None:
-        """Have the device wait for the sums; begin them first where the backward pass was a replay."""
+        """Have the device wait for the collectives; begin them first where the backward pass was a replay."""
         self._under_way = True
         for bucket in self.buckets[len(self._started) :]:
             with _on(self._side, self._device):
                 self._side.wait_event(bucket.complete)
-                self._started.append(bucket.start_sum(self._world))
+                self._started.append(bucket.start_all_reduce(self._world))
         with span("communicate"):
             for wait in self._started:
                 wait()
@@ -197,17 +199,17 @@ def _hooked(parameters: Sequence[nn.Parameter], call: Callable[[int, Tensor | No
             handle.remove()
 
 
-def _is_recorded(device: torch.device) -> bool:
-    return is_card(device) and torch.get_device_module(device).is_current_stream_capturing()
+def _is_capturing(device: torch.device) -> bool:
+    return is_gpu(device) and torch.get_device_module(device).is_current_stream_capturing()
 
 
 def _event(device: torch.device) -> Any:
-    """An event that becomes a node of the graph it is recorded in; on a CPU nothing is recorded."""
-    return torch.get_device_module(device).Event(external=True) if is_card(device) else None
+    """An event that becomes a node of the graph it is captured in; on a CPU nothing is captured."""
+    return torch.get_device_module(device).Event(external=True) if is_gpu(device) else None
 
 
 def _stream(device: torch.device) -> Any:
-    return named_stream(device, "sums") if is_card(device) else None
+    return named_stream(device, "all-reduce") if is_gpu(device) else None
 
 
 def _on(stream: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:

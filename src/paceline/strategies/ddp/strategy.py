@@ -13,7 +13,7 @@ from torch import nn
 from paceline.optim.updates import build_updates
 from paceline.seams import Build, Engine
 from paceline.strategies.alone import untrained
-from paceline.strategies.ddp.buckets import BUCKET_BYTES, BucketSums, Reduction
+from paceline.strategies.ddp.buckets import BUCKET_BYTES, BucketAllReduce, Reduction
 from paceline.strategies.strategy import Strategy, Training, torch_engine
 from paceline.techniques.precision import summed_in
 
@@ -40,7 +40,7 @@ class DataParallel(Strategy):
             training.rates,
             build.device,
             untrained(build, training),
-            partial(BucketSums, reduction=reduction),
+            partial(BucketAllReduce, reduction=reduction),
         )
         return torch_engine(build, training, updates, gradients, self.mesh)
 
@@ -51,7 +51,7 @@ STRATEGY = DataParallel
 def _first_of_blocks(build: Build) -> list[nn.Parameter]:
     """The first parameter of the first block, where there are blocks.
 
-    The sums of all blocks can then begin while the embeddings before them, which are most of a small model's weights,
-    are still differentiated: by kernels that leave a GPU's multiprocessors to the sum, as matrix products do not.
-    """
+    The all-reduce of all blocks can then begin while the embeddings before them, which are most of a small model's
+    weights, are still differentiated: by kernels that leave a GPU's multiprocessors to the sum, as matrix products do
+    not."""
     return [parameter for block in build.blocks[:1] for parameter in (*block.parameters(),)[:1]]

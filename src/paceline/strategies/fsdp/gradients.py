@@ -86,7 +86,7 @@ class _Summed(Gradients):
         Args:
             squares: sum of this rank's, in fp64: squares of small fp32 numbers may vanish.
         """
-        return (self._world.sum_(squares.to(self._device)) / self._copies).sqrt().float()
+        return (self._world.all_reduce(squares.to(self._device)) / self._copies).sqrt().float()
 
 
 @final
@@ -94,7 +94,7 @@ class ShardedGradients(_Summed):
     """Gradients of shards where they are computed with: in one flat buffer a number format, which stays where it is.
 
     FSDP adds what it has summed to the ``.grad`` that a weight has, so that each is there from the start, as zeros, and
-    a recorded step finds it where it was.
+    a captured step finds it where it was.
     """
 
     def __init__(self, model: nn.Module, shards: Shards, world: World, *, copies: int, device: torch.device) -> None:
@@ -243,8 +243,8 @@ def build_sharded_updates(
     copies = 1 if mesh.ndim == 1 else mesh.size(0)
     kind = ShardedGradients if first.device.type == device.type else OffloadedGradients
     gradients = kind(model, shards, world, copies=copies, device=device)
-    # states are there from the start: made by the first update, in the pool of recorded steps, they would be taken for
-    # something that a step leaves behind, and all that was recorded would be dropped
+    # states are there from the start: made by the first update, in the pool of captured steps, they would be taken for
+    # something that a step leaves behind, and all that was captured would be dropped
     updates.rehearse()
     return ShardedUpdates(shards, updates), gradients
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
-from paceline.machine.device import PLANNED, is_card
+from paceline.machine.device import PLANNED, is_gpu
 from paceline.seams import World
 
 if TYPE_CHECKING:
@@ -158,18 +158,18 @@ def forget_gradients(model: nn.Module) -> None:
 
 
 def join_streams(model: nn.Module, device: torch.device) -> None:
-    """Have the current stream wait for what FSDP has begun on streams of its own: a recording must end where it began.
+    """Have the current stream wait for what FSDP has begun on streams of its own: a capture must end where it began.
 
     Args:
         device: that computes.
     """
-    if not is_card(device):
+    if not is_gpu(device):
         return
     root: Any = model
     streams = root._get_fsdp_state()._comm_ctx  # torch has no public way to them
     own = [streams.all_gather_copy_in_stream, streams.all_gather_stream, streams.reduce_scatter_stream]
     mesh: Any = next(parameter for parameter in model.parameters() if _is_cut(parameter))
-    if mesh.device_mesh.ndim > 1:  # copies of shards are summed on one more, which no recording knows otherwise
+    if mesh.device_mesh.ndim > 1:  # copies of shards are summed on one more, which no capture knows otherwise
         own.append(streams.all_reduce_stream)
     current = torch.get_device_module(device).current_stream(device)
     for stream in own:

@@ -46,8 +46,8 @@ class Sharded(Strategy):
         apply_fsdp(model, build.blocks, mesh, reduce_dtype=reduce_dtype, offload=part.offload)
         copies = f", {world.size // size} copies" if size < world.size else ""
         where = ", kept in main memory" if part.offload else ""
-        path = {**build.path, "parallel": f"fsdp: {size} shards{copies}{where}"}
-        return replace(build, path=path, meets_in_forward=True)
+        execution = {**build.execution, "parallel": f"fsdp: {size} shards{copies}{where}"}
+        return replace(build, execution=execution, meets_in_forward=True)
 
     def engine(self, build: Build, training: Training) -> Engine:
         world = self.mesh.data

@@ -1,6 +1,6 @@
 """Micro-batches of one shape on all ranks, for passes that ranks capture and replay together.
 
-Nobody is asked: each rank works out the whole deal of a step.
+Nobody is asked: each rank works out the whole split of a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.seams import Ids, Layout, StepInput
 def with_widths(given: StepInput, pieces: Sequence[Ids], layout: Layout) -> StepInput:
     """The step's input, each micro-batch as wide as the widest rank's, where the layout can do that and counts agree.
 
-    Ranks deal by tokens, so that the widest is seldom wider by more than a few hundredths.
+    Ranks split by tokens, so that the widest is seldom wider by more than a few hundredths.
 
     Args:
         given: one rank's.

@@ -20,10 +20,8 @@ def bench() -> None:
 
 @app.command("comm")
 def measure_comm(
-    gpus: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Between this many cards [default: all].")
-    ] = None,
-    devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="Between these cards, such as 1,3.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=2, metavar="N", help="Between this many GPUs [default: all].")] = None,
+    devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="Between these GPUs, such as 1,3.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=2, metavar="N", help="Between this many processes on the CPU.")
     ] = None,

@@ -58,7 +58,7 @@ class Measurement:
     operation: str
     backend: str
     device: str
-    """The card's name, or ``cpu``."""
+    """The GPU's name, or ``cpu``."""
     ranks: int
     bytes: int
     """Of the whole message: the tensor that is summed, or all ranks' parts together."""
@@ -104,7 +104,7 @@ OPERATIONS = (
 def bench_comm(*, largest_bytes: int | None = None, out: Path | None = None) -> tuple[Measurement, ...]:
     """Measure between the ranks that this process is one of; rank 0 prints the tables.
 
-    On cards NCCL is measured, and gloo beside it; on the CPU gloo.
+    On GPUs NCCL is measured, and gloo beside it; on the CPU gloo.
 
     Args:
         largest_bytes: of a message; None: 256 MiB for NCCL, 16 MiB for gloo.

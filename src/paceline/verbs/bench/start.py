@@ -17,7 +17,7 @@ from paceline.verbs.launch import choose_ranks, launch, rank_command, without_la
 def start_ranks(*, gpus: int | None, devices: str | None, processes: int | None) -> int | None:
     """Run this command as several ranks of this machine; the exit code, or None where this process is a rank.
 
-    Without options: all cards, or two processes where there are fewer than two cards.
+    Without options: all GPUs, or two processes where there are fewer than two GPUs.
 
     Raises:
         UserError: the options contradict one another, the machine or the environment.
@@ -27,8 +27,8 @@ def start_ranks(*, gpus: int | None, devices: str | None, processes: int | None)
         if find_place(os.environ).is_rank:
             return None
         facts = this_machine()
-        num_cards = len(facts.cards) if facts.cuda_problem is None else 0
-        options["gpus" if num_cards > 1 else "processes"] = max(num_cards, 2)
+        num_gpus = len(facts.gpus) if facts.cuda_problem is None else 0
+        options["gpus" if num_gpus > 1 else "processes"] = max(num_gpus, 2)
     command = shlex.join(["paceline", *without_launch(sys.argv[1:])])
     return launch(rank_command(), choose_ranks(command, this_machine, os.environ, **options))
 

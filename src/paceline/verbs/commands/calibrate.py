@@ -6,7 +6,7 @@ import typer
 
 
 def calibrate() -> None:
-    """Measure what this machine's card takes for itself, for plans.
+    """Measure what this machine's GPU takes for itself, for plans.
 
     \b
     paceline calibrate
@@ -23,12 +23,12 @@ def calibrate() -> None:
     rows = {
         "context": f"{constants.context / mib:,.0f} MiB, the driver's and the code of a run's kernels",
         "workspaces": f"{each} MiB, cuBLAS's, of the forward and of the backward pass",
-        "communicator": "not measured: it takes two cards"
+        "communicator": "not measured: it takes two GPUs"
         if constants.communicator is None
-        else f"{constants.communicator / mib:,.0f} MiB, NCCL's on two cards",
+        else f"{constants.communicator / mib:,.0f} MiB, NCCL's on two GPUs",
         "products": f"{found.flops_per_second / 1e12:,.0f} TFLOP/s, bf16, 8192 x 8192",
     }
-    typer.echo(found.card)
+    typer.echo(found.gpu)
     for name, value in rows.items():
         typer.echo(f"  {name:<12}  {value}")
-    typer.echo(f"plans for this card use them from now on: {found.file}")
+    typer.echo(f"plans for this GPU use them from now on: {found.file}")

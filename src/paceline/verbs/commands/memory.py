@@ -27,7 +27,7 @@ def memory(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, sizes in bytes.")] = False,
     trusting: Trusting,
 ) -> None:
-    """Measure what each stage of a run adds on this card.
+    """Measure what each stage of a run adds on this GPU.
 
     \b
     paceline memory recipes/memory_anatomy.yaml

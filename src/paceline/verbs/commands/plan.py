@@ -17,9 +17,9 @@ def plan(
     source: Source,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="CARD", help="A card, such as a100-80gb, or its memory: 24GiB [default: this machine's]."),
+        typer.Option(metavar="NAME", help="A GPU, such as a100-80gb, or its memory: 24GiB [default: this machine's]."),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="Cards, a process each.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs, a process each.")] = 1,
     changes: Changes,
     read_data: Annotated[
         bool, typer.Option("--read-data", help="Read and encode the data to know their sizes.")
@@ -27,7 +27,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, sizes in bytes.")] = False,
     trusting: Trusting,
 ) -> None:
-    """Predict a run's memory, and what fits, without a card.
+    """Predict a run's memory, and what fits, without a GPU.
 
     \b
     paceline plan recipes/imdb_bert_large.yaml --gpu v100-32gb
@@ -48,8 +48,8 @@ def plan(
     except TraceError as error:
         if gpu is not None or gpus != 1 or as_json or recipe.model.train == "features":
             raise
-        # without --gpu the plan is of this machine's card, which can tell
-        typer.echo(f"{error.what}: {error.why}; so its first steps are measured on this card", err=True)
+        # without --gpu the plan is of this machine's GPU, which can tell
+        typer.echo(f"{error.what}: {error.why}; so its first steps are measured on this GPU", err=True)
         measure_stages(recipe, (), None, as_json=False)
         return
     if as_json:

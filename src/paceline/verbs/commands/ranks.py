@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Launch(Options):
     """Ranks to start here."""
 
-    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="Train on this many cards, a process each.")] = (
+    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="Train on this many GPUs, a process each.")] = (
         None
     )
-    devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="Train on these cards, such as 1,3.")] = None
+    devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="Train on these GPUs, such as 1,3.")] = None
     processes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Train with this many processes on the CPU.")
     ] = None

@@ -30,7 +30,7 @@ class Window(Options):
     # its name is given because typer 0.27 takes a metavar that is the name in capitals for it
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="kineto or nsys.")] = None
     graph: Annotated[
-        str | None, typer.Option(metavar="WAY", help="launch or keep: recorded steps inside the window.")
+        str | None, typer.Option(metavar="WAY", help="launch or keep: captured steps inside the window.")
     ] = None
     memory_too: Annotated[bool, typer.Option("--memory", help="Allocations too.")] = False
 

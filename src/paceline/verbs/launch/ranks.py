@@ -1,4 +1,4 @@
-"""How many ranks are started on this machine, and on which cards: every mistake is found before any process starts."""
+"""How many ranks are started on this machine, and on which GPUs: every mistake is found before any process starts."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class Ranks:
     """The ranks to start on this machine."""
 
     count: int
-    cards: str | None = None
-    """CUDA_VISIBLE_DEVICES of every rank: "" hides all cards; None leaves it as it is. All ranks get the same list,
-    and LOCAL_RANK chooses, so that a rank finds its card in one way, whoever started it: torchrun does the same."""
+    gpus: str | None = None
+    """CUDA_VISIBLE_DEVICES of every rank: "" hides all GPUs; None leaves it as it is. All ranks get the same list,
+    and LOCAL_RANK chooses, so that a rank finds its GPU in one way, whoever started it: torchrun does the same."""
     threads: int = 1
     """OMP_NUM_THREADS of every rank, where it is not set."""
 
     def see(self, machine: Facts) -> Facts:
-        """The machine as a rank finds it: its cards are those that are left."""
-        if self.cards is None:
+        """The machine as a rank finds it: its GPUs are those that are left."""
+        if self.gpus is None:
             return machine
-        # where cards have no names but their numbers, these are all that is known of them
-        left = visible(machine.cards, self.cards) or machine.cards
-        return replace(machine, cards=left if self.cards else ())
+        # where GPUs have no names but their numbers, these are all that is known of them
+        left = visible(machine.gpus, self.gpus) or machine.gpus
+        return replace(machine, gpus=left if self.gpus else ())
 
     def environment(self, base: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
         """The variables of one rank: torchrun's, and who started it."""
         # what an outer torchrun left would make torch look for that one's store
         kept = {name: text for name, text in base.items() if not name.startswith(("TORCHELASTIC_", STORE_FD))}
-        cards = {} if self.cards is None else {"CUDA_VISIBLE_DEVICES": self.cards}
+        gpus = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": self.gpus}
         return {
             "OMP_NUM_THREADS": str(self.threads),
             **kept,
-            **cards,
+            **gpus,
             "MASTER_ADDR": LOOPBACK,
             "MASTER_PORT": str(port),
             "RANK": str(rank),
@@ -67,9 +67,9 @@ def choose_ranks(
     Args:
         command: without these options; for the corrected command in messages.
         facts: of this machine; asked for only when the options do not contradict one another.
-        gpus: number of cards: the first ones that are visible.
+        gpus: number of GPUs: the first ones that are visible.
         processes: number of processes on the CPU.
-        devices: cards by number among the visible ones, as ``1,3``.
+        devices: GPUs by number among the visible ones, as ``1,3``.
         device: the recipe's.
 
     Raises:
@@ -86,40 +86,38 @@ def choose_ranks(
             why = "--processes trains on the CPU"
             fix = f"{command} --gpus {processes}, or {command} {option} --set device=cpu"
             raise UserError(f"device = cuda with {option}", why, fix)
-        return Ranks(count=processes, cards="", threads=max(1, facts().cpu_count // processes))
+        return Ranks(count=processes, gpus="", threads=max(1, facts().cpu_count // processes))
     count = gpus or len((devices or "").split(","))
     if device == "cpu":
-        why = f"{option.split()[0]} trains on cards"
+        why = f"{option.split()[0]} trains on GPUs"
         fix = f"{command} {option} --set device=cuda, or {command} --processes {count}"
         raise UserError(f"device = cpu with {option}", why, fix)
     found = facts()
     if found.cuda_problem is not None:
         there = " --set device=cpu" if device == "cuda" else ""
         raise UserError(option, found.cuda_problem, f"{command} --processes {count}{there} trains on the CPU")
-    num_cards, setting = len(found.cards), environment.get("CUDA_VISIBLE_DEVICES")
-    seen = f"{num_cards} card{'s' * (num_cards != 1)}" + (
+    num_gpus, setting = len(found.gpus), environment.get("CUDA_VISIBLE_DEVICES")
+    seen = f"{num_gpus} GPU{'s' * (num_gpus != 1)}" + (
         f" visible here (CUDA_VISIBLE_DEVICES={setting})" if setting is not None else " in this machine"
     )
     if gpus is not None:
-        if gpus > num_cards:
-            raise UserError(
-                f"{option}: more processes than cards", f"there are {seen}", f"{command} --gpus {num_cards}"
-            )
+        if gpus > num_gpus:
+            raise UserError(f"{option}: more processes than GPUs", f"there are {seen}", f"{command} --gpus {num_gpus}")
         return Ranks(count=gpus, threads=max(1, found.cpu_count // gpus))
-    numbers = _numbers(command, devices or "", num_cards, seen)
-    # numbers mean one card to nvidia-smi and may mean another to CUDA: where it is known, the name that they share
+    numbers = _numbers(command, devices or "", num_gpus, seen)
+    # numbers mean one GPU to nvidia-smi and may mean another to CUDA: where it is known, the name that they share
     entries = [entry.strip() for entry in setting.split(",")] if setting is not None else []
-    names = [found.cards[n].uuid or (entries[n] if entries else str(n)) for n in numbers]
-    return Ranks(count=len(names), cards=",".join(names), threads=max(1, found.cpu_count // len(names)))
+    names = [found.gpus[n].uuid or (entries[n] if entries else str(n)) for n in numbers]
+    return Ranks(count=len(names), gpus=",".join(names), threads=max(1, found.cpu_count // len(names)))
 
 
 def _check_together(command: str, options: list[str], environment: Mapping[str, str]) -> None:
     """Refuse more than one of the options, and any where the ranks are started already."""
     if len(options) > 1:
         whys = {
-            "--gpus": "it counts cards",
+            "--gpus": "it counts GPUs",
             "--processes": "it counts processes on the CPU",
-            "--devices": "it lists cards, one process each",
+            "--devices": "it lists GPUs, one process each",
         }
         why = "; ".join(f"{option.split()[0]}: {whys[option.split()[0]]}" for option in options)
         raise UserError(" with ".join(options), why, " or ".join(f"{command} {option}" for option in options))
@@ -131,22 +129,22 @@ def _check_together(command: str, options: list[str], environment: Mapping[str, 
         raise UserError(f"{options[0]}: this process is a rank already", f"started {by}", f"{command}{unset}")
 
 
-def _numbers(command: str, devices: str, num_cards: int, seen: str) -> list[int]:
-    """The cards in ``--devices``: each one exists and is named once."""
+def _numbers(command: str, devices: str, num_gpus: int, seen: str) -> list[int]:
+    """The GPUs in ``--devices``: each one exists and is named once."""
     what = f"--devices {devices or excerpt(devices)}"
-    every = ",".join(map(str, range(num_cards)))
+    every = ",".join(map(str, range(num_gpus)))
     words = [word.strip() for word in devices.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) <= 9 for word in words):
-        why = "cards are numbers from 0, with commas between them"
+        why = "GPUs are numbers from 0, with commas between them"
         raise UserError(what, why, f"{command} --devices {every}")
     numbers = [int(word) for word in words]
-    beyond = sorted({number for number in numbers if number >= num_cards})
+    beyond = sorted({number for number in numbers if number >= num_gpus})
     if beyond:
-        card = f"no card {' and no card '.join(map(str, beyond))}"
-        raise UserError(f"{what}: {card}", f"there are {seen}, counted from 0", f"{command} --devices {every}")
+        gpu = f"no GPU {' and no GPU '.join(map(str, beyond))}"
+        raise UserError(f"{what}: {gpu}", f"there are {seen}, counted from 0", f"{command} --devices {every}")
     once = list(dict.fromkeys(numbers))
     if len(once) < len(numbers):
         twice = next(number for number in numbers if numbers.count(number) > 1)
         fix = f"{command} --devices {','.join(map(str, once))}"
-        raise UserError(f"{what}: card {twice} twice", "each process takes a card of its own", fix)
+        raise UserError(f"{what}: GPU {twice} twice", "each process takes a GPU of its own", fix)
     return numbers

@@ -1,4 +1,4 @@
-"""The cards that a run can be planned for: what NVIDIA's models have, and what a person means by a card's name.
+"""The GPUs that a run can be planned for: what NVIDIA's models have, and what a person means by a GPU's name.
 
 One table for everybody. What could not be found out is None, never a guess.
 """
@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final
 
 from paceline.contract.errors import UserError, excerpt
-from paceline.machine.facts import Card, Facts
+from paceline.machine.facts import Facts, Gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class PeakRates:
     """Rates of the data sheet, without sparsity; no program reaches them."""
 
     bf16_flops: float | None
-    """Dense bf16 tensor-core operations a second, summed in fp32; None where the card has no bf16."""
+    """Dense bf16 tensor-core operations a second, summed in fp32; None where the GPU has no bf16."""
     fp16_flops: float
     """Dense fp16 tensor-core operations a second, summed in fp32."""
     fp32_flops: float | None
@@ -31,22 +31,22 @@ class PeakRates:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One model of card, in one of the variants that NVIDIA sells."""
+    """One model of GPU, in one of the variants that NVIDIA sells."""
 
     short: str
-    """What ``--gpu`` takes: ``a100-80gb``. Where it names no form, the card is the SXM one."""
+    """What ``--gpu`` takes: ``a100-80gb``. Where it names no form, the GPU is the SXM one."""
     name: str
     """As nvidia-smi writes it."""
     memory_mebibytes: int
-    """As nvidia-smi writes it; CUDA gives programs 0.5 to 2 % less, by card and driver."""
+    """As nvidia-smi writes it; CUDA gives programs 0.5 to 2 % less, by GPU and driver."""
     compute_capability: tuple[int, int]
     multiprocessors: int | None
     rates: PeakRates | None
 
     @property
-    def card(self) -> Card:
-        """The card as the facts of a machine describe it; without driver and uuid, which no particular one has."""
-        return Card(
+    def gpu(self) -> Gpu:
+        """The GPU as the facts of a machine describe it; without driver and uuid, which no particular one has."""
+        return Gpu(
             name=self.name,
             memory_bytes=self.memory_mebibytes * 2**20,
             compute_capability=self.compute_capability,
@@ -58,13 +58,13 @@ _Row = tuple[str, str, int, tuple[int, int], int | None, tuple[float | None, flo
 # Short name; nvidia-smi's name; its memory.total in MiB; compute capability; multiprocessors; and TFLOP/s in bf16, fp16
 # and fp32, and GB/s.
 #
-# Memory: nvidia-smi's own answers, as owners of each card have published them (2021 to 2026), with drivers from branch
+# Memory: nvidia-smi's own answers, as owners of each GPU have published them (2021 to 2026), with drivers from branch
 # 510 on. Older drivers kept their own part back: 32510 for a V100 of 32 GB, 15109 for a T4. Error correction (ECC) is
-# as it was delivered: it takes memory of cards with GDDR6 (an A40 without it has 49140), none of those with HBM.
+# as it was delivered: it takes memory of GPUs with GDDR6 (an A40 without it has 49140), none of those with HBM.
 # Capability and multiprocessors: NVIDIA, CUDA GPUs, and its architecture papers; GB200, B300, A10G and H20 as CUDA
 # reports them.
-# Rates: NVIDIA's data sheets and, of GeForce and TITAN cards, its architecture papers (Turing, GA102, Ada, RTX
-# Blackwell; sums in fp32, where GeForce cards have half the rate; the reference clock, not the Founders Edition's).
+# Rates: NVIDIA's data sheets and, of GeForce and TITAN GPUs, its architecture papers (Turing, GA102, Ada, RTX
+# Blackwell; sums in fp32, where GeForce GPUs have half the rate; the reference clock, not the Founders Edition's).
 # Where they print rates with 2:4 sparsity, half of that. fp32 does not count tensor cores (TF32).
 # H200 (2024): SXM 1,979 and NVL 1,671 TFLOPS with sparsity, both 4.8 TB/s. HGX B200 and B300, GB200 (2025): 4.5, 4.5
 # and 5 PFLOPS with sparsity, 7.7, 8 and 8 TB/s.
@@ -161,69 +161,69 @@ _BARE_NUMBER: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*(?:([gm])i?)?
 _COMMAND: Final = "paceline plan RECIPE --gpu"
 
 MOST_WORDS: Final = 8
-"""No card's name has more."""
+"""No GPU's name has more."""
 
 ASSUMED_PACKAGES: Final = ("torch", "triton", "bitsandbytes")
-"""What a machine with cards is taken to have installed."""
+"""What a machine with GPUs is taken to have installed."""
 
 
-def model_named(card_name: str) -> Model | None:
-    """The model of a card named as nvidia-smi names it; None for one that is not in the table.
+def model_named(gpu_name: str) -> Model | None:
+    """The model of a GPU named as nvidia-smi names it; None for one that is not in the table.
 
-    A card's own memory is in its machine's facts: one name may be sold with several sizes of it.
+    A GPU's own memory is in its machine's facts: one name may be sold with several sizes of it.
     """
-    return _BY_NAME.get(_without_brand(card_name))
+    return _BY_NAME.get(_without_brand(gpu_name))
 
 
-def peak_rates(card_name: str) -> PeakRates | None:
-    """The data sheet's rates of a card named as nvidia-smi names it; None for a card whose rates are not known."""
-    model = model_named(card_name)
+def peak_rates(gpu_name: str) -> PeakRates | None:
+    """The data sheet's rates of a GPU named as nvidia-smi names it; None for a GPU whose rates are not known."""
+    model = model_named(gpu_name)
     return model.rates if model else None
 
 
-def card_for(text: str) -> Card:
-    """The card that a person means by ``text``.
+def gpu_for(text: str) -> Gpu:
+    """The GPU that a person means by ``text``.
 
     A short name (``h200``, ``A100 80GB``, ``a100_80gb``) or nvidia-smi's (``NVIDIA L40S``), in any case, with or
     without the brand and what stands between words; or the beginning of one, if only one model begins so (``4090``).
-    Or an amount of memory (``24GiB``, ``40960 MiB``): a card of which nothing else is known, so that what depends on
-    its compute capability is chosen as on an unknown card. ``24 GB`` are 24 * 10^9 bytes: a card sold as such has them.
+    Or an amount of memory (``24GiB``, ``40960 MiB``): a GPU of which nothing else is known, so that what depends on
+    its compute capability is chosen as on an unknown GPU. ``24 GB`` are 24 * 10^9 bytes: a GPU sold as such has them.
 
     Raises:
-        UserError: no such card, or several; an amount without a unit.
+        UserError: no such GPU, or several; an amount without a unit.
     """
     if amount := _AMOUNT.fullmatch(text.strip()):
-        return _card_of(Fraction(amount[1]), amount[2])
+        return _gpu_of(Fraction(amount[1]), amount[2])
     found = _meant(text)
     if len(found) == 1:
-        return found[0].card
+        return found[0].gpu
     what = f"--gpu {excerpt(text)}"
     if found:
         raise UserError(what, f"it may be {_either(found)}", f"{_COMMAND} {found[0].short}")
     if number := _BARE_NUMBER.fullmatch(text.strip()):
         unit = "MiB" if (number[2] or "").lower() == "m" or Fraction(number[1]) > 1000 else "GiB"
-        why = "it names no card, and an amount of memory needs its unit"
+        why = "it names no GPU, and an amount of memory needs its unit"
         raise UserError(what, why, f"{_COMMAND} {number[1]}{unit}")
     if near := _near(text):
-        raise UserError(f"{what}: unknown card", f"near it: {_either(near)}", f"{_COMMAND} {near[0].short}")
+        raise UserError(f"{what}: unknown GPU", f"near it: {_either(near)}", f"{_COMMAND} {near[0].short}")
     known = f"known: {', '.join(model.short for model in MODELS)}"
-    raise UserError(f"{what}: unknown card", known, f"its memory instead: {_COMMAND} 24GiB")
+    raise UserError(f"{what}: unknown GPU", known, f"its memory instead: {_COMMAND} 24GiB")
 
 
-def facts_with(cards: Sequence[Card], facts: Facts) -> Facts:
-    """This machine's ``facts`` as they would be with other ``cards``: what ``plan`` takes the run's machine to be.
+def facts_with(gpus: Sequence[Gpu], facts: Facts) -> Facts:
+    """This machine's ``facts`` as they would be with other ``gpus``: what ``plan`` takes the run's machine to be.
 
     Taken to be so, whatever is here:
 
-    - The process sees these cards and no others, and their driver is new enough for its torch.
-    - torch has this machine's version, in a build for a CUDA that these cards run with.
+    - The process sees these GPUs and no others, and their driver is new enough for its torch.
+    - torch has this machine's version, in a build for a CUDA that these GPUs run with.
     - triton is installed, as it is with every build of torch for CUDA on Linux; so is bitsandbytes, which is asked for
       by name alone (``optimizer.type: adamw8bit``). What is installed here keeps its version.
 
     Processors, main memory, Python and the scheduler are this machine's.
 
     Args:
-        cards: one a process of the run, or all that one process sees (``parallel.strategy: dp``).
+        gpus: one a process of the run, or all that one process sees (``parallel.strategy: dp``).
     """
     versions = {**facts.versions}
     for name in ASSUMED_PACKAGES:
@@ -232,27 +232,27 @@ def facts_with(cards: Sequence[Card], facts: Facts) -> Facts:
     versions["torch"] = str(versions["torch"]).partition("+")[0]
     return replace(
         facts,
-        cards=tuple(replace(card, driver=None, uuid=None) for card in cards),
+        gpus=tuple(replace(gpu, driver=None, uuid=None) for gpu in gpus),
         versions=versions,
-        torch_cuda=_cuda_for(cards),
+        torch_cuda=_cuda_for(gpus),
     )
 
 
-def _cuda_for(cards: Sequence[Card]) -> str:
-    """The CUDA of torch's builds that run these cards: from torch 2.11 on, Volta needs the one for 12.6.
+def _cuda_for(gpus: Sequence[Gpu]) -> str:
+    """The CUDA of torch's builds that run these GPUs: from torch 2.11 on, Volta needs the one for 12.6.
 
     Source: PyTorch, RELEASE.md, CUDA support matrix.
     """
-    capabilities = [card.compute_capability for card in cards if card.compute_capability is not None]
+    capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability is not None]
     return "12.6" if any(capability < (7, 5) for capability in capabilities) else "13.0"
 
 
-def _card_of(number: Fraction, unit: str) -> Card:
+def _gpu_of(number: Fraction, unit: str) -> Gpu:
     (spelled,) = (known for known in _UNITS if known.lower() == unit.lower())
     size = f"{float(number):.12g} {spelled}"
     if not number:
-        raise UserError(f"--gpu {size}", "every card has memory", f"{_COMMAND} 24GiB")
-    return Card(name=f"a card of {size}", memory_bytes=int(number * _UNITS[spelled]))
+        raise UserError(f"--gpu {size}", "every GPU has memory", f"{_COMMAND} 24GiB")
+    return Gpu(name=f"a GPU of {size}", memory_bytes=int(number * _UNITS[spelled]))
 
 
 def _meant(text: str) -> list[Model]:

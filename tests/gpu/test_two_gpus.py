@@ -1,4 +1,4 @@
-"""Whole runs on two cards: gradients that are summed otherwise, or kept in less, train as they do by default."""
+"""Whole runs on two GPUs: gradients that are summed otherwise, or kept in less, train as they do by default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.recipe import Recipe
 from tests.gpu.test_fast_path import SIZES, losses, rows
 
 pytestmark = [
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA cards"),
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
     pytest.mark.timeout(300),
 ]
 

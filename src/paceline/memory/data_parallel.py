@@ -1,9 +1,9 @@
-"""``parallel.strategy: dp`` on cards that are not there: what the first of them holds, which holds the most.
+"""``parallel.strategy: dp`` on GPUs that are not there: what the first of them holds, which holds the most.
 
-torch's DataParallel moves weights and gradients by kernels of CUDA alone. What it does on the first card is done here
+torch's DataParallel moves weights and gradients by kernels of CUDA alone. What it does on the first GPU is done here
 in its place, so that the ledger sees the same: at every pass a piece of the batch, weights handed out from buffers of
-10 MiB, logits gathered; behind the backward pass all gradients of the first card's copy, and a second set of them,
-summed over the cards, before they are added to the run's own.
+10 MiB, logits gathered; behind the backward pass all gradients of the first GPU's copy, and a second set of them,
+summed over the GPUs, before they are added to the run's own.
 
 Source: torch/nn/parallel/data_parallel.py, replicate.py, _functions.py and comm.py, with NCCL.
 """
@@ -26,30 +26,30 @@ BUFFER_BYTES = 10 * 2**20
 
 
 @contextlib.contextmanager
-def dealt_to(num_cards: int) -> Iterator[None]:
-    """Inside, a process sees so many stand-ins for a card, and torch's DataParallel keeps to the first of them."""
-    counted = patch.object(_DummyBackendModule, "device_count", lambda module: num_cards)
-    with counted, patch.object(nn, "DataParallel", FirstCard):
+def split_over(num_gpus: int) -> Iterator[None]:
+    """Inside, a process sees so many stand-ins for a GPU, and torch's DataParallel keeps to the first of them."""
+    counted = patch.object(_DummyBackendModule, "device_count", lambda module: num_gpus)
+    with counted, patch.object(nn, "DataParallel", FirstGpu):
         yield
 
 
 @final
-class FirstCard(nn.Module):
-    """In place of ``nn.DataParallel``: its passes as the first card sees them. The other pieces are computed nowhere,
+class FirstGpu(nn.Module):
+    """In place of ``nn.DataParallel``: its passes as the first GPU sees them. The other pieces are computed nowhere,
     and their logits say nothing.
 
     Args:
-        module: on the first card.
-        device_ids: all cards.
+        module: on the first GPU.
+        device_ids: all GPUs.
     """
 
     def __init__(self, module: nn.Module, device_ids: Sequence[int]) -> None:
         super().__init__()
-        self.module, self.num_cards = module, len(device_ids)
+        self.module, self.num_gpus = module, len(device_ids)
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         given = [*inputs, *named.values()]
-        pieces = [tensor.chunk(self.num_cards)[0] for tensor in given]
+        pieces = [tensor.chunk(self.num_gpus)[0] for tensor in given]
         names, weights = zip(*self.module.named_parameters(), strict=True)
         copies: Iterable[Tensor] = weights
         if torch.is_grad_enabled():
@@ -66,7 +66,7 @@ class FirstCard(nn.Module):
 
 @final
 class _HandedOut(torch.autograd.Function):
-    """``Broadcast``: the first card's copies are the weights themselves. As there, weights that are not trained have
+    """``Broadcast``: the first GPU's copies are the weights themselves. As there, weights that are not trained have
     gradients of zeros, which are summed too."""
 
     @staticmethod
