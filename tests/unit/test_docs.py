@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
 import shlex
@@ -22,6 +23,7 @@ from paceline.verbs import cli
 from paceline.verbs.asked import build_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "paceline"
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
 PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 USAGE_ERROR = typer.BadParameter.__mro__[1]
@@ -159,6 +161,123 @@ def test_files_that_are_named_exist(path: Path) -> None:
     """``tests/parity/test_loop.py`` in a sentence is as much a promise as a link."""
     for name in re.findall(rf"`(?:[^`]* )?((?:{'|'.join(FOLDERS)})/[\w./-]+)`", without_blocks(path)):
         assert (ROOT / name).exists(), f"{path.name}: {name} is not there"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_and_functions_that_are_named_exist(path: Path) -> None:
+    """``room/file.py: Class.method``, ``paceline.room.file.name``, ``file.py`` and the imports of examples."""
+    text = path.read_text(encoding="utf-8")
+    if "Superseded by" in text:
+        pytest.skip("tells of the house that was")
+    here, prose = path.relative_to(ROOT), without_blocks(path)
+    for file, name in re.findall(r"`([\w/]+\.py): ([\w.]+)`", prose):
+        assert defines(SOURCE / file, name), f"{here}: there is no {name} in src/paceline/{file}"
+    for dotted in re.findall(r"`paceline\.([a-z_]+\.[\w.]+)", prose):
+        assert is_there(dotted), f"{here}: there is no paceline.{dotted}"
+    for file in set(re.findall(r"`((?:[\w]+/)*\w+\.py)(?::[^`]*)?`", prose)):
+        assert any(f"/{known}".endswith(f"/{file}") for known in our_files()), f"{here}: no file ends in {file}"
+    for block in blocks(path):
+        for node in ast.walk(ast.parse(block.text)) if block.language == "python" else ():
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline."):
+                for alias in node.names:
+                    dotted = f"{node.module}.{alias.name}".removeprefix("paceline.")
+                    assert is_there(dotted), f"{block.place}: there is no paceline.{dotted}"
+
+
+def test_a_function_that_is_gone_would_be_seen() -> None:
+    assert defines(SOURCE / "engine/step.py", "Step.micro")
+    assert defines(SOURCE / "recipe/parts.py", "OptimizerPart.clip_norm")
+    assert not defines(SOURCE / "engine/step.py", "Step.macro")
+    assert not defines(SOURCE / "engine/steps.py", "Step")
+    assert is_there("seams.Batch")
+    assert not is_there("seams.Trunk")
+    assert not is_there("attic.step.Step")
+
+
+@functools.cache
+def our_files() -> list[str]:
+    """Python files of the repository, from its root."""
+    folders = [ROOT / folder for folder in FOLDERS]
+    return [path.relative_to(ROOT).as_posix() for folder in folders for path in folder.rglob("*.py")]
+
+
+def is_there(dotted: str) -> bool:
+    """Whether ``room.file.Class.method`` is a module of ours, or a name in one."""
+    parts = dotted.split(".")
+    for at in range(len(parts), 0, -1):
+        place = SOURCE.joinpath(*parts[:at])
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.is_file():
+            return at == len(parts) or defines(file, ".".join(parts[at:]))
+    return False
+
+
+def defines(file: Path, name: str) -> bool:
+    """Whether a file defines, or takes in from elsewhere, a dotted name; parsed alone, so that nothing is imported."""
+    if not file.is_file():
+        return False
+    body: list[ast.stmt] = tree_of(file).body
+    for part in name.split("."):
+        found = [node for node in body if part in names_of(node)]
+        if not found:
+            return False
+        body = getattr(found[0], "body", [])
+    return True
+
+
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def names_of(node: ast.stmt) -> set[str]:
+    """What a statement gives a name to."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.ImportFrom):
+        return {alias.asname or alias.name for alias in node.names}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+GENERATED = r"<!-- (?:rules|families|fields|names)\b.*?<!-- end of \w+ -->"
+OTHER_WORDS = {
+    r"cards?": "GPU, or page",
+    r"launched steps?": "eager step",
+    r"recordings?": "capture, or CUDA graph",
+    r"recorded (?:as|in) (?:a )?CUDA graphs?": "captured",
+    r"sum(?:s|med)? over (?:the )?ranks": "all-reduce",
+    r"kept apart|keeps them apart": "isolated",
+    r"deal(?:s|t|ing)?": "split",
+    r"(?:fast|plain|slow) path": "execution",
+}
+"""Words that PyTorch has others for, and these."""
+
+
+@pytest.mark.parametrize(
+    "path", [page for page in PAGES if page.name != "README.zh.md"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_pages_use_the_words_of_pytorch(path: Path) -> None:
+    """In prose; what commands print, names in backticks and generated tables follow the source."""
+    others = other_words(path.read_text(encoding="utf-8"))
+    assert not others, f"{path.relative_to(ROOT)}: " + "; ".join(others)
+
+
+def test_a_word_that_is_not_pytorchs_would_be_seen() -> None:
+    assert other_words("Gradients are summed over\nranks.") == ["'summed over ranks': say all-reduce"]
+    assert other_words("A Card.") == ["'Card': say GPU, or page"]
+    assert not other_words("`a card`, ![](card.svg)\n```\non the card\n```\n<!-- rules -->a card<!-- end of rules -->")
+
+
+def other_words(text: str) -> list[str]:
+    """What a page says in words of its own, and what to say instead."""
+    hidden = rf"^```.*?^```$|{GENERATED}|`[^`]*`|\]\([^)]*\)"
+    prose = " ".join(re.sub(hidden, " ", text, flags=re.MULTILINE | re.DOTALL).split())
+    return [
+        f"{found[0]!r}: say {word}"
+        for pattern, word in OTHER_WORDS.items()
+        for found in re.finditer(rf"\b(?:{pattern})\b", prose, re.IGNORECASE)
+    ]
 
 
 def test_both_readmes_have_the_same_headings_and_commands() -> None:
