@@ -24,7 +24,7 @@ def padded_share(rank: int, ranks: int) -> list[int]:
     return list(DistributedSampler(TOKENS, num_replicas=ranks, rank=rank, shuffle=False))  # type: ignore[arg-type]
 
 
-def dealt_share(rank: int, ranks: int) -> list[int]:
+def split_share(rank: int, ranks: int) -> list[int]:
     """The samples of this rank, as paceline deals the batch: counts equal within one, tokens as even as they can be."""
     order = ShuffledOrder(np.arange(7), micro_batch_size=7, shuffle=False, lengths=TOKENS)
     plan = order.plan(OrderState(seed=0, epoch=0, step=0, batch_size=7), rank, ranks)
@@ -48,8 +48,8 @@ def sum_over_count(share: Sequence[int]) -> float:
 def main() -> None:
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    padded, dealt = padded_share(rank, ranks), dealt_share(rank, ranks)
-    for name, share, loss in (("padded", padded, mean_of_means(padded)), ("dealt", dealt, sum_over_count(dealt))):
+    padded, split = padded_share(rank, ranks), split_share(rank, ranks)
+    for name, share, loss in (("padded", padded, mean_of_means(padded)), ("split", split, sum_over_count(split))):
         tokens = int(TOKENS[share].sum())
         # one write: torchrun's ranks do not buffer, and print writes the end of a line apart
         sys.stdout.write(f"rank {rank}  {name:6}  samples {share}  tokens {tokens}  loss {loss:.4f}\n")

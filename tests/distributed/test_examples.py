@@ -45,12 +45,12 @@ def exchanged(world: World) -> dict[str, list[float]]:
 
 def shares(world: World) -> dict[str, Any]:
     module = example("padding_sampler")
-    padded, dealt = (share(world.rank, world.size) for share in (module.padded_share, module.dealt_share))
+    padded, split = (share(world.rank, world.size) for share in (module.padded_share, module.split_share))
     return {
         "padded": padded,
-        "dealt": dealt,
+        "split": split,
         "mean_of_means": module.mean_of_means(padded),
-        "sum_over_count": module.sum_over_count(dealt),
+        "sum_over_count": module.sum_over_count(split),
     }
 
 
@@ -76,7 +76,7 @@ def test_each_collective_leaves_what_the_page_says(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_usual_sampler_repeats_a_sample_and_ours_does_not(size: int) -> None:
     found = run_distributed(shares, size)
-    assert flat([rank["dealt"] for rank in found]) == list(range(SAMPLES)), "each sample once"
+    assert flat([rank["split"] for rank in found]) == list(range(SAMPLES)), "each sample once"
     assert len(flat([rank["padded"] for rank in found])) == SAMPLES + 1, "one is there twice"
     assert {rank["sum_over_count"] for rank in found} == {3.0}, "the mean of all seven"
     assert all(rank["mean_of_means"] != 3.0 for rank in found), "the example would show nothing"
@@ -85,8 +85,8 @@ def test_the_usual_sampler_repeats_a_sample_and_ours_does_not(size: int) -> None
 def test_ours_is_the_more_even_split() -> None:
     tokens = example("padding_sampler").TOKENS
     found = run_distributed(shares, 2)
-    fullest = {name: max(int(tokens[rank[name]].sum()) for rank in found) for name in ("padded", "dealt")}
-    assert fullest["dealt"] < 1.02 * tokens.sum() / 2 < fullest["padded"]
+    fullest = {name: max(int(tokens[rank[name]].sum()) for rank in found) for name in ("padded", "split")}
+    assert fullest["split"] < 1.02 * tokens.sum() / 2 < fullest["padded"]
 
 
 @pytest.mark.parametrize("size", [2, 4])
