@@ -106,4 +106,4 @@ def test_the_runs_own_splits_are_read_as_they_were(runs: dict[str, Path], paceli
         assert done.code == 0, done.err
     done = paceline("evaluate", runs["gbk"], "--set", "data.encoding=utf-8")
     assert done.code == 2
-    assert "the run's own splits are read as they were" in done.err
+    assert "they are read as the run read them" in done.err

@@ -100,7 +100,7 @@ def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPat
 )
 def test_a_file_that_is_none_is_named(content: str) -> None:
     measured_file().write_text(content)
-    with pytest.raises(UserError, match=r"GPUs\.json cannot be read"):
+    with pytest.raises(UserError, match=rf"{measured_file().name} cannot be read"):
         constants_for(GPU)
 
 
