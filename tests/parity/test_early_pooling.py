@@ -39,7 +39,7 @@ FAMILIES = ("distilbert", "bert", "roberta", "xlm-roberta", "electra")
 def packed_build(model: Any, kind: str = "classification", **settings: Any) -> Build:
     """A packed build of this model, as it stands when early pooling comes to it."""
     build, layout = made(model, kind, **settings)
-    packed = {"layout_kind": LayoutKind.PACKED, "path": {"layout": "packed"}}
+    packed = {"layout_kind": LayoutKind.PACKED, "execution": {"layout": "packed"}}
     found = tuple(block for _, block in blocks(model))
     return replace(build, layout=layout, forward=packing.apply_packing(model), blocks=found, **packed)
 

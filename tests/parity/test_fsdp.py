@@ -65,7 +65,7 @@ class Outcome:
     norms: list[float]
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
-    path: dict[str, str]
+    execution: dict[str, str]
 
 
 def model_of(case: Case, seed: int = 7) -> nn.Module:
