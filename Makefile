@@ -11,7 +11,7 @@ WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 help:
 	@echo "make demo       install, then train a small classifier offline on the CPU"
-	@echo "make test       the test suite (at most 5 minutes on 2 cores)"
+	@echo "make test       the test suite (about 6 minutes on 2 cores)"
 	@echo "make test-full  the test suite and the slow tests"
 	@echo "make mutants    plant faults in a copy of the source, and see whether tests find them"
 	@echo "make lint       ruff and mypy"
@@ -31,8 +31,9 @@ $(INSTALLED): pyproject.toml constraints.txt scripts/install
 test: install
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS)
 
+# slow tests start processes and measure time: one after the other
 test-full: test
-	$(BIN)/python -m pytest -m slow $(WORKERS)
+	$(BIN)/python -m pytest -m slow
 
 mutants: install
 	$(BIN)/python -m tests.mutants --jobs $(shell getconf _NPROCESSORS_ONLN)
