@@ -209,7 +209,8 @@ def test_a_stop_after_the_last_step_is_marked_too(steady: Path, reviews: Path, t
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    "where", ["distributed.agree.agree", "preparation.outline", "preparation.import_class", "job.assemble"]
+    "where",
+    ["distributed.agree.agree", "prepare.preparation.outline", "prepare.preparation.import_class", "run.job.assemble"],
 )
 def test_a_stop_before_the_first_step_ends_all_ranks(
     rank: int, where: str, steady: Path, reviews: Path, tmp_path: Path, meeting: Any
@@ -283,7 +284,7 @@ def test_a_disk_that_fills_up_ends_all_ranks(steady: Path, reviews: Path, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "why"), [("ddp", "training has diverged"), ("fsdp", "cannot be tried on sharded weights")]
+    ("strategy", "why"), [("ddp", "training has diverged"), ("fsdp", "cannot be tried where ranks meet")]
 )
 def test_training_that_diverges_is_told_alike_by_all(
     strategy: str, why: str, steady: Path, reviews: Path, tmp_path: Path, meeting: Any
