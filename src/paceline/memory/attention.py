@@ -65,7 +65,8 @@ def register_attention() -> torch.library.Library:
 def kernel_for(have: tuple[int, int], query: Tensor, mask: Tensor | None) -> str:
     """``cudnn``, ``flash``, ``efficient`` or ``math``, for queries [S, H, L, D] on a GPU of a compute capability."""
     half, size = query.dtype in HALF, query.shape[-1]
-    if half and have[0] in CUDNN_MAJORS and size <= 128 and size % 8 == 0:
+    learns = mask is not None and mask.requires_grad  # such as T5's relative positions
+    if half and have[0] in CUDNN_MAJORS and size <= 128 and size % 8 == 0 and not learns:
         return "cudnn"
     if half and mask is None and have >= FLASH_FROM and size <= 256:
         return "flash"

@@ -21,7 +21,8 @@ def strategy_for(recipe: Recipe, mesh: Mesh) -> Strategy:
         recipe: checked against this machine.
         mesh: the ranks of the run.
     """
-    name = recipe.parallel.strategy.replace("auto", "ddp")
+    # auto is still open where no step is made, or where there is one rank
+    name = "ddp" if recipe.parallel.strategy == "auto" else recipe.parallel.strategy
     if name == "ddp" and mesh.data.size == 1:  # nothing to share
         return OneDevice(mesh, recipe)
     strategy: type[Strategy] = importlib.import_module(entry_of(name).module).STRATEGY

@@ -40,3 +40,10 @@ def test_the_kernel_is_torchs_choice(
     query = torch.empty(2, 3, 16, size, dtype=dtype, device="meta")
     mask = torch.empty(2, 1, 16, 16, dtype=dtype, device="meta") if masked else None
     assert kernel_for(have, query, mask) == kernel
+
+
+def test_a_bias_that_is_trained_keeps_cudnn_out() -> None:
+    """T5 learns a bias for each distance of two positions, and cuDNN's kernel gives no gradient of it."""
+    query, bias = torch.zeros(2, 4, 8, 64, dtype=torch.bfloat16), torch.zeros(1, 4, 8, 8)
+    assert kernel_for((9, 0), query, bias) == "cudnn"
+    assert kernel_for((9, 0), query, bias.requires_grad_()) == "efficient"
