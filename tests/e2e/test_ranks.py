@@ -70,7 +70,10 @@ def runs(steady: Path, reviews: Path, tmp_path_factory: pytest.TempPathFactory) 
         if (variant, size) not in done:
             folder = place / f"run-{len(done)}"
             chosen = recipe(steady, reviews, **VARIANTS[variant])
-            done[variant, size] = folder, on_ranks(size, f"file://{folder}-meeting", chosen, folder)
+            with pytest.MonkeyPatch.context() as environment:
+                # or a run would find what another one of the same test has encoded
+                environment.setenv("PACELINE_CACHE", f"{folder}-cache")
+                done[variant, size] = folder, on_ranks(size, f"file://{folder}-meeting", chosen, folder)
         return done[variant, size]
 
     return of
