@@ -228,7 +228,7 @@ class Captured(Runner):
         self._failed: dict[Hashable, str] = {}
         """Why, of each that could not be captured."""
         self._compiled_late: set[Hashable] = set()
-        """Of these something would have been compiled while they were captured; they ran eagerly once more."""
+        """Keys for which something would have been compiled during their capture; they ran eagerly once more."""
         self._problem: str | None = None
         self._is_eager = False
         self._anchor: Any = None
