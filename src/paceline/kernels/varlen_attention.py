@@ -133,7 +133,7 @@ def operator_for(q: Tensor, max_length: int, dropout: float, window: int | None)
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
-    """Of this GPU; a tensor that is traced where there is none counts as on a recent one."""
+    """The compute capability of this GPU; a tensor that is traced where there is none counts as on a recent one."""
     has_one = device.type == PLANNED or torch.cuda.is_available()
     return capability(device) if has_one else FLASH_CAPABILITY
 
