@@ -49,7 +49,7 @@ class Trace:
     execution: Mapping[str, str]
     decisions: tuple[Decision, ...]
     samples: int
-    """Of the largest micro-batch."""
+    """Samples of the largest micro-batch."""
     slots: int
     """Its positions; of images their number."""
     attention: tuple[str, ...]
