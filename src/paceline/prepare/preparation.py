@@ -61,8 +61,8 @@ class Prepared:
     build: Build
     saved: SavedModel
     bucket_mib: int | None = None
-    """Of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for
-    a run may go on over other links."""
+    """MiB of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for a
+    run may go on over other links."""
 
 
 def prepare_run(
