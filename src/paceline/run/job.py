@@ -73,7 +73,7 @@ class Job:
     """All ranks walk the same steps: what they decide by is the same on all of them, or asked of all."""
     mesh: Mesh
     recorder: WindowRecorder | None = None
-    """Of the steps that are traced, where any are."""
+    """Records the steps that are traced, where any are."""
 
     def keep(self, recipe: Recipe) -> None:
         """Have the run folder keep a recipe that is carried out in another way from now on."""
