@@ -54,11 +54,11 @@ OPTIONS: dict[str, Any] = {
     # middle of the run (torch 2.11 even does so at every call, since a guard of it can never hold)
     "triton.mix_order_reduction_non_strict_mode": True,
 }
-"""Of torch's Inductor."""
+"""Options of torch's Inductor, for all that is compiled."""
 
 
 def static_options() -> dict[str, Any]:
-    """Of torch's Inductor, for a network of convolutions that is compiled for one size of images.
+    """Options of torch's Inductor for a network of convolutions that is compiled for one size of images.
 
     With many small layers it waits for launches, and its kernels leave much of a GPU idle: those that do not need one
     another become one (a step of ResNet-18 at 32 pixels: 1.27 -> 1.18 ms), and both gradients of a convolution are
