@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import UserError
 from paceline.contract.spans import activity, span
-from paceline.engine.capture import Eager, Runner
 from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
+from paceline.engine.runner import Eager, Runner
 from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
 from paceline.kernels.launch import compiled_together
