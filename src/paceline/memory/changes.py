@@ -12,9 +12,10 @@ from paceline.contract.records import MemoryPlan
 from paceline.machine.facts import Gpu
 from paceline.machine.gpus import peak_rates
 from paceline.recipe import Recipe
+from paceline.recipe.catalogue.strategies import STRATEGIES
 from paceline.recipe.choose import num_processes
 from paceline.recipe.entries import Preserves, Saving, TechniqueEntry
-from paceline.recipe.techniques import CATALOGUE, STRATEGIES, entry_of, one_process
+from paceline.recipe.techniques import CATALOGUE, entry_of, one_process
 
 
 class PlanWith(Protocol):

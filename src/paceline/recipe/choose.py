@@ -9,11 +9,12 @@ from functools import partial
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
 from paceline.machine.facts import Facts, Gpu
+from paceline.recipe.catalogue.strategies import STRATEGIES
 from paceline.recipe.entries import value_of, written
 from paceline.recipe.parts import ParallelPart
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.rules import check_rules, decision_of, why_off
-from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, STRATEGIES, entry_of, one_process
+from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, entry_of, one_process
 
 Decide = Callable[[Recipe, Facts], Decision | None]
 
