@@ -101,7 +101,7 @@ def _prepared(request: Request, stack: contextlib.ExitStack) -> Prepared:
         watch=request.watch,
         rows=request.rows,
         quarantine=request.folder.quarantine if world.is_first else None,
-        world=world,
+        mesh=request.mesh,
     )
     with request.watch.phase("data"):
         # by the layout ranks share out the batches of an evaluation among themselves
