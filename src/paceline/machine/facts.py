@@ -40,6 +40,7 @@ PACKAGES = (
     "tensorboard",
     "bitsandbytes",
     "torchao",
+    "deepspeed",
 )
 """Distributions whose versions are recorded."""
 

@@ -72,7 +72,7 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
 
 def _not_counted(recipe: Recipe) -> Iterator[str]:
     """What no trace of such a run shows."""
-    if recipe.parallel.offload:
+    if recipe.parallel.offload != "none":
         yield "weights, gradients and states in main memory, which is not counted; on the GPU not measured"
     if recipe.techniques.cudnn_benchmark:
         yield "what cuDNN's kernels work in while they are tried (techniques.cudnn_benchmark) is not counted"

@@ -102,6 +102,16 @@ def copy_into(
         CheckpointError: a name is missing or not wanted, or a shape differs; nothing has been copied then.
     """
     current, saved = without_wrappers(current), without_wrappers(saved)
+    require_same(current, saved, what)
+    splitting.put(current, saved)
+
+
+def require_same(current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+    """Refuse saved tensors of other names or shapes than the current ones.
+
+    Raises:
+        CheckpointError: a name is missing or not wanted, or a shape differs.
+    """
     wrong = sorted(set(current) ^ set(saved)) or [n for n in current if current[n].shape != saved[n].shape]
     if wrong:
         raise CheckpointError(
@@ -109,7 +119,6 @@ def copy_into(
             f"{len(wrong)} tensors differ in name or shape, for example {wrong[0]}",
             "resume with the recipe that the run was started with",
         )
-    splitting.put(current, saved)
 
 
 def _plain_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

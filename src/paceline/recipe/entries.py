@@ -107,23 +107,37 @@ class OwnSetting:
         words: what it is, for its description.
         default: with which it is not set.
         least: the smallest number it may be.
+        most: the largest.
         chooses: whether setting it is wish enough: ``auto`` then takes the strategy.
         stays: whether one process, which shares nothing, leaves it as it is: it only sets how fast the all-reduce is.
         needs: conditions of which each must hold while it is set.
+        values: those that it may have, where they are words; the first is its default.
+        of_values: a value, and a condition that must hold while it has that.
     """
 
     name: str
     words: str
     default: object = None
     least: int | None = None
+    most: int | None = None
     chooses: bool = False
     stays: bool = False
     needs: tuple[Rule, ...] = ()
+    values: tuple[str, ...] = ()
+    of_values: tuple[tuple[str, Rule], ...] = ()
 
     @property
     def setting(self) -> str:
         """Its dotted recipe path."""
         return f"parallel.{self.name}"
+
+    def broken(self, recipe: object) -> Rule | None:
+        """The first condition that a recipe in which it is set does not fulfil."""
+        value = value_of(recipe, self.setting)
+        if value == self.default:
+            return None
+        rules = (*self.needs, *(rule for of, rule in self.of_values if of == value))
+        return next((rule for rule in rules if not rule.holds(value_of(recipe, rule.path))), None)
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,7 @@ class TechniqueEntry:
         excludes: conditions of which none may hold while it is on. What forbids a technique with a strategy stands
             in the entry of either.
         packages: distributions of which each must be installed where it runs on a GPU.
+        install: what installs the packages, where that is not plain pip; they are then needed on a CPU too.
         capability: smallest compute capability of the GPU that it runs on.
         inference: what ``evaluate`` and ``predict`` make of it.
         memory: what it changes in memory; empty: nothing to speak of.
@@ -155,6 +170,7 @@ class TechniqueEntry:
         settings: fields of ``parallel`` that have an effect with it; of a strategy.
         one_process: whether one process has all GPUs of the run; of a strategy.
         shards: whether each process keeps a shard of the weights; of a strategy.
+        unplanned: why what a run takes of a GPU cannot be predicted; empty: it can.
     """
 
     name: str
@@ -169,6 +185,7 @@ class TechniqueEntry:
     needs: tuple[Rule, ...] = ()
     excludes: tuple[Rule, ...] = ()
     packages: tuple[str, ...] = ()
+    install: str = ""
     capability: tuple[int, int] | None = None
     inference: Inference = "off"
     memory: str = ""
@@ -180,6 +197,7 @@ class TechniqueEntry:
     settings: tuple[OwnSetting, ...] = ()
     one_process: bool = False
     shards: bool = False
+    unplanned: str = ""
 
     @property
     def module(self) -> str:

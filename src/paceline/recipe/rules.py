@@ -39,7 +39,7 @@ def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry
             raise RecipeError(what, _refusal(rule, needed, recipe), leave)
         for package in _missing(entry, recipe, facts):
             why = f"needs {package}, which is not installed"
-            raise RecipeError(what, why, f"pip install {package}, or {leave}")
+            raise RecipeError(what, why, f"{entry.install or f'pip install {package}'}, or {leave}")
         if entry.capability is not None and not _is_capable(entry.capability, facts):
             have = facts.gpus[0].compute_capability if facts.gpus else None
             found = "none is known here" if have is None else f"this one has {have[0]}.{have[1]}"
@@ -117,7 +117,8 @@ def _of_strategy(entry: TechniqueEntry, value_at: ValueAt, who: Who) -> Iterator
 
 def _missing(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> list[str]:
     """Packages that it needs and that are not there."""
-    return [name for name in entry.packages if recipe.device != "cpu" and facts.versions.get(name) is None]
+    needed = entry.packages if entry.install or recipe.device != "cpu" else ()
+    return [name for name in needed if facts.versions.get(name) is None]
 
 
 def _is_capable(capability: tuple[int, int], facts: Facts) -> bool:
@@ -126,11 +127,11 @@ def _is_capable(capability: tuple[int, int], facts: Facts) -> bool:
 
 
 def _check_own(own: OwnSetting, recipe: Recipe) -> None:
-    value = value_of(recipe, own.setting)
-    broken = [rule for rule in own.needs if not rule.holds(value_of(recipe, rule.path))]
-    if value != own.default and broken:
+    broken = own.broken(recipe)
+    if broken is not None:
+        value = value_of(recipe, own.setting)
         what, leave = f"{own.setting} = {written(value)}", f"--set {own.setting}={written(own.default)}"
-        raise RecipeError(what, _refusal(broken[0], True, recipe), leave)
+        raise RecipeError(what, _refusal(broken, True, recipe), leave)
 
 
 def _refusal(rule: Rule, needed: bool, recipe: Recipe) -> str:

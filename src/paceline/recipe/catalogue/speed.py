@@ -154,7 +154,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
         needs=(Rule("device=cuda", "CUDA graphs need a GPU"),),
         excludes=(
             NO_STEP,
-            Rule("parallel.offload=true", "the host waits for what travels between its memory and the GPU"),
+            Rule("parallel.offload!=none", "the host waits for what travels between its memory and the GPU"),
             Rule("techniques.recompute=true", "recompute saves and restores the random numbers' state on the host"),
         ),
         room="paceline.engine.capture",

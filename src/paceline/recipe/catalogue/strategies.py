@@ -8,11 +8,31 @@ from paceline.recipe.entries import OwnSetting, Rule, Saving, TechniqueEntry
 STRATEGY = "parallel.strategy"
 """The setting that names the way of splitting a run."""
 
+INSTALL_DEEPSPEED = "DS_BUILD_OPS=0 pip install 'paceline[deepspeed]'"
+"""None of its operators is compiled: what a run needs of them is torch's."""
+
 _REDUCE_DTYPE = OwnSetting(
     "reduce_dtype",
     "number format of the gradients' all-reduce; bf16 halves the bytes and rounds each rank's share.",
     default="fp32",
 )
+
+_OFFLOAD = OwnSetting(
+    "offload",
+    "what is kept in main memory and used there: nothing; optimizer: states, and the update with them (deepspeed);"
+    " parameters: weights, gradients and states. true and false stand for parameters and none.",
+    default="none",
+    chooses=True,
+    needs=(Rule("device=cuda", "nothing moves on a CPU, whose memory the weights are in already"),),
+    values=("none", "optimizer", "parameters"),
+    of_values=(
+        ("optimizer", Rule(f"{STRATEGY}!=fsdp", "it moves shards, gradients and states together: offload=parameters")),
+        ("parameters", Rule("parallel.stage!=1|2", "only stage 3 has shards of the weights, which can be moved")),
+    ),
+)
+
+_WHOLE = "stage 3 gathers the weights of a module as it is called, and it takes those of others"
+_THEIRS = "DeepSpeed's engine moves and frees tensors between passes"
 
 STRATEGIES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
@@ -63,14 +83,42 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
                 least=2,
                 chooses=True,
             ),
-            OwnSetting(
-                "offload",
-                "keep shards, their gradients and states in main memory, and update there.",
-                default=False,
-                chooses=True,
-                needs=(Rule("device=cuda", "nothing moves on a CPU, whose memory the weights are in already"),),
-            ),
+            _OFFLOAD,
             _REDUCE_DTYPE,
+        ),
+    ),
+    TechniqueEntry(
+        "deepspeed",
+        "DeepSpeed's own engine: shards of states (stage 1), gradients too (2), weights too (3).",
+        "shard",
+        "up to rounding",
+        off="auto",
+        excludes=(
+            NO_STEP,
+            Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
+            Rule("techniques.precision=pure_bf16", "it keeps an fp32 copy of each weight, which that does without"),
+            Rule("techniques.channels_last=true", "a shard is cut from a weight in its usual order in memory"),
+            Rule("techniques.capture=true", _THEIRS),
+            Rule("techniques.compile=true", _THEIRS),
+            Rule("techniques.fusion=true", _THEIRS),
+        ),
+        packages=("deepspeed",),
+        install=INSTALL_DEEPSPEED,
+        memory="of N processes each keeps 1/N of states and of an fp32 copy of the weights; of gradients from stage 2,"
+        " of weights in stage 3",
+        shards=True,
+        unplanned="a plan runs the engine's own step without memory, and DeepSpeed's engine needs a real device",
+        choice=STRATEGY,
+        room="paceline.strategies.deepspeed.strategy",
+        settings=(
+            OwnSetting(
+                "stage",
+                "what is sharded. 1: states; 2: gradients too; 3: weights too; null: 2, or 3 with offload=parameters.",
+                least=1,
+                most=3,
+                chooses=True,
+            ),
+            _OFFLOAD,
         ),
     ),
     TechniqueEntry(

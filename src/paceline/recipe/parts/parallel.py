@@ -15,13 +15,17 @@ def _own(name: str) -> Any:
     """The field of a setting that only some strategies have, as the catalogue has it."""
     own = OWN_SETTINGS[name]
     told = f"Of {' and '.join(users_of(own))}: {own.words}"
-    return Field(own.default, ge=own.least, json_schema_extra=EXECUTION, description=told)
+    return Field(own.default, ge=own.least, le=own.most, json_schema_extra=EXECUTION, description=told)
 
 
 if TYPE_CHECKING:
-    StrategyName = str
+    StrategyName = Offload = str
 else:
     StrategyName = Literal[("auto", *(entry.name for entry in STRATEGIES))]
+    Offload = Literal[OWN_SETTINGS["offload"].values]
+
+_FORMERLY = {True: "parameters", False: "none"}
+"""What ``offload`` was when it was there or not."""
 
 
 class ParallelPart(Part):
@@ -36,13 +40,19 @@ class ParallelPart(Part):
     reduce_dtype: Literal["fp32", "bf16"] = _own("reduce_dtype")
     bucket_mib: int | None = _own("bucket_mib")
     shard_size: int | None = _own("shard_size")
-    offload: bool = _own("offload")
+    stage: int | None = _own("stage")
+    offload: Offload = _own("offload")
 
     @model_validator(mode="before")
     @classmethod
     def _without_the_gone(cls, given: Any) -> Any:
-        """Recipes that older runs wrote name a setting that changed no result."""
-        return {k: v for k, v in given.items() if k != "sum_words"} if isinstance(given, dict) else given
+        """Recipes that older runs wrote name a setting that changed no result, and offload as true or false."""
+        if not isinstance(given, dict):
+            return given
+        kept = {k: v for k, v in given.items() if k != "sum_words"}
+        if isinstance(kept.get("offload"), bool):
+            kept["offload"] = _FORMERLY[kept["offload"]]
+        return kept
 
     @model_validator(mode="after")
     def _effect(self) -> Self:

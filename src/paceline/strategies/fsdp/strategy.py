@@ -43,9 +43,9 @@ class Sharded(Strategy):
         # shards of different models would go unnoticed
         world.broadcast_([*model.parameters(), *model.buffers()])
         mesh, reduce_dtype = mesh_of(build.device, world.size, size), summed_in(part, model)
-        apply_fsdp(model, build.blocks, mesh, reduce_dtype=reduce_dtype, offload=part.offload)
+        apply_fsdp(model, build.blocks, mesh, reduce_dtype=reduce_dtype, offload=part.offload != "none")
         copies = f", {world.size // size} copies" if size < world.size else ""
-        where = ", kept in main memory" if part.offload else ""
+        where = ", kept in main memory" if part.offload != "none" else ""
         execution = {**build.execution, "parallel": f"fsdp: {size} shards{copies}{where}"}
         return replace(build, execution=execution, meets_in_forward=True)
 

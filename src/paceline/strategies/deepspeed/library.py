@@ -1,0 +1,138 @@
+"""DeepSpeed the library: loaded late, quietly, without compiling anything, and told what a run wants of it.
+
+What of it is private to it, or has to be got round, stands in this file and in ``states.py`` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.contract.errors import RecipeError
+from paceline.machine.device import is_gpu
+from paceline.recipe.parts import ParallelPart
+from paceline.recipe.techniques import entry_of
+from paceline.seams import World
+
+STAGE, SHARDED = 2, 3
+"""The stage of a recipe that names none, and the one that shards weights too."""
+
+PERSISTENT = 100_000
+"""Numbers of a weight up to which stage 3 keeps it whole on every rank: DeepSpeed's own default."""
+
+_LEFT = ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP")
+"""Process groups that DeepSpeed keeps for the life of a process, which may have several runs."""
+
+
+def stage_of(part: ParallelPart) -> int:
+    """The ZeRO stage of a run: what is asked for; else the one that the wished offload needs."""
+    return part.stage or (SHARDED if part.offload == "parameters" else STAGE)
+
+
+def configuration(part: ParallelPart, clip_norm: float | None) -> dict[str, Any]:
+    """What DeepSpeed's engine is told.
+
+    Args:
+        part: of the recipe.
+        clip_norm: largest global gradient norm; None: gradients are not clipped.
+    """
+    zero: dict[str, Any] = {"stage": stage_of(part)}
+    if zero["stage"] == SHARDED:
+        zero["stage3_param_persistence_threshold"] = PERSISTENT
+    if part.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if part.offload == "parameters":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return {
+        # it only reckons with these: samples are split by us, and each step says itself which micro-batch is its last
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": clip_norm or 0.0,
+        "zero_optimization": zero,
+        # any optimizer of torch's does, and none has to be compiled for an update in main memory
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": None,
+    }
+
+
+def library(device: torch.device) -> Any:
+    """The package ``deepspeed``, ready to be used on a device.
+
+    Raises:
+        RecipeError: it is not installed.
+    """
+    # a run on the CPU may see GPUs
+    with _variable("DS_ACCELERATOR", device.type), quiet():
+        try:
+            import deepspeed
+        except ImportError as error:
+            entry = entry_of("deepspeed")
+            why = f"it needs the package deepspeed, which cannot be imported: {error}"
+            raise RecipeError(f"{entry.setting} = {entry.name}", why, entry.install) from None
+        deepspeed.utils.logger.setLevel(logging.ERROR)
+    return deepspeed
+
+
+def initialized(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device, world: World
+) -> Any:
+    """DeepSpeed's engine around a model, over the ranks of the open process group. A collective.
+
+    Args:
+        model: equal on all ranks, on ``device``.
+        optimizer: of its trained parameters, which DeepSpeed replaces by shards.
+    """
+    found = library(device)
+    found.comm.comm.cdb = None
+    for name in _LEFT:
+        setattr(found.utils.groups, name, None)
+    index = torch.get_device_module(device).current_device() if is_gpu(device) else world.local_rank
+    with quiet(), _nothing_compiled(found), _variable("LOCAL_RANK", str(index)):
+        engine, *_ = found.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    return engine
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, nobody hears that DeepSpeed uses what torch is about to drop."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Inside, DeepSpeed finds in the environment what it takes from nowhere else."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextlib.contextmanager
+def _nothing_compiled(found: Any) -> Iterator[None]:
+    """Inside, DeepSpeed takes gloo as it is, where it would compile collectives of its own for a minute."""
+    # torch's backend asks this table before it builds; there is no setting for it
+    table, name = found.ops.__compatible_ops__, "deepspeed_shm_comm"
+    before = table.get(name)
+    table[name] = False
+    try:
+        yield
+    finally:
+        if before is None:
+            table.pop(name)
+        else:
+            table[name] = before

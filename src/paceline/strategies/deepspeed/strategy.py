@@ -1,0 +1,89 @@
+"""DeepSpeed: ZeRO's three stages and its offload, by DeepSpeed's own engine; see ``engine`` for how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import final
+
+from torch import Tensor, nn
+
+from paceline.machine.device import is_gpu
+from paceline.optim.optimizer import build_optimizer
+from paceline.optim.scaling import Dynamic, Unscaled
+from paceline.seams import Batch, Build, Engine, Forward
+from paceline.strategies.deepspeed.engine import DeepSpeedEngine, Passes
+from paceline.strategies.deepspeed.library import SHARDED, configuration, initialized, library, stage_of
+from paceline.strategies.deepspeed.states import ShardedWeights, WholeWeights
+from paceline.strategies.strategy import Strategy, Training
+
+
+@final
+class Zero(Strategy):
+    """Every rank a shard of the states; of gradients from stage 2, of weights in stage 3."""
+
+    def why_not_retried(self) -> str:
+        return "DeepSpeed sums gradients within the passes, and one that is out of memory leaves the others waiting"
+
+    def prepare(self, build: Build) -> Build:
+        """The build with a forward pass that goes through DeepSpeed's engine, once there is one.
+
+        Raises:
+            RecipeError: deepspeed is not installed.
+        """
+        library(build.device)
+        part = self.recipe.parallel
+        stage = stage_of(part)
+        away = "" if part.offload == "none" else f", {part.offload} in main memory"
+        execution = {**build.execution, "parallel": f"deepspeed: ZeRO stage {stage}{away}"}
+        through = Through(build.model, build.forward)
+        return replace(build, forward=through, execution=execution, meets_in_forward=stage == SHARDED)
+
+    def engine(self, build: Build, training: Training) -> Engine:
+        world, model, recipe, device = self.mesh.data, build.model, training.recipe, build.device
+        part, through = recipe.parallel, build.forward
+        assert isinstance(through, Through)  # what ``prepare`` made, and nothing comes after it
+        # shards of different models would go unnoticed
+        world.broadcast_([*model.parameters(), *model.buffers()])
+        # a fused update takes what is on a GPU; what is offloaded is not
+        fused = is_gpu(device) and part.offload == "none" and recipe.optimizer.type != "sgd"
+        optimizer = build_optimizer(training.groups, recipe.optimizer, fused=fused)
+        config = configuration(part, recipe.optimizer.clip_norm)
+        theirs = initialized(Passes(model, through.plain), optimizer, config, device, world)
+        through.engine = theirs
+        kind = ShardedWeights if stage_of(part) == SHARDED else WholeWeights
+        return DeepSpeedEngine(
+            theirs,
+            optimizer,
+            kind(model, theirs, optimizer, library(device), world, device),
+            training.objective,
+            lambda batch: through(model, batch),
+            Dynamic(device) if build.loss_scaling else Unscaled(),
+            training.rates,
+            build.layout.collate,
+            seed=recipe.seed,
+            world=world,
+            device=device,
+        )
+
+
+STRATEGY = Zero
+
+
+@final
+class Through:
+    """A build's forward pass by way of DeepSpeed's engine; before there is one, as it is.
+
+    Args:
+        model: whose passes these are; others, such as a trial's copy, never go through the engine.
+        plain: the build's forward pass.
+    """
+
+    def __init__(self, model: nn.Module, plain: Forward) -> None:
+        self._model, self.plain = model, plain
+        self.engine: nn.Module | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        if self.engine is None or model is not self._model:
+            return self.plain(model, batch)
+        logits: Tensor = self.engine(batch)
+        return logits

@@ -1,0 +1,187 @@
+"""A model under DeepSpeed is trained as DDP trains it: losses, norms and weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.data.order import OrderState, ShuffledOrder
+from paceline.prepare.assemble import Assembled, assemble, assemble_build
+from paceline.recipe import Recipe
+from paceline.seams import Mesh, StepInput, World
+from paceline.strategies.deepspeed import library
+from paceline.tasks import task_for
+from paceline.testing.distributed import run_distributed
+from tests.parity import driving, reference
+
+WITHOUT = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="deepspeed is not installed; `make test-deepspeed` has an environment with it",
+)
+pytestmark = [pytest.mark.deepspeed, WITHOUT]
+
+STEPS = 10
+CUT = 1
+"""Numbers from which stage 3 shards a weight here; by itself it keeps these small ones whole."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how."""
+
+    stage: int = 2
+    offload: str = "none"
+    techniques: tuple[tuple[str, Any], ...] = ()
+    train: str = "all"
+    batch_size: int = 8
+    micro_batch_size: int = 8
+    clip_norm: float | None = 1.0
+    optimizer: tuple[tuple[str, Any], ...] = ()
+    dropout: float = 0.0
+    spare: bool = False
+    """With a weight that takes no part in the loss."""
+
+    def recipe(self, strategy: str) -> Recipe:
+        own = {"stage": self.stage, "offload": self.offload} if strategy == "deepspeed" else {}
+        return driving.recipe(
+            techniques={**driving.PLAIN, **dict(self.techniques)},
+            optimizer={"clip_norm": self.clip_norm, "decay_all": False, **dict(self.optimizer)},
+            loop={"batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size},
+            parallel={"strategy": strategy, **own},
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a few steps."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, Tensor]
+    states: dict[str, Tensor]
+    logits: Tensor
+
+
+def assembled(world: World, case: Case, strategy: str) -> Assembled:
+    model = reference.tiny_model(dropout=case.dropout)
+    if world.rank:  # the first rank's weights are everybody's
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(world.rank)
+    if case.train == "head":
+        model.distilbert.requires_grad_(False)
+    if case.spare:
+        model.spare = nn.Parameter(torch.ones(5, 3))
+    chosen, data, mesh = case.recipe(strategy), driving.dataset(), Mesh.over(world)
+    build = assemble_build(
+        chosen,
+        model,
+        data,
+        task_for(data.kind, data.label_names, chosen.task),
+        torch.device("cpu"),
+        blocks=list(model.distilbert.transformer.layer),
+        normalisation=((0.5,) * 3, (0.5,) * 3),
+        mesh=mesh,
+    )
+    with mock.patch.object(library, "PERSISTENT", CUT):
+        return assemble(chosen, build, 2 * STEPS, mesh=mesh)
+
+
+def inputs(case: Case, world: World, steps: int = STEPS, first: int = 0) -> Iterator[StepInput]:
+    order = ShuffledOrder(np.arange(reference.SAMPLES), micro_batch_size=case.micro_batch_size)
+    at = OrderState(seed=0, epoch=0, step=0, batch_size=case.batch_size)
+    for step in range(first + steps):
+        plan = order.plan(at, world.rank, world.size)
+        if step >= first:
+            yield StepInput(step, plan.microbatches, len(plan.samples))
+        at = order.after(at)
+
+
+def outcome(world: World, case: Case, run: Assembled, steps: int = STEPS, first: int = 0) -> Outcome:
+    losses, norms = [], []
+    for given in inputs(case, world, steps, first):
+        done = run.engine.accumulate(given)
+        norms.append(run.engine.update().norm.item())
+        losses.append(world.all_reduce(done.loss.clone()).item())
+    logits = run.engine.infer(run.build.layout.collate(np.arange(6)))
+    tensors, _ = run.engine.state()
+    kept = {stem: {name: one.clone() for name, one in named.items()} for stem, named in tensors.items()}
+    return Outcome(losses, norms, kept["model"], kept["optimizer"], logits.clone())
+
+
+def both(world: World, cases: Mapping[str, Case]) -> dict[str, tuple[Outcome, Outcome]]:
+    found = {}
+    for name, case in cases.items():
+        ddp = assembled(world, case, "ddp")
+        expected = outcome(world, case, ddp)
+        theirs = assembled(world, case, "deepspeed")
+        theirs.engine.warm_up(next(inputs(case, world)))
+        found[name] = expected, outcome(world, case, theirs)
+        ddp.engine.close()
+        theirs.engine.close()
+    return found
+
+
+def assert_equal(expected: Outcome, found: Outcome, tolerance: float, *, first: bool) -> None:
+    assert found.losses == pytest.approx(expected.losses, rel=max(tolerance, 1e-6)), "losses"
+    assert found.norms == pytest.approx(expected.norms, rel=max(10 * tolerance, 1e-6)), "gradient norms"
+    assert (found.logits - expected.logits).abs().max() < 10 * tolerance, "logits"
+    for what in ("weights", "states") if first else ():
+        a, b = getattr(expected, what), getattr(found, what)
+        assert a.keys() == b.keys(), f"{what} have other names"
+        for name in a:
+            distance = (b[name] - a[name]).abs().max().item()
+            assert distance <= tolerance * max(1.0, a[name].abs().max().item()), f"{what}: {name} differs by {distance}"
+
+
+CASES = {
+    "stage 1": Case(1),
+    "stage 2": Case(2),
+    "stage 3": Case(3),
+    "stage 2, optimizer offloaded": Case(2, "optimizer"),
+    "stage 3, parameters offloaded": Case(3, "parameters"),
+    "stage 1, accumulated and ragged": Case(1, batch_size=7, micro_batch_size=2),
+    "stage 2, accumulated and ragged": Case(2, batch_size=7, micro_batch_size=2),
+    "stage 3, accumulated and ragged": Case(3, batch_size=7, micro_batch_size=2),
+    "stage 1, offloaded and accumulated": Case(1, "optimizer", batch_size=7, micro_batch_size=2),
+    "stage 2, offloaded and accumulated": Case(2, "optimizer", batch_size=7, micro_batch_size=2),
+    "stage 3, offloaded and accumulated": Case(3, "parameters", batch_size=7, micro_batch_size=2),
+    "stage 2, clipped": Case(2, clip_norm=0.05),
+    "stage 3, clipped": Case(3, clip_norm=0.05),
+    "stage 2, unclipped": Case(2, clip_norm=None),
+    "stage 2, frozen backbone": Case(2, train="head"),
+    "stage 3, frozen backbone": Case(3, train="head"),
+    "stage 2, an unused weight": Case(2, spare=True, micro_batch_size=2),
+    "stage 3, an unused weight": Case(3, spare=True, micro_batch_size=2),
+    "stage 2, packed": Case(2, techniques=(("packing", True),), micro_batch_size=3),
+    "stage 3, packed": Case(3, techniques=(("packing", True),), micro_batch_size=3),
+    "stage 2, recomputed": Case(2, techniques=(("recompute", True),), dropout=0.1),
+    "stage 3, recomputed": Case(3, techniques=(("recompute", True),), dropout=0.1),
+    "stage 2, momentum": Case(2, optimizer=(("type", "sgd"), ("momentum", 0.9))),
+    "stage 3, momentum": Case(3, optimizer=(("type", "sgd"), ("momentum", 0.9))),
+    "stage 2, plain SGD": Case(2, optimizer=(("type", "sgd"), ("momentum", 0.0))),
+    "stage 2, fp16": Case(2, techniques=(("precision", "fp16"),), clip_norm=0.05),
+    "stage 3, fp16": Case(3, techniques=(("precision", "fp16"),), clip_norm=0.05),
+    "stage 2, joined": Case(2, techniques=(("packing", True), ("early_pooling", True), ("fused_qkv", True))),
+    "stage 3, joined": Case(3, techniques=(("packing", True), ("early_pooling", True), ("fused_qkv", True))),
+    "stage 3, embedding gradient": Case(3, techniques=(("embedding_gradient", True),)),
+}
+
+
+def tolerance_of(case: Case) -> float:
+    return 1e-6 if case.stage < 3 and case.offload == "none" else 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_ddp(name: str) -> None:
+    for rank, found in enumerate(run_distributed(both, 2, {name: CASES[name]})):
+        expected, theirs = found[name]
+        assert_equal(expected, theirs, tolerance_of(CASES[name]), first=rank == 0)
