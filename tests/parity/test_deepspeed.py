@@ -117,17 +117,16 @@ def outcome(world: World, case: Case, run: Assembled, steps: int = STEPS, first:
     return Outcome(losses, norms, kept["model"], kept["optimizer"], logits.clone())
 
 
-def both(world: World, cases: Mapping[str, Case]) -> dict[str, tuple[Outcome, Outcome]]:
-    found = {}
-    for name, case in cases.items():
-        ddp = assembled(world, case, "ddp")
-        expected = outcome(world, case, ddp)
-        theirs = assembled(world, case, "deepspeed")
+def both(world: World, case: Case) -> tuple[Outcome, Outcome]:
+    ddp = assembled(world, case, "ddp")
+    expected = outcome(world, case, ddp)
+    theirs = assembled(world, case, "deepspeed")
+    try:
         theirs.engine.warm_up(next(inputs(case, world)))
-        found[name] = expected, outcome(world, case, theirs)
+        return expected, outcome(world, case, theirs)
+    finally:
         ddp.engine.close()
         theirs.engine.close()
-    return found
 
 
 def assert_equal(expected: Outcome, found: Outcome, tolerance: float, *, first: bool) -> None:
@@ -167,21 +166,22 @@ CASES = {
     "stage 3, recomputed": Case(3, techniques=(("recompute", True),), dropout=0.1),
     "stage 2, momentum": Case(2, optimizer=(("type", "sgd"), ("momentum", 0.9))),
     "stage 3, momentum": Case(3, optimizer=(("type", "sgd"), ("momentum", 0.9))),
-    "stage 2, plain SGD": Case(2, optimizer=(("type", "sgd"), ("momentum", 0.0))),
+    "stage 2, plain SGD": Case(2, optimizer=(("type", "sgd"), ("momentum", 0.0), ("nesterov", False))),
     "stage 2, fp16": Case(2, techniques=(("precision", "fp16"),), clip_norm=0.05),
     "stage 3, fp16": Case(3, techniques=(("precision", "fp16"),), clip_norm=0.05),
     "stage 2, joined": Case(2, techniques=(("packing", True), ("early_pooling", True), ("fused_qkv", True))),
-    "stage 3, joined": Case(3, techniques=(("packing", True), ("early_pooling", True), ("fused_qkv", True))),
+    "stage 3, joined": Case(3, techniques=(("packing", True), ("fused_qkv", True))),
     "stage 3, embedding gradient": Case(3, techniques=(("embedding_gradient", True),)),
 }
 
 
 def tolerance_of(case: Case) -> float:
+    if ("precision", "fp16") in case.techniques:
+        return 1e-4
     return 1e-6 if case.stage < 3 and case.offload == "none" else 1e-5
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_as_ddp(name: str) -> None:
-    for rank, found in enumerate(run_distributed(both, 2, {name: CASES[name]})):
-        expected, theirs = found[name]
+    for rank, (expected, theirs) in enumerate(run_distributed(both, 2, CASES[name])):
         assert_equal(expected, theirs, tolerance_of(CASES[name]), first=rank == 0)

@@ -29,7 +29,6 @@ from paceline.engine.step import Objective
 from paceline.engine.torch_engine import Collate, total
 from paceline.optim.scaling import LossScale
 from paceline.seams import Accumulated, Batch, Engine, Forward, StepInput, Tensors, Update, World
-from paceline.strategies.deepspeed.library import quiet
 from paceline.strategies.deepspeed.states import States
 
 
@@ -67,6 +66,7 @@ class DeepSpeedEngine(Engine):
         seed: of dropout.
         world: all ranks.
         device: that computes.
+        close: lets go of ``theirs``.
     """
 
     def __init__(
@@ -83,10 +83,12 @@ class DeepSpeedEngine(Engine):
         seed: int,
         world: World,
         device: torch.device,
+        close: Callable[[], None],
     ) -> None:
         self._theirs, self._optimizer, self._states = theirs, optimizer, states
         self._objective, self._logits, self._scale, self._rates = objective, logits, scale, rates
         self._collate, self._seed, self._world, self._device = collate, seed, world, device
+        self._close = close
         self._generators = generators(device)
         self._applied = 0
         self._is_accumulated = False
@@ -142,38 +144,34 @@ class DeepSpeedEngine(Engine):
     @torch.no_grad()
     def infer(self, batch: Batch) -> Tensor:
         self._mode(training=False)
-        with quiet():
-            return self._logits(batch)
+        return self._logits(batch)
 
     def settle(self) -> None:
         settle_(list(self._theirs.module.buffers()), self._world)
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        with quiet():
-            tensors = {"model": self._states.weights(), "optimizer": self._states.optimizer_states(self._applied)}
+        tensors = {"model": self._states.weights(), "optimizer": self._states.optimizer_states(self._applied)}
         return tensors, {"applied": self._applied, "loss_scale": self._scale.state(), "numbers": {}}
 
     def load(self, tensors: Tensors, state: Mapping[str, Any] | None = None) -> None:
-        with quiet():
-            self._states.put_weights(tensors["model"])
-            if state is None:
-                return
-            if tensors["optimizer"] or state["applied"]:
-                self._states.put_optimizer_states(tensors["optimizer"], state["applied"])
+        self._states.put_weights(tensors["model"])
+        if state is None:
+            return
+        if tensors["optimizer"] or state["applied"]:
+            self._states.put_optimizer_states(tensors["optimizer"], state["applied"])
         self._applied = state["applied"]
         self._scale.load(state["loss_scale"])
         self._is_accumulated = False
 
     def whole(self) -> dict[str, Tensor]:
-        with quiet():
-            return self._states.weights()
+        return self._states.weights()
 
     @property
     def execution(self) -> Mapping[str, str]:
         return {"steps": "eager (DeepSpeed's engine moves and frees tensors between passes)"}
 
     def close(self) -> None:
-        self._theirs.destroy()
+        self._close()
 
     @span("data wait")
     def _made(self, given: StepInput, index: int) -> Batch:
@@ -184,13 +182,11 @@ class DeepSpeedEngine(Engine):
     def _backward(self, loss: Tensor, *, last: bool) -> None:
         self._theirs.set_gradient_accumulation_boundary(last)
         self._theirs.optimizer.loss_scale = self._scale_now()
-        with quiet():
-            self._theirs.backward(loss * self._world.size)
+        self._theirs.backward(loss * self._world.size)
 
     def _step(self) -> tuple[Any, bool]:
         """The norm of all gradients, scale taken out, and whether the update was made."""
-        with quiet():
-            self._theirs.step()
+        self._theirs.step()
         return self._theirs.get_global_grad_norm(), bool(self._theirs.was_step_applied())
 
     def _scale_now(self) -> float:

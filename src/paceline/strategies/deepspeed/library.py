@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def library(device: torch.device) -> Any:
         RecipeError: it is not installed.
     """
     # a run on the CPU may see GPUs
-    with _variable("DS_ACCELERATOR", device.type), quiet():
+    with _variable("DS_ACCELERATOR", device.type), _quiet():
         try:
             import deepspeed
         except ImportError as error:
@@ -83,8 +83,8 @@ def library(device: torch.device) -> Any:
 
 def initialized(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device, world: World
-) -> Any:
-    """DeepSpeed's engine around a model, over the ranks of the open process group. A collective.
+) -> tuple[Any, Callable[[], None]]:
+    """DeepSpeed's engine around a model, over the ranks of the open process group, and what closes it. A collective.
 
     Args:
         model: equal on all ranks, on ``device``.
@@ -94,15 +94,21 @@ def initialized(
     found.comm.comm.cdb = None
     for name in _LEFT:
         setattr(found.utils.groups, name, None)
+    # said of DeepSpeed's calls, which nobody here can change
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     index = torch.get_device_module(device).current_device() if is_gpu(device) else world.local_rank
-    with quiet(), _nothing_compiled(found), _variable("LOCAL_RANK", str(index)):
-        engine, *_ = found.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
-    return engine
+    with contextlib.ExitStack() as stack:
+        # stage 3 looks there again and again
+        stack.enter_context(_variable("LOCAL_RANK", str(index)))
+        with _quiet(), _nothing_compiled(found):
+            engine, *_ = found.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+        stack.callback(engine.destroy)
+        return engine, stack.pop_all().close
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, nobody hears that DeepSpeed uses what torch is about to drop."""
+def _quiet() -> Iterator[None]:
+    """Inside, nobody hears of what DeepSpeed does while it is loaded and set up."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -108,14 +108,17 @@ class States(ABC):
         without = [shard for shard in self.shards if shard.grad is None]
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
-            group["lr"] = 0.0  # nothing decays
+            group["lr"] = 0.0  # no weight changes
         with self._with_shards():
             prime(self._optimizer)
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         for shard in without:
             shard.grad = None
-        self._count(0)
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()  # SGD has taken decay for a gradient
 
     def _count(self, applied: int) -> None:
         for state in self._optimizer.state.values():

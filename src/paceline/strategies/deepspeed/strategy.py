@@ -48,7 +48,7 @@ class Zero(Strategy):
         fused = is_gpu(device) and part.offload == "none" and recipe.optimizer.type != "sgd"
         optimizer = build_optimizer(training.groups, recipe.optimizer, fused=fused)
         config = configuration(part, recipe.optimizer.clip_norm)
-        theirs = initialized(Passes(model, through.plain), optimizer, config, device, world)
+        theirs, close = initialized(Passes(model, through.plain), optimizer, config, device, world)
         through.engine = theirs
         kind = ShardedWeights if stage_of(part) == SHARDED else WholeWeights
         return DeepSpeedEngine(
@@ -63,6 +63,7 @@ class Zero(Strategy):
             seed=recipe.seed,
             world=world,
             device=device,
+            close=close,
         )
 
 
