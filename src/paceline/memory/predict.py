@@ -17,6 +17,7 @@ from paceline.contract.errors import DataError, PacelineError
 from paceline.contract.records import Decision, MemoryPlan
 from paceline.machine.facts import Gpu
 from paceline.recipe import Recipe
+from paceline.recipe.rules import check_planned
 
 
 class PlanFailed(PacelineError):
@@ -57,8 +58,10 @@ class Predictor:
 
         Raises:
             UserError: what ``train`` would say of the recipe; or the step cannot be traced.
+            RecipeError: nobody can plan a run with its strategy.
             PlanFailed: a bug.
         """
+        check_planned(recipe)
         asked = {
             "recipe": recipe.plain(),
             "gpu": dataclasses.asdict(gpu),

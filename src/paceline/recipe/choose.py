@@ -14,7 +14,7 @@ from paceline.recipe.entries import value_of, written
 from paceline.recipe.parts import ParallelPart
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.rules import check_rules, decision_of, why_off
-from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, entry_of, one_process
+from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, entry_of, one_process, users_of
 
 Decide = Callable[[Recipe, Facts], Decision | None]
 
@@ -165,7 +165,7 @@ def _device(recipe: Recipe, facts: Facts) -> Decision | None:
 
 def _sharing(world_size: int) -> tuple[Decide, ...]:
     if world_size > 1:
-        return (_strategy,)
+        return (_strategy, _stage)
     own = (name for name, setting in OWN_SETTINGS.items() if not setting.stays)
     return tuple(_unshared(name) for name in ("strategy", "backend", *own))
 
@@ -188,15 +188,28 @@ def _strategy(recipe: Recipe, facts: Facts) -> Decision | None:
     part = recipe.parallel
     if part.strategy != "auto" or recipe.model.train == "features":
         return None
-    for strategy in STRATEGIES:
-        wishes = [own.setting for own in strategy.settings if own.chooses and getattr(part, own.name) != own.default]
-        if wishes:
-            reason = f"{' and '.join(wishes)} is set, of {strategy.name} alone"
-            return Decision(setting="parallel.strategy", value=strategy.name, reason=reason)
+    wishes = [own for own in OWN_SETTINGS.values() if own.chooses and getattr(part, own.name) != own.default]
+    having = [one for one in STRATEGIES if wishes and all(own in one.settings for own in wishes)]
+    allowed = [one for one in having if not any(own.refuses(one.name, recipe) for own in wishes)]
+    for strategy in allowed or having:
+        told, also = " and ".join(own.setting for own in wishes), [one.name for one in having if one is not strategy]
+        reason = f"{told} is set, of {strategy.name}{f' and {also[0]}' if also else ' alone'}"
+        return Decision(setting="parallel.strategy", value=strategy.name, reason=reason)
     if recipe.device == "cpu":
         reason = "the ranks share the host's memory, and a whole model is quicker"
         return Decision(setting="parallel.strategy", value="ddp", reason=reason)
     return None
+
+
+def _stage(recipe: Recipe, facts: Facts) -> Decision | None:
+    """The stage that a strategy with stages has, where none is named."""
+    part, stage = recipe.parallel, OWN_SETTINGS["stage"]
+    if part.strategy not in users_of(stage) or part.stage is not None:
+        return None
+    if part.offload == "parameters":
+        return Decision(setting=stage.setting, value="3", reason="only stage 3 has weights that can be offloaded")
+    reason = "states and gradients are sharded, and weights are nowhere gathered in a pass"
+    return Decision(setting=stage.setting, value="2", reason=reason)
 
 
 def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:

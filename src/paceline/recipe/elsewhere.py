@@ -48,7 +48,14 @@ _PRECISION: Final = {
     "bf16-mixed": "techniques.precision=bf16",
     "bf16-true": "techniques.precision=pure_bf16",
 }
-_SHARDED: Final = "fsdp shards weights, gradients and states, which is stage 3; there are no stages in between"
+_SHARDED: Final = "fsdp shards as stage 3 does and needs no package; deepspeed has parallel.stage, 1 to 3"
+_STAGE: Final = "parallel.strategy=deepspeed --set parallel.stage="
+_ZERO: Final = {
+    "deepspeed": f"{_STAGE}2",
+    **{f"deepspeed_stage_{stage}": f"{_STAGE}{stage}" for stage in (1, 2, 3)},
+    "deepspeed_stage_2_offload": f"{_STAGE}2 --set parallel.offload=optimizer",
+    "deepspeed_stage_3_offload": f"{_STAGE}3 --set parallel.offload=parameters",
+}
 _LOADING: Final = (
     "texts are encoded once and kept on the disk; a thread reads ahead, through pinned memory, without more processes"
 )
@@ -227,7 +234,12 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("ddp_backend",), here="parallel.backend"),
         Name(names=("ddp_bucket_cap_mb",), here="parallel.bucket_mib"),
         Name(names=("ddp_find_unused_parameters",), note="a parameter without a gradient counts as zeros"),
-        Name(names=("fsdp", "fsdp_config", "deepspeed"), here="parallel.strategy=fsdp", note=_SHARDED),
+        Name(names=("fsdp", "fsdp_config"), here="parallel.strategy=fsdp", note=_SHARDED),
+        Name(
+            names=("deepspeed",),
+            here="parallel.strategy=deepspeed",
+            note="its JSON is not read: parallel.stage and parallel.offload are the settings of it that are left",
+        ),
         Name(
             names=("auto_find_batch_size",),
             here="loop.on_oom=split",
@@ -267,12 +279,7 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
                 "ddp_find_unused_parameters_true": "parallel.strategy=ddp",
                 "ddp_sharded": "parallel.strategy=fsdp",
                 "fsdp": "parallel.strategy=fsdp",
-                "deepspeed": "parallel.strategy=fsdp",
-                "deepspeed_stage_1": "parallel.strategy=fsdp",
-                "deepspeed_stage_2": "parallel.strategy=fsdp",
-                "deepspeed_stage_3": "parallel.strategy=fsdp",
-                "deepspeed_stage_2_offload": "parallel.strategy=fsdp --set parallel.offload=true",
-                "deepspeed_stage_3_offload": "parallel.strategy=fsdp --set parallel.offload=true",
+                **_ZERO,
             },
             note=_SHARDED,
         ),
@@ -349,10 +356,10 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
                 "no": "",
                 "multi_gpu": "parallel.strategy=ddp",
                 "fsdp": "parallel.strategy=fsdp",
-                "deepspeed": "parallel.strategy=fsdp",
+                "deepspeed": "parallel.strategy=deepspeed",
                 "multi_cpu": "parallel.strategy=ddp",
             },
-            note="auto, ddp, fsdp or dp",
+            note="auto, ddp, fsdp, deepspeed or dp",
         ),
         Name(names=("split_batches",), note=f"{_GLOBAL}, which is split_batches=True"),
         Name(
@@ -365,7 +372,7 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
             here="parallel.strategy=fsdp",
             note="parallel.shard_size=N is HYBRID_SHARD over N processes",
         ),
-        Name(names=("fsdp_offload_params",), here="parallel.offload"),
+        Name(names=("fsdp_offload_params",), here="parallel.offload=parameters", values=_LEFT_OUT),
         Name(names=("fsdp_activation_checkpointing",), here="techniques.recompute"),
     ),
     DEEPSPEED: (
@@ -377,15 +384,21 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         ),
         Name(
             names=("zero_optimization.stage", "zero_stage"),
-            here="parallel.strategy=fsdp",
+            here="parallel.stage",
             values={"0": "parallel.strategy=ddp"},
-            note=_SHARDED,
+            note="with parallel.strategy=deepspeed; fsdp shards as stage 3 does and needs no package",
         ),
         Name(
-            names=("zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
-            here="parallel.offload=true",
+            names=("zero_optimization.offload_optimizer",),
+            here="parallel.offload=optimizer",
             values={"none": ""},
-            note="with parallel.strategy=fsdp",
+            note="with parallel.strategy=deepspeed; to disks (nvme) nothing is moved",
+        ),
+        Name(
+            names=("zero_optimization.offload_param",),
+            here="parallel.offload=parameters",
+            values={"none": ""},
+            note="with stage 3 of parallel.strategy=deepspeed, or with fsdp; to disks (nvme) nothing is moved",
         ),
         Name(names=("zero_optimization.reduce_bucket_size",), here="parallel.bucket_mib=N", note="MiB, not elements"),
         Name(
@@ -405,3 +418,30 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
     ),
 }
 """Library -> its names, as its users meet them."""
+
+VALUES: Final[Mapping[str, Mapping[str, str]]] = {
+    "parallel.strategy": {
+        "none": "parallel.strategy=auto",
+        "single_device": "parallel.strategy=auto",
+        "distributeddataparallel": "parallel.strategy=ddp",
+        "ddp_spawn": "parallel.strategy=ddp",
+        "ddp_notebook": "parallel.strategy=ddp",
+        "ddp_find_unused_parameters_true": "parallel.strategy=ddp",
+        "horovod": "parallel.strategy=ddp",
+        "dataparallel": "parallel.strategy=dp",
+        "ddp_sharded": "parallel.strategy=fsdp",
+        "fsdp2": "parallel.strategy=fsdp",
+        "fsdp_native": "parallel.strategy=fsdp",
+        "fsdp_cpu_offload": "parallel.strategy=fsdp --set parallel.offload=parameters",
+        "full_shard": "parallel.strategy=fsdp",
+        "hybrid_shard": "parallel.strategy=fsdp --set parallel.shard_size=N",
+        "model_parallel": "parallel.strategy=fsdp",
+        **{name: here for name, here in _ZERO.items() if name != "deepspeed"},
+        "zero": f"{_STAGE}2",
+        **{f"zero{stage}": f"{_STAGE}{stage}" for stage in (1, 2, 3)},
+        "zero_offload": f"{_STAGE}2 --set parallel.offload=optimizer",
+        "zero2_offload": f"{_STAGE}2 --set parallel.offload=optimizer",
+        "zero3_offload": f"{_STAGE}3 --set parallel.offload=parameters",
+    },
+}
+"""A setting of ours -> what its values are called elsewhere, in lower case, and what they are here."""

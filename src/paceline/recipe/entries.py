@@ -131,6 +131,12 @@ class OwnSetting:
         """Its dotted recipe path."""
         return f"parallel.{self.name}"
 
+    def refuses(self, strategy: str, recipe: object) -> bool:
+        """Whether the value that a recipe has is none of this strategy's."""
+        value = value_of(recipe, self.setting)
+        rules = (rule for of, rule in self.of_values if of == value)
+        return any(rule.path == "parallel.strategy" and not rule.holds(strategy) for rule in rules)
+
     def broken(self, recipe: object) -> Rule | None:
         """The first condition that a recipe in which it is set does not fulfil."""
         value = value_of(recipe, self.setting)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.contract.errors import RecipeError
-from paceline.recipe.elsewhere import TABLE, Name
+from paceline.recipe.elsewhere import TABLE, VALUES, Name
 
 MOST: int = 5
 """Keys that a message goes into; the rest is told once these are mended."""
@@ -68,6 +68,13 @@ def of_option(name: str) -> Meant | None:
     """What is said of an option such as ``learning_rate`` that another program's command line has."""
     entry = _NAMES.get(_plain(name))
     return None if entry is None else _elsewhere(name, entry, "VALUE")
+
+
+def of_value(path: str, value: object) -> Meant | None:
+    """What is said of a value that a setting of ours has elsewhere alone, such as ``zero_2`` for ``zero2``."""
+    plain = re.sub(r"zero_?(stage)?_?(?=[123])", "zero", _plain(_text(value)))
+    here = VALUES.get(path, {}).get(plain)
+    return None if here is None else Meant(f"{_text(value)} is {here} here", f"--set {here}")
 
 
 def _of_key(path: str, value: object, known: Mapping[str, Collection[str]]) -> list[Meant]:

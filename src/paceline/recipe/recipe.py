@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from paceline.contract.errors import RecipeError, excerpt, nearest
 from paceline.contract.redaction import without_credentials
-from paceline.recipe.meant import is_misspelt, taught
+from paceline.recipe.meant import is_misspelt, of_value, taught
 from paceline.recipe.parts import (
     EXECUTION,
     DataPart,
@@ -271,6 +271,8 @@ def _teach(model: type[BaseModel], error: ValidationError) -> RecipeError:
     if problem["type"] == "value_error":
         return RecipeError(f"{dotted}: {message}" if dotted else message)
     what = f"{dotted} = {excerpt(str(problem['input']))}"
+    if problem["type"] == "literal_error" and (of := of_value(dotted, problem["input"])) is not None:
+        return RecipeError(what, of.why, of.fix)
     part, field = _field_at(model, path)
     if problem["type"] in ("model_type", "model_attributes_type") and part is not None:
         keys = list(part.model_fields)

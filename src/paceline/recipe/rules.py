@@ -9,7 +9,7 @@ from typing import Any
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
 from paceline.machine.facts import Facts
-from paceline.recipe.catalogue.strategies import STRATEGY
+from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, Who, value_of, written
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.techniques import CATALOGUE, ENTRIES, capable, exclusions
@@ -44,6 +44,22 @@ def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry
             have = facts.gpus[0].compute_capability if facts.gpus else None
             found = "none is known here" if have is None else f"this one has {have[0]}.{have[1]}"
             raise RecipeError(what, f"needs {capable(entry.capability)}; {found}", leave)
+
+
+def check_planned(recipe: Recipe) -> None:
+    """Refuse to predict the memory of a run whose steps nobody but a GPU can make.
+
+    Raises:
+        RecipeError: names what can be planned instead.
+    """
+    entry = next((one for one in STRATEGIES if one.unplanned and one.is_on(recipe)), None)
+    if entry is None:
+        return
+    other = next(one for one in STRATEGIES if one.shards and not one.unplanned)
+    own = (one for one in entry.settings if one not in other.settings)
+    left = [f"--set {one.setting}={written(one.default)}" for one in own if value_of(recipe, one.setting) != one.default]
+    plans = " ".join([f"--set {STRATEGY}={other.name}", *left])
+    raise RecipeError(f"{STRATEGY} = {entry.name}: no plan", entry.unplanned, f"{plans} plans a run in shards")
 
 
 def decision_of(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> Decision | None:

@@ -15,6 +15,7 @@ from typing import Literal
 from paceline.contract.files import cache_folder
 from paceline.machine.facts import Facts, ask, this_machine
 from paceline.machine.gpus import peak_rates
+from paceline.recipe.techniques import ENTRIES
 
 GIB = 2**30
 
@@ -23,6 +24,9 @@ LITTLE_ROOM_BYTES = 5 * GIB
 
 GPU_PACKAGES = ("bitsandbytes", "torchao")
 """Extras that serve machines with a GPU alone."""
+
+INSTALLS = {package: entry.install for entry in ENTRIES if entry.install for package in entry.packages}
+"""Extras that take more than plain pip, by the package that they bring."""
 
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 
@@ -145,7 +149,8 @@ def packages(facts: Facts) -> list[Finding]:
         if not _met(requirement.name, str(requirement.specifier)):
             lacking.setdefault(extras[0] if extras else "", []).append(f"{requirement.name}{requirement.specifier}")
     for extra, names in sorted(lacking.items()):
-        fix = f"pip install 'paceline[{extra}]'" if extra else "pip install " + " ".join(f"'{name}'" for name in names)
+        plain = f"pip install 'paceline[{extra}]'"
+        fix = INSTALLS.get(extra, plain) if extra else "pip install " + " ".join(f"'{name}'" for name in names)
         text = f"optional, not installed: {', '.join(names)}" if extra else f"required: {', '.join(names)}"
         found.append(Finding(extra or "packages", text, "note" if extra else "missing", fix))
     return found

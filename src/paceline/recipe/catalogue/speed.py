@@ -27,6 +27,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
         "up to rounding",
         auto="of packed rows, wherever gradients with and without the other positions are found equal at the start",
         needs=(Rule("techniques.packing=auto|true", "it picks positions out of packed rows", only="asked"),),
+        excludes=(Rule("parallel.stage=3", "what gathers the weights of a module puts a copy in place of its input"),),
         inference="auto",
         memory="the last block keeps keys and values of all positions, and else one position a text",
     ),

@@ -31,8 +31,7 @@ _OFFLOAD = OwnSetting(
     ),
 )
 
-_WHOLE = "stage 3 gathers the weights of a module as it is called, and it takes those of others"
-_THEIRS = "DeepSpeed's engine moves and frees tensors between passes"
+_HOOKS = "DeepSpeed works in hooks on modules and gradients, where a graph of a block would be cut"
 
 STRATEGIES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
@@ -98,9 +97,9 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
             Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
             Rule("techniques.precision=pure_bf16", "it keeps an fp32 copy of each weight, which that does without"),
             Rule("techniques.channels_last=true", "a shard is cut from a weight in its usual order in memory"),
-            Rule("techniques.capture=true", _THEIRS),
-            Rule("techniques.compile=true", _THEIRS),
-            Rule("techniques.fusion=true", _THEIRS),
+            Rule("techniques.capture=true", "DeepSpeed's engine moves and frees tensors between passes"),
+            Rule("techniques.compile=true", _HOOKS),
+            Rule("techniques.fusion=true", _HOOKS),
         ),
         packages=("deepspeed",),
         install=INSTALL_DEEPSPEED,
@@ -113,7 +112,8 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         settings=(
             OwnSetting(
                 "stage",
-                "what is sharded. 1: states; 2: gradients too; 3: weights too; null: 2, or 3 with offload=parameters.",
+                "ZeRO's stage, what is sharded. 1: states; 2: gradients too; 3: weights too; null: 2, or 3 where parameters"
+                " are offloaded.",
                 least=1,
                 most=3,
                 chooses=True,
