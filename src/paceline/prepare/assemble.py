@@ -32,6 +32,7 @@ from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
 from paceline.kernels.launch import are_noted
 from paceline.machine.device import PLANNED, gpu_name, is_gpu
 from paceline.models.masks import unread_masks
+from paceline.models.structure import parameter_counts
 from paceline.optim.optimizer import ParameterGroup, parameter_groups
 from paceline.optim.schedule import lr_factor, rate_table
 from paceline.recipe import Recipe
@@ -64,6 +65,10 @@ class Assembled:
     groups: Sequence[ParameterGroup]
     rates: NDArray[np.float64]
     """[steps, groups]: learning rate of each applied update."""
+    num_parameters: int
+    """The model's weights in single numbers, of all ranks together."""
+    num_trained: int
+    """Those among them that are trained."""
 
 
 @activity("placing and checking")
@@ -207,8 +212,9 @@ def assemble(
         capturing=capturing,
         bucket_mib=bucket_mib,
     )
+    counts = parameter_counts(build.model)  # an engine may leave this rank a piece of each
     strategy = strategy_for(recipe, mesh)
-    return Assembled(build, strategy.engine(build, training), strategy, groups, rates)
+    return Assembled(build, strategy.engine(build, training), strategy, groups, rates, *counts)
 
 
 def over(recipe: Recipe, build: Build, dataset: Dataset) -> Build:

@@ -1,0 +1,164 @@
+"""Runs under DeepSpeed go on elsewhere, and runs of elsewhere under DeepSpeed; what one rank meets reaches all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.contract.errors import CheckpointError, UserError
+from paceline.seams import Alone, Tensors, World
+from paceline.testing.distributed import run_distributed
+from tests.parity.test_deepspeed import CASES, WITHOUT, Case, assembled, inputs, outcome
+
+pytestmark = [pytest.mark.deepspeed, WITHOUT]
+
+Saved = tuple[Tensors, dict[str, Any]]
+
+HALF = 5
+CASE = Case(batch_size=6, micro_batch_size=2, optimizer=(("lr", 1e-2),))
+
+
+def first_half(world: World, case: Case, strategy: str) -> Saved:
+    run = assembled(world, case, strategy)
+    try:
+        outcome(world, case, run, HALF)
+        tensors, state = run.engine.state()
+        return {stem: {name: one.clone() for name, one in named.items()} for stem, named in tensors.items()}, state
+    finally:
+        run.engine.close()
+
+
+def second_half(world: World, case: Case, strategy: str, saved: Saved) -> tuple[list[float], dict[str, Tensor]]:
+    run = assembled(world, case, strategy)
+    try:
+        run.engine.load(*saved)
+        found = outcome(world, case, run, HALF, first=HALF)
+        weights = {name: one.clone() for name, one in run.engine.whole().items()}
+        return found.losses, weights
+    finally:
+        run.engine.close()
+
+
+def on(ranks: int, function: Any, *arguments: Any) -> Any:
+    """What the first rank has of it; one process needs no ranks."""
+    return function(Alone(), *arguments) if ranks == 1 else run_distributed(function, ranks, *arguments)[0]
+
+
+WAYS = {
+    "stage 3, then one process": (2, "deepspeed", 3, 1, "auto", 3),
+    "one process, then stage 3": (1, "auto", 3, 2, "deepspeed", 3),
+    "stage 1, then stage 3": (2, "deepspeed", 1, 2, "deepspeed", 3),
+    "stage 3, then ddp": (2, "deepspeed", 3, 2, "ddp", 3),
+    "fsdp, then stage 2": (2, "fsdp", 2, 2, "deepspeed", 2),
+    "stage 2, then fsdp": (2, "deepspeed", 2, 2, "fsdp", 2),
+    "stage 2, then stage 2 on 4 ranks": (2, "deepspeed", 2, 4, "deepspeed", 2),
+}
+
+
+@pytest.fixture(scope="module")
+def straight() -> tuple[list[float], dict[str, Tensor]]:
+    """Both halves in one process."""
+    run = assembled(Alone(), CASE, "auto")
+    found = outcome(Alone(), CASE, run, 2 * HALF)
+    return found.losses[HALF:], {name: one.clone() for name, one in run.engine.whole().items()}
+
+
+@pytest.mark.parametrize("offload", ["none", "offloaded"])
+@pytest.mark.parametrize("name", WAYS)
+def test_a_run_goes_on_on_other_ranks_and_under_other_strategies(
+    name: str, offload: str, straight: tuple[list[float], dict[str, Tensor]]
+) -> None:
+    ranks, before, stage, later_ranks, after, later_stage = WAYS[name]
+
+    def case(of: int) -> Case:
+        return replace(CASE, stage=of, offload="optimizer" if offload == "offloaded" else "none")
+
+    saved = on(ranks, first_half, case(stage), before)
+    assert saved[1]["applied"] == HALF
+    losses, weights = on(later_ranks, second_half, case(later_stage), after, saved)
+    expected, trained = straight
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for tensor, told in trained.items():
+        distance = (weights[tensor] - told).abs().max().item()
+        assert distance < 5e-5, f"{tensor} differs by {distance}"
+
+
+def loading(world: World, stage: int, saved: Saved) -> list[str]:
+    run = assembled(world, Case(stage), "deepspeed")
+    told = []
+    try:
+        for stem in ("model", "optimizer"):
+            tensors = {one: dict(named) for one, named in saved[0].items()}
+            tensors[stem].pop(next(iter(tensors[stem])))
+            with pytest.raises(CheckpointError) as caught:
+                run.engine.load(tensors, saved[1])
+            told.append(str(caught.value))
+        return told
+    finally:
+        run.engine.close()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_checkpoint_of_another_model_is_refused(stage: int) -> None:
+    saved = first_half(Alone(), CASE, "auto")
+    for told in run_distributed(loading, 2, stage, saved):
+        assert "the model in the checkpoint is not this run's" in told[0]
+        assert "the optimizer in the checkpoint is not this run's" in told[1]
+
+
+def overflowing(world: World, case: Case) -> tuple[list[bool], int, list[float]]:
+    """Three steps, of which the second is infinite on the last rank alone."""
+    run = assembled(world, case, "deepspeed")
+    finite, sums = [], []
+    collate = run.build.layout.collate
+    try:
+        for step, given in enumerate(inputs(case, world, 3)):
+            if step == 1 and world.rank == world.size - 1:
+                run.engine._collate = lambda *args, **more: _infinite(collate(*args, **more))
+            run.engine.accumulate(given)
+            run.engine._collate = collate
+            finite.append(bool(run.engine.update().finite))
+            whole = run.engine.whole()
+            sums.append(sum(one.double().abs().sum().item() for one in whole.values()))
+        return finite, run.engine.state()[1]["applied"], sums
+    finally:
+        run.engine.close()
+
+
+def _infinite(batch: Any) -> Any:
+    return replace(batch, weights=batch.weights * torch.inf)
+
+
+@pytest.mark.parametrize("name", ["stage 1", "stage 3", "stage 2, optimizer offloaded", "stage 3, fp16"])
+def test_what_is_infinite_on_one_rank_is_skipped_by_all(name: str) -> None:
+    for rank, (finite, applied, sums) in enumerate(run_distributed(overflowing, 2, CASES[name])):
+        assert finite == [True, False, True]
+        assert applied == 2
+        if rank == 0:
+            assert sums[0] == sums[1] != sums[2]
+
+
+def misused(world: World) -> list[str]:
+    run = assembled(world, Case(2), "deepspeed")
+    given = next(inputs(Case(2), world))
+    told = []
+    try:
+        with pytest.raises(UserError) as early:
+            run.engine.update()
+        told.append(str(early.value))
+        run.engine.accumulate(given)
+        with pytest.raises(UserError) as twice:
+            run.engine.accumulate(given)
+        return [*told, str(twice.value)]
+    finally:
+        run.engine.close()
+
+
+def test_an_update_takes_one_accumulation() -> None:
+    for early, twice in run_distributed(misused, 2):
+        assert "there are no gradients to apply" in early
+        assert "have summed those gradients already" in twice
