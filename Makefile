@@ -7,12 +7,16 @@ INSTALLED := $(VENV)/installed
 # tests run side by side: one worker a core, and not more than memory for a torch each allows
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo install test test-full mutants lint format clean
+# what needs DeepSpeed has an environment of its own: beside accelerate, transformers would load it in every test
+DEEPSPEED := .venv-deepspeed
+
+.PHONY: help demo install test test-full test-deepspeed mutants lint format clean
 
 help:
 	@echo "make demo       install, then train a small classifier offline on the CPU"
 	@echo "make test       the test suite (about 6 minutes on 2 cores)"
 	@echo "make test-full  the test suite and the slow tests"
+	@echo "make test-deepspeed  what needs the package deepspeed, in an environment of its own"
 	@echo "make mutants    plant faults in a copy of the source, and see whether tests find them"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff format the code and mend what it can"
@@ -35,6 +39,15 @@ test: install
 test-full: test
 	$(BIN)/python -m pytest -m slow
 
+test-deepspeed: $(DEEPSPEED)/installed
+	$(DEEPSPEED)/bin/python -m pytest -m deepspeed tests/parity tests/distributed
+
+$(DEEPSPEED)/installed: pyproject.toml constraints.txt scripts/install
+	@scripts/install $(DEEPSPEED)
+	@DS_BUILD_OPS=0 $(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+		--constraint constraints.txt --editable '.[deepspeed]'
+	@touch $@
+
 mutants: install
 	$(BIN)/python -m tests.mutants --jobs $(shell getconf _NPROCESSORS_ONLN)
 
@@ -48,4 +61,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(DEEPSPEED) .mypy_cache .ruff_cache build dist

@@ -16,8 +16,9 @@ BELOW = ("strategies", "recipe")
 NAMES = "|".join(entry.name for entry in STRATEGIES)
 IN_TEXT = re.compile(rf"(?<![\w-])(?:{NAMES})(?![\w-])")
 IN_CODE = re.compile(r"is_sharded|DTensor|FSDP|DistributedDataParallel|fully_shard")
-KNOWN = {"engine/adopt.py", "models/saved.py"}
-"""Know what torch's own wrappers of models are called: the one refuses them, the other unwraps them."""
+KNOWN = {"engine/adopt.py", "models/saved.py", "machine/facts.py"}
+"""Know what torch's own wrappers of models are called: the one refuses them, the other unwraps them. The last has the
+names of distributions, of which one is called as the strategy that needs it."""
 
 
 def named(source: Path) -> Iterator[str]:

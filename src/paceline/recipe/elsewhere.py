@@ -389,13 +389,13 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
             note="with parallel.strategy=deepspeed; fsdp shards as stage 3 does and needs no package",
         ),
         Name(
-            names=("zero_optimization.offload_optimizer",),
+            names=("zero_optimization.offload_optimizer", "offload_optimizer.device"),
             here="parallel.offload=optimizer",
             values={"none": ""},
             note="with parallel.strategy=deepspeed; to disks (nvme) nothing is moved",
         ),
         Name(
-            names=("zero_optimization.offload_param",),
+            names=("zero_optimization.offload_param", "offload_param.device"),
             here="parallel.offload=parameters",
             values={"none": ""},
             note="with stage 3 of parallel.strategy=deepspeed, or with fsdp; to disks (nvme) nothing is moved",

@@ -95,7 +95,8 @@ def told(entry: TechniqueEntry) -> Iterator[tuple[str, str]]:
             ("auto", f"off {words} {line}") for line in _by_reason(rule for rule in rules if rule.only == "auto")
         )
     yield from (("needs", line) for line in _by_reason(rule for rule in entry.needs if rule.is_for("asked")))
-    yield from (("needs", f"{package}, on a GPU") for package in entry.packages)
+    installed = f": {entry.install}" if entry.install else ", on a GPU"
+    yield from (("needs", f"{package}{installed}") for package in entry.packages)
     if entry.capability is not None:
         yield "needs", capable(entry.capability)
     for value in entry.values:

@@ -140,7 +140,12 @@ def test_sixteen_bytes_a_parameter_with_adamw() -> None:
         (("loop.batch_size=3",), CPU, 4, "loop.batch_size = 3: 4 processes"),
         (("loop.batch_size=3",), gpus(4), 4, "--set loop.batch_size=4, or start 3 processes or fewer"),
         (("loop.batch_size=1",), CPU, 2, "--set loop.batch_size=2, or start 1 process"),
-        (("parallel.offload=true", "techniques.capture=true"), gpus(4), 4, "cannot work with parallel.offload = true"),
+        (
+            ("parallel.offload=true", "techniques.capture=true"),
+            gpus(4),
+            4,
+            "cannot work with parallel.offload other than none",
+        ),
         (("parallel.strategy=fsdp", "techniques.channels_last=true"), gpus(4), 4, "techniques.channels_last"),
         (("parallel.strategy=fsdp", "optimizer.type=adamw8bit"), gpus(4), 4, "optimizer.type = adamw8bit"),
         (("parallel.strategy=fsdp", "model.train=features"), CPU, 4, "model.train = features"),

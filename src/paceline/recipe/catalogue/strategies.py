@@ -88,7 +88,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
     ),
     TechniqueEntry(
         "deepspeed",
-        "DeepSpeed's own engine: shards of states (stage 1), gradients too (2), weights too (3).",
+        "Every process keeps shards of states (stage 1), gradients (2), weights (3), in DeepSpeed's engine.",
         "shard",
         "up to rounding",
         off="auto",
@@ -112,8 +112,8 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         settings=(
             OwnSetting(
                 "stage",
-                "ZeRO's stage, what is sharded. 1: states; 2: gradients too; 3: weights too; null: 2, or 3 where parameters"
-                " are offloaded.",
+                "what is sharded, by ZeRO's stage. 1: states; 2: gradients too; 3: weights too; null: 2, or 3 where"
+                " parameters are offloaded.",
                 least=1,
                 most=3,
                 chooses=True,

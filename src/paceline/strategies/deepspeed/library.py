@@ -27,6 +27,10 @@ STAGE, SHARDED = 2, 3
 PERSISTENT = 100_000
 """Numbers of a weight up to which stage 3 keeps it whole on every rank: DeepSpeed's own default."""
 
+BUCKET = 500_000_000
+"""Numbers of gradients that are reduced in one go, at most: DeepSpeed's own default. Its buffer is there from the start,
+so a smaller model has one of its own size."""
+
 _LEFT = ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP")
 """Process groups that DeepSpeed keeps for the life of a process, which may have several runs."""
 
@@ -36,14 +40,15 @@ def stage_of(part: ParallelPart) -> int:
     return part.stage or (SHARDED if part.offload == "parameters" else STAGE)
 
 
-def configuration(part: ParallelPart, clip_norm: float | None) -> dict[str, Any]:
+def configuration(part: ParallelPart, clip_norm: float | None, num_trained: int) -> dict[str, Any]:
     """What DeepSpeed's engine is told.
 
     Args:
         part: of the recipe.
+        num_trained: trained weights in single numbers.
         clip_norm: largest global gradient norm; None: gradients are not clipped.
     """
-    zero: dict[str, Any] = {"stage": stage_of(part)}
+    zero: dict[str, Any] = {"stage": stage_of(part), "reduce_bucket_size": min(num_trained, BUCKET)}
     if zero["stage"] == SHARDED:
         zero["stage3_param_persistence_threshold"] = PERSISTENT
     if part.offload != "none":

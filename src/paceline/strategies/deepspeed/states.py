@@ -34,7 +34,13 @@ class States(ABC):
     """
 
     def __init__(
-        self, model: nn.Module, engine: Any, optimizer: torch.optim.Optimizer, found: Any, world: World, device: torch.device
+        self,
+        model: nn.Module,
+        engine: Any,
+        optimizer: torch.optim.Optimizer,
+        found: Any,
+        world: World,
+        device: torch.device,
     ) -> None:
         self._model, self._zero, self._optimizer, self._found = model, engine.optimizer, optimizer, found
         self._world, self._device = world, device

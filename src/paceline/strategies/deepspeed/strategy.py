@@ -47,7 +47,8 @@ class Zero(Strategy):
         # a fused update takes what is on a GPU; what is offloaded is not
         fused = is_gpu(device) and part.offload == "none" and recipe.optimizer.type != "sgd"
         optimizer = build_optimizer(training.groups, recipe.optimizer, fused=fused)
-        config = configuration(part, recipe.optimizer.clip_norm)
+        num_trained = sum(parameter.numel() for group in training.groups for parameter in group.parameters)
+        config = configuration(part, recipe.optimizer.clip_norm, num_trained)
         theirs, close = initialized(Passes(model, through.plain), optimizer, config, device, world)
         through.engine = theirs
         kind = ShardedWeights if stage_of(part) == SHARDED else WholeWeights

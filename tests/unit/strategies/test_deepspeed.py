@@ -1,0 +1,216 @@
+"""What is known of a run under DeepSpeed without DeepSpeed: its settings, its refusals, what it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+from paceline.contract.errors import RecipeError
+from paceline.machine.facts import Facts, Gpu
+from paceline.machine.gpus import gpu_for
+from paceline.memory.predict import Predictor
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
+from paceline.recipe.parts import ParallelPart
+from paceline.recipe.techniques import entry_of
+from paceline.seams import Mesh
+from paceline.strategies import strategy_for
+from paceline.strategies.alone import OneDevice
+from paceline.strategies.deepspeed import library
+from paceline.strategies.deepspeed.library import BUCKET, configuration, stage_of
+from paceline.strategies.deepspeed.strategy import Through
+from paceline.verbs.doctor import INSTALLS
+
+ROOT = Path(__file__).resolve().parents[3]
+INSTALL = "DS_BUILD_OPS=0 pip install 'paceline[deepspeed]'"
+GPU = Gpu(name="NVIDIA H100", compute_capability=(9, 0), driver="580.95.05", memory_bytes=80 * 2**30)
+VERSIONS = {"torch": "2.13.0", "triton": "3.6.0", "deepspeed": "0.19.8", "torchao": "0.15.0"}
+CPU = Facts(
+    python="3.11.7",
+    platform="Linux",
+    cpu_model=None,
+    cpu_count=8,
+    memory_bytes=None,
+    versions={"torch": "2.13.0", "deepspeed": "0.19.8"},
+)
+GPUS = replace(CPU, gpus=(GPU,) * 4, versions=VERSIONS, torch_cuda="13.0")
+
+
+def recipe(*settings: str) -> Recipe:
+    plain: dict[str, Any] = {"model": {"source": "some-model"}, "data": {"source": "some.csv"}}
+    return Recipe.parse(plain).with_settings(settings)
+
+
+ON = "parallel.strategy=deepspeed"
+
+
+@pytest.mark.parametrize(("written", "meant"), [("true", "parameters"), ("false", "none"), ("optimizer", "optimizer")])
+def test_offload_of_older_recipes_is_read(written: str, meant: str) -> None:
+    given = recipe(f"parallel.offload={written}")
+    assert given.parallel.offload == meant
+    assert Recipe.parse(yaml.safe_load(given.to_yaml())).resolved() == given.resolved()
+
+
+def test_offload_is_one_of_its_words() -> None:
+    with pytest.raises(RecipeError, match="'none', 'optimizer' or 'parameters'"):
+        recipe("parallel.offload=nvme")
+
+
+@pytest.mark.parametrize(
+    ("settings", "strategy", "stage", "reason"),
+    [
+        ((ON,), "deepspeed", 2, ""),
+        (("parallel.stage=1",), "deepspeed", 1, "parallel.stage is set, of deepspeed alone"),
+        ((ON, "parallel.stage=3"), "deepspeed", 3, ""),
+        ((ON, "parallel.offload=parameters"), "deepspeed", 3, ""),
+        ((ON, "parallel.offload=optimizer"), "deepspeed", 2, ""),
+        (("parallel.offload=optimizer",), "deepspeed", 2, "parallel.offload is set, of deepspeed"),
+        (("parallel.offload=parameters",), "fsdp", None, "parallel.offload is set, of fsdp and deepspeed"),
+        (
+            ("parallel.offload=parameters", "parallel.stage=3"),
+            "deepspeed",
+            3,
+            "parallel.offload and parallel.stage is set, of deepspeed alone",
+        ),
+    ],
+)
+def test_what_is_set_chooses_strategy_and_stage(
+    settings: tuple[str, ...], strategy: str, stage: int | None, reason: str
+) -> None:
+    chosen, decisions = choose(recipe(*settings), GPUS, 4)
+    assert (chosen.parallel.strategy, chosen.parallel.stage) == (strategy, stage)
+    told = {decision.setting: decision.reason for decision in decisions}
+    assert told.get("parallel.strategy", "").startswith(reason)
+    assert choose(chosen, GPUS, 4) == (chosen, ()), "choosing again changes it"
+
+
+def test_auto_leaves_off_what_cannot_be_had_and_says_why() -> None:
+    for stage, early in ((2, "auto"), (3, False)):
+        chosen, decisions = choose(recipe(ON, f"parallel.stage={stage}"), GPUS, 4)
+        told = {decision.setting: decision.reason for decision in decisions}
+        assert chosen.techniques.capture is chosen.techniques.compile is chosen.techniques.fusion is False
+        assert "moves and frees tensors" in told["techniques.capture"]
+        assert chosen.techniques.packing == "auto"
+        assert chosen.techniques.early_pooling == early
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "message"),
+    [
+        ((ON, "parallel.stage=2", "parallel.offload=parameters"), GPUS, "only stage 3 has shards of the weights"),
+        (("parallel.strategy=fsdp", "parallel.offload=optimizer"), GPUS, "offload=parameters"),
+        (("parallel.strategy=fsdp", "parallel.stage=3"), GPUS, "stage: has no effect with strategy: fsdp"),
+        (("parallel.strategy=ddp", "parallel.stage=1"), GPUS, "set strategy: deepspeed"),
+        ((ON, "parallel.shard_size=2"), GPUS, "set strategy: fsdp"),
+        ((ON, "parallel.stage=4"), GPUS, "less than or equal to 3"),
+        ((ON, "parallel.stage=0"), GPUS, "greater than or equal to 1"),
+        ((ON, "parallel.offload=optimizer"), CPU, "whose memory the weights are in already"),
+        ((ON, "optimizer.type=adamw8bit"), GPUS, "would cross shards"),
+        ((ON, "techniques.precision=pure_bf16"), GPUS, "fp32 copy of each weight"),
+        ((ON, "techniques.capture=true"), GPUS, "moves and frees tensors between passes"),
+        ((ON, "techniques.compile=true"), GPUS, "hooks on modules and gradients"),
+        ((ON, "techniques.fusion=true"), GPUS, "hooks on modules and gradients"),
+        ((ON, "techniques.channels_last=true"), GPUS, "in its usual order in memory"),
+        ((ON, "parallel.stage=3", "techniques.early_pooling=true"), GPUS, "puts a copy in place of its input"),
+        ((ON, "model.train=features"), GPUS, "no step is made"),
+        ((ON,), replace(CPU, versions={"torch": "2.13.0"}), INSTALL),
+        ((ON,), replace(GPUS, versions={"torch": "2.13.0"}), INSTALL),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: tuple[str, ...], facts: Facts, message: str) -> None:
+    with pytest.raises(RecipeError) as found:
+        choose(recipe(*settings), facts, 4)
+    assert message in str(found.value)
+
+
+def test_one_process_trains_without_it() -> None:
+    chosen, decisions = choose(recipe(ON, "parallel.stage=3", "parallel.offload=parameters"), CPU)
+    assert chosen.parallel == recipe().parallel
+    assert {decision.reason for decision in decisions if decision.setting.startswith("parallel")} == {
+        "one process has nobody to share with"
+    }
+    assert isinstance(strategy_for(chosen, Mesh()), OneDevice)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stage", "away"),
+    [
+        ({"stage": 1}, 1, ()),
+        ({}, 2, ()),
+        ({"offload": "optimizer"}, 2, ("offload_optimizer",)),
+        ({"offload": "parameters"}, 3, ("offload_optimizer", "offload_param")),
+        ({"stage": 3, "offload": "optimizer"}, 3, ("offload_optimizer",)),
+    ],
+)
+def test_what_deepspeed_is_told(settings: dict[str, Any], stage: int, away: tuple[str, ...]) -> None:
+    part = ParallelPart(strategy="deepspeed", **settings)
+    told = configuration(part, 0.5, 1000)
+    zero = told["zero_optimization"]
+    assert stage_of(part) == zero["stage"] == stage
+    assert {key for key in zero if key.startswith("offload")} == {*away}
+    assert all(zero[key]["device"] == "cpu" for key in away)
+    assert zero["reduce_bucket_size"] == 1000, "a buffer larger than all gradients"
+    assert told["gradient_clipping"] == 0.5
+    assert "fp16" not in told, "the loss scale is ours"
+    json.dumps(told)
+    assert configuration(part, None, 2 * BUCKET)["zero_optimization"]["reduce_bucket_size"] == BUCKET
+    assert configuration(part, None, 1)["gradient_clipping"] == 0.0
+
+
+def test_a_package_that_is_not_there_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    before = dict(os.environ)
+    with pytest.raises(RecipeError) as found:
+        library.library(torch.device("cpu"))
+    assert found.value.fix == INSTALL
+    assert dict(os.environ) == before
+
+
+def test_the_command_is_one_everywhere() -> None:
+    entry = entry_of("deepspeed")
+    assert entry.install == INSTALLS["deepspeed"] == INSTALL
+    for page in (entry.page, "recipes/imdb_distilbert_deepspeed.yaml"):
+        assert INSTALL in (ROOT / page).read_text(encoding="utf-8"), page
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert extras["deepspeed"]
+    assert not any("deepspeed" in requirement for requirement in extras["dev"])
+
+
+def test_a_plan_is_refused_with_one_that_can_be_made() -> None:
+    chosen, _ = choose(recipe(ON, "parallel.stage=3"), GPUS, 4)
+    with Predictor() as predictor, pytest.raises(RecipeError) as found:
+        predictor.plan(chosen, gpu_for("h200"), world_size=4)
+    assert "needs a real device" in found.value.why
+    assert found.value.fix.startswith("--set parallel.strategy=fsdp --set parallel.stage=null")
+    instead = chosen.with_settings(["parallel.strategy=fsdp", "parallel.stage=null"])
+    assert choose(instead, GPUS, 4)[0].parallel.strategy == "fsdp"
+
+
+def test_only_the_models_own_passes_go_through_the_engine() -> None:
+    """A trial computes with a copy, which DeepSpeed knows nothing of."""
+    model, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    asked: list[Any] = []
+
+    def plain(model: nn.Module, batch: Any) -> Tensor:
+        asked.append(model)
+        return torch.zeros(1)
+
+    through = Through(model, plain)
+    through(model, np.zeros(1))
+    through.engine = nn.Identity()
+    through(other, np.zeros(1))
+    assert asked == [model, other]
+    batch = torch.ones(1)
+    assert through(model, batch) is batch, "the model's pass does not go through the engine"
+    assert asked == [model, other]
