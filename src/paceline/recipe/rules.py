@@ -56,10 +56,8 @@ def check_planned(recipe: Recipe) -> None:
     if entry is None:
         return
     other = next(one for one in STRATEGIES if one.shards and not one.unplanned)
-    own = (one for one in entry.settings if one not in other.settings)
-    left = [
-        f"--set {one.setting}={written(one.default)}" for one in own if value_of(recipe, one.setting) != one.default
-    ]
+    set_here = (one for one in entry.settings if value_of(recipe, one.setting) != one.default)
+    left = [f"--set {one.setting}={written(one.default)}" for one in set_here if one not in other.settings]
     plans = " ".join([f"--set {STRATEGY}={other.name}", *left])
     raise RecipeError(f"{STRATEGY} = {entry.name}: no plan", entry.unplanned, f"{plans} plans a run in shards")
 

@@ -19,7 +19,8 @@ def _own(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    StrategyName = Offload = str
+    StrategyName = str
+    Offload = str
 else:
     StrategyName = Literal[("auto", *(entry.name for entry in STRATEGIES))]
     Offload = Literal[OWN_SETTINGS["offload"].values]

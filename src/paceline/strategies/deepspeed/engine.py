@@ -5,8 +5,8 @@ the norm of all gradients, which DeepSpeed takes over its shards. It clips by it
 is not finite; we report it, count the updates that were made, and take the learning rates from that count.
 
 Losses are sums divided by the label count of the global batch, so that gradients only ever add up. DeepSpeed takes
-their mean over ranks: the loss is multiplied by the number of ranks before it. The loss scale of fp16 is ours: DeepSpeed
-is told the current one, multiplies the loss by it, and takes it out of norm and gradients.
+their mean over ranks: the loss is multiplied by the number of ranks before it. The loss scale of fp16 is ours:
+DeepSpeed is told the current one, multiplies the loss by it, and takes it out of norm and gradients.
 
 Source: Rajbhandari et al., ZeRO, SC 2020; Ren et al., ZeRO-Offload, USENIX ATC 2021; DeepSpeed 0.19's documentation.
 """

@@ -28,8 +28,8 @@ PERSISTENT = 100_000
 """Numbers of a weight up to which stage 3 keeps it whole on every rank: DeepSpeed's own default."""
 
 BUCKET = 500_000_000
-"""Numbers of gradients that are reduced in one go, at most: DeepSpeed's own default. Its buffer is there from the start,
-so a smaller model has one of its own size."""
+"""Numbers of gradients that are reduced in one go, at most: DeepSpeed's own default. The buffer for it is there from
+the start, so a smaller model has one of its own size."""
 
 _LEFT = ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP")
 """Process groups that DeepSpeed keeps for the life of a process, which may have several runs."""

@@ -30,20 +30,13 @@ class States(ABC):
         optimizer: that was given to it; knows of shards alone by now.
         found: the package.
         world: all ranks.
-        device: that computes.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        engine: Any,
-        optimizer: torch.optim.Optimizer,
-        found: Any,
-        world: World,
-        device: torch.device,
+        self, model: nn.Module, engine: Any, optimizer: torch.optim.Optimizer, found: Any, world: World
     ) -> None:
         self._model, self._zero, self._optimizer, self._found = model, engine.optimizer, optimizer, found
-        self._world, self._device = world, device
+        self._world = world
         self._primed()
 
     @property

@@ -55,7 +55,7 @@ class Zero(Strategy):
         return DeepSpeedEngine(
             theirs,
             optimizer,
-            kind(model, theirs, optimizer, library(device), world, device),
+            kind(model, theirs, optimizer, library(device), world),
             training.objective,
             lambda batch: through(model, batch),
             Dynamic(device) if build.loss_scaling else Unscaled(),
