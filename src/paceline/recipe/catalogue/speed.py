@@ -117,7 +117,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
         auto="on a GPU, where the step is not compiled",
         needs=(_OWN_KERNELS, Rule("model.train=all", _NOT_TRAINED, only="auto")),
         excludes=(
-            Rule("model.train=head|features", _NOT_TRAINED),
+            Rule("model.train=head|lora|features", _NOT_TRAINED),
             Rule("parallel.strategy=fsdp", "not measured beside shards", only="auto"),
             Rule("parallel.strategy=dp", COPIED),
         ),
