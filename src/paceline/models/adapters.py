@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from paceline.contract.errors import ModelError
@@ -103,28 +104,31 @@ def load_adapters(model: nn.Module, folder: Path) -> nn.Module:
     """
     if importlib.util.find_spec("peft") is None:
         raise ModelError(f"{folder}: adapters, and peft, which reads them, is not installed", fix=_INSTALL)
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import safe_open
+    from peft import LoraConfig, LoraModel, set_peft_model_state_dict
 
     try:
         kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("peft_type")
         if kind != "LORA":
-            raise ModelError(f"{folder / CONFIG}: peft_type is {kind}", "LORA is read", "use a copy that is whole")
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            given = set(file.keys())
-        loaded = PeftModel.from_pretrained(model, folder)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            raise ModelError(f"{folder / CONFIG}: peft_type is {kind}", "LORA is read", _WHOLE)
+        given = {name.removeprefix(_WITHIN_PEFT): value for name, value in load_file(folder / WEIGHTS).items()}
+        own = model.state_dict()
+        head = {name: given.pop(name) for name in list(given) if name in own}
+        config = LoraConfig.from_pretrained(folder)
+        config.modules_to_save = None  # the model's own take their place
+        with torch.random.fork_rng(devices=[]):  # what is drawn is written over
+            adapted = LoraModel(model, config, "default")
+        model.load_state_dict(head, strict=False)
+        account = set_peft_model_state_dict(model, given)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         told = next(iter(str(error).splitlines()), "")
         raise ModelError(
             f"{folder}: its adapters cannot be loaded", f"{type(error).__name__}: {told}", _WHOLE
         ) from None
-    expected = {
-        name if name.startswith(_WITHIN_PEFT) else _WITHIN_PEFT + name for name in get_peft_model_state_dict(loaded)
-    }
-    if other := sorted((given - expected) | {name for name in expected - given if ".lora_" in name}):
+    absent = [name for name in account.missing_keys if ".lora_" in name]
+    if other := [*account.unexpected_keys, *absent]:
         raise ModelError(f"{folder}: not the adapters of this model", f"{other[0]} is in one of them alone", _WHOLE)
-    merged: nn.Module = loaded.merge_and_unload()
-    return merged
+    plain: nn.Module = adapted.merge_and_unload(progressbar=False)
+    return plain
 
 
 _INSTALL = "pip install 'paceline[lora]'"
@@ -135,7 +139,9 @@ def adapters_of(model: nn.Module) -> dict[str, nn.Module]:
     """peft's layers in a model, each of which holds the layer that it adapts."""
     from peft.tuners.lora import LoraLayer
 
-    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    kind: Any = LoraLayer  # a mixin, which its modules are too
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
 
 
 @torch.no_grad()

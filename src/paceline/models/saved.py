@@ -20,7 +20,7 @@ from torch import nn
 from paceline.contract.errors import DiskFullError, ModelError
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
-from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
+from paceline.models.adapters import Base, check_base, load_adapters, save_adapters
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, fetch, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
@@ -179,8 +179,9 @@ def _write(
     saved: SavedModel,
 ) -> None:
     if saved.base is not None:
-        module.config.architectures = [type(module).__name__]
-        module.config.save_pretrained(folder)
+        config: Any = module.config
+        config.architectures = [type(module).__name__]
+        config.save_pretrained(folder)
         save_adapters(module, state, folder, saved.base, "SEQ_CLS" if saved.modality == "text" else None)
     elif saved.factory is None:
         with quiet():

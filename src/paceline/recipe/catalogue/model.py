@@ -7,7 +7,7 @@ from paceline.recipe.entries import TechniqueEntry
 MODEL: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "lora",
-        "Train low-rank adapters beside the linear layers of the blocks, and the head; the rest stays as it is.",
+        "Train low-rank adapters beside the linear layers of the blocks, and the head.",
         "numerics",
         "changes the result",
         off="all",

@@ -16,7 +16,7 @@ class LoraPart(Part):
     alpha: int = Field(16, ge=1, description="An adapter's result is multiplied by alpha / rank.")
     targets: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         "auto",
-        description="auto: all linear layers of the blocks; otherwise those whose names end so, such as [q_lin, v_lin].",
+        description="auto: all linear layers of the blocks; else those whose names end so, such as [q_lin, v_lin].",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="Of what goes into an adapter.")
     dora: bool = Field(False, description="Train the length of each row of a weight apart from its direction (DoRA).")
