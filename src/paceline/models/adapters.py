@@ -97,7 +97,7 @@ def save_adapters(
 
 
 def load_adapters(model: nn.Module, folder: Path) -> nn.Module:
-    """The base model with adapters of a folder added into its weights, in place.
+    """The base model with adapters of a folder added into its weights, in place; torch's generator is drawn from.
 
     Raises:
         ModelError: peft is not installed, or the folder's files are missing, damaged, or of another model.
@@ -115,8 +115,7 @@ def load_adapters(model: nn.Module, folder: Path) -> nn.Module:
         head = {name: given.pop(name) for name in list(given) if name in own}
         config = LoraConfig.from_pretrained(folder)
         config.modules_to_save = None  # the model's own take their place
-        with torch.random.fork_rng(devices=[]):  # what is drawn is written over
-            adapted = LoraModel(model, config, "default")
+        adapted = LoraModel(model, config, "default")
         model.load_state_dict(head, strict=False)
         account = set_peft_model_state_dict(model, given)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:

@@ -24,7 +24,7 @@ from paceline.models.adapters import Base, check_base, load_adapters, save_adapt
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, fetch, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
-from paceline.models.load import check_weights, from_folder, quiet
+from paceline.models.load import check_weights, from_folder, quiet, seeded
 from paceline.models.processor import Processor, open_processor
 
 if TYPE_CHECKING:
@@ -253,8 +253,9 @@ def _read_adapters(
     setting = f"{folder / FILE}: base.source"
     of_base = fetch(base.source, WEIGHT_FILES, revision=base.revision, code=trust_remote_code, setting=setting)
     check_base(base, folder)
-    model, _ = from_folder(of_base, config, modality, trust_remote_code=trust_remote_code)
-    return load_adapters(model, folder)
+    with seeded(0):  # of what is drawn, nothing stays
+        model, _ = from_folder(of_base, config, modality, trust_remote_code=trust_remote_code)
+        return load_adapters(model, folder)
 
 
 def _told(error: Exception) -> str:
