@@ -30,7 +30,7 @@ class Name:
 
 
 TRAINER, LIGHTNING, ACCELERATE, DEEPSPEED = "transformers' Trainer", "Lightning", "Accelerate", "DeepSpeed"
-PEFT: Final = "peft"
+PEFT: Final = "PEFT"
 
 _LEFT_OUT: Final = {"false": ""}
 _UNCLIPPED: Final = {"0": "optimizer.clip_norm=null", "0.0": "optimizer.clip_norm=null"}

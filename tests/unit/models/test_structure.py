@@ -213,6 +213,8 @@ def test_a_name_that_no_linear_layer_has_is_refused(target: str) -> None:
 
 def test_layers_whose_weights_torch_reads_past_them_take_no_adapters() -> None:
     """In evaluation TransformerEncoderLayer hands the weights of its layers to one fused kernel."""
-    model = nn.Sequential(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2), nn.Linear(8, 2))
+    model = nn.Sequential(
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2), nn.Linear(8, 2)
+    )
     with pytest.raises(ModelError, match="no linear layers in its blocks"):
         linear_layers(model)
