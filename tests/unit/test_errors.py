@@ -9,7 +9,9 @@ import pytest
 from paceline.contract.errors import DataError, excerpt
 
 
-@pytest.mark.parametrize("text", ["好评", "とても良い", "좋아요", "très bon", "füße", "очень", "ดีมาก", "e\u0301té", "👍"])
+@pytest.mark.parametrize(
+    "text", ["好评", "とても良い", "좋아요", "très bon", "füße", "очень", "ดีมาก", "e\u0301té", "👍"]
+)
 def test_letters_of_every_script_are_shown_as_they_are(text):
     assert excerpt(text) == f"'{text}'"
     assert f"(found '{text}')" in str(DataError("an unknown class", found=text))
