@@ -71,6 +71,23 @@ def read(
     return _table(gathered, roles, found, tuple(notices))
 
 
+def locate_files(part: DataPart, rows: object | None = None) -> dict[str, Path]:
+    """The file or folder of each setting that names one, found without reading any.
+
+    Args:
+        part: the recipe's data part.
+        rows: as in ``read``.
+
+    Raises:
+        DataError: nothing is there, or no reader takes it.
+    """
+    if rows is None and part.source.startswith(BUILTIN):
+        return {}
+    from_file = rows is None and not part.source.startswith(PREFIX)
+    named = [(setting, name) for setting, name in files_named(part) if from_file or setting != "source"]
+    return {setting: locate(name, f"data.{setting}") for setting, name in named}
+
+
 def read_unlabelled(
     part: DataPart,
     size: int,
@@ -196,15 +213,14 @@ def _opened(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool
 
 def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[Source]:
     """What to read, in order; each opened when its turn comes, but all known to exist before the first."""
-    from_file = rows is None and not part.source.startswith(PREFIX)
-    named = [(setting, name) for setting, name in files_named(part) if from_file or setting != "source"]
-    paths = {setting: locate(name, f"data.{setting}") for setting, name in named}
+    paths = locate_files(part, rows)
     if rows is not None:
         yield from read_memory(rows)
-    elif not from_file:
+    elif "source" not in paths:
         yield from read_hub(part.source)
-    for setting, name in named:
-        sources = open_sources(paths[setting], name, part, bad, labelled=labelled)
+    for setting, path in paths.items():
+        name = getattr(part, setting)
+        sources = open_sources(path, name, part, bad, labelled=labelled)
         if setting == "source":
             yield from sources
         elif len(sources) == 1:
