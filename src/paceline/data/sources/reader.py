@@ -66,7 +66,7 @@ def read(
     found = Interpreted(kind="", labels=[])
     if len(gathered):
         found = _interpret(gathered, roles, task, bad, head)
-    notices += (*found.notices, *bad.settle(len(gathered)))
+    notices += (*found.notices, *_stripped(gathered, found.kind), *bad.settle(len(gathered)))
     _check_enough(part, gathered, roles, found)
     return _table(gathered, roles, found, tuple(notices))
 
@@ -275,6 +275,14 @@ def _require_columns(roles: Roles, source: Source, columns: Sequence[str]) -> No
                 why=f"the columns are {', '.join(map(repr, columns))}; all files need those of the first",
                 fix=f"rename the column to {name!r}, as in the first file",
             )
+
+
+def _stripped(gathered: Gathered, kind: str) -> Iterator[str]:
+    """That classes are told apart without the blanks around them; numbers are the same with and without."""
+    count = gathered.num_stripped
+    if count and kind != "regression":
+        labels = f"{count:,} label{'s' * (count != 1)}"
+        yield f"blanks are left out around {labels}: {gathered.first_stripped}"
 
 
 def _interpret(gathered: Gathered, roles: Roles, task: str, bad: BadRows, head: Sequence[str]) -> Interpreted:
