@@ -1,4 +1,4 @@
-"""A technique is one file, one field of the recipe, one page, one parity test and one entry of the catalogue."""
+"""A technique is one room, one setting, one page, one parity test and one entry of the catalogue."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import get_args
 import pytest
 
 from paceline.recipe import Recipe
+from paceline.recipe.catalogue.speed import SPEED
+from paceline.recipe.catalogue.strategies import STRATEGIES
 from paceline.recipe.entries import STAGES, value_of
 from paceline.recipe.parts import ParallelPart, TechniquesPart
-from paceline.recipe.techniques import CATALOGUE, ENTRIES, OWN_SETTINGS, STRATEGIES
+from paceline.recipe.techniques import CATALOGUE, ENTRIES, OWN_SETTINGS
+from paceline.verbs.techniques import field_at
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def mismatches(root: Path, names: Iterable[str], fields: Iterable[str], elsewhere: Iterable[str] = ()) -> list[str]:
-    """Where files, fields, pages and parity tests differ from ``names``; those ``elsewhere`` have another room."""
+def mismatches(root: Path, names: Iterable[str], elsewhere: Iterable[str] = ()) -> list[str]:
+    """Where files, pages and parity tests differ from ``names``; those ``elsewhere`` have another room."""
     names = set(names)
     source, pages = root / "src" / "paceline" / "techniques", root / "docs" / "techniques"
     groups = {
         "files in src/paceline/techniques": {p.stem for p in source.glob("*.py")} - {"__init__"} | set(elsewhere),
-        "fields of TechniquesPart, or strategies": set(fields),
         "pages in docs/techniques": {p.stem for p in pages.glob("*.md")} - {"README"},
     }
     problems = [
@@ -36,18 +38,28 @@ def mismatches(root: Path, names: Iterable[str], fields: Iterable[str], elsewher
 
 
 def test_catalogue_files_fields_pages_and_parity_tests_agree() -> None:
-    strategies = set(get_args(ParallelPart.model_fields["strategy"].annotation)) - {"auto"}
     rooms = {entry.name: ROOT / "src" / f"{entry.room.replace('.', '/')}.py" for entry in ENTRIES if entry.room}
     assert all(room.is_file() for room in rooms.values()), f"rooms that are not there: {rooms}"
-    problems = mismatches(ROOT, (e.name for e in ENTRIES), {*TechniquesPart.model_fields, *strategies}, rooms)
+    problems = mismatches(ROOT, (entry.name for entry in ENTRIES), rooms)
     assert not problems, "\n".join(problems)
+
+
+def test_every_entry_is_a_setting_and_every_field_of_techniques_an_entry() -> None:
+    own = {entry.name for entry in ENTRIES if entry.setting.startswith("techniques.")}
+    assert own == set(TechniquesPart.model_fields)
+    strategies = set(get_args(ParallelPart.model_fields["strategy"].annotation)) - {"auto"}
+    assert strategies == {entry.name for entry in STRATEGIES}
+    plain = Recipe.parse({"model": {"source": "any"}})
+    for entry in ENTRIES:
+        assert field_at(entry.setting).description, f"{entry.setting} is not told"
+        assert not entry.is_on(plain), f"{entry.name} is on by default"
 
 
 def test_settings_that_change_the_result_exist_and_their_page_says_so() -> None:
     for entry in CATALOGUE:
         page = (ROOT / entry.page).read_text()
         for value in entry.changing:
-            assert value in str(TechniquesPart.model_fields[entry.name].annotation), f"{entry.name} has no {value}"
+            assert value in str(field_at(entry.setting).annotation), f"{entry.name} has no {value}"
             rows = [line for line in page.splitlines() if line.startswith(f"| `{value}`")]
             assert any("changes the result" in row for row in rows), f"{entry.page} says nothing of {value}"
 
@@ -60,13 +72,15 @@ def test_rules_name_settings_and_values_that_there_are_and_a_reason() -> None:
             assert rule.values, f"{entry.name}: {rule.condition} has no value"
             for value in rule.values:
                 changed = plain.with_settings([f"{rule.path}={value}"])
-                assert rule.holds(value_of(changed, rule.path)), f"{entry.name}: {rule.condition} never holds"
+                assert rule.holds(value_of(changed, rule.path)) is not rule.is_negated, (
+                    f"{entry.name}: {rule.condition} does not know {value}"
+                )
 
 
 def test_values_are_those_of_the_field() -> None:
     for entry in CATALOGUE:
         if entry.values:
-            field = set(get_args(TechniquesPart.model_fields[entry.name].annotation))
+            field = set(get_args(field_at(entry.setting).annotation))
             assert field == {"auto", entry.off, *(value.name for value in entry.values)}, entry.name
 
 
@@ -81,9 +95,9 @@ def test_settings_of_a_strategy_are_the_fields_of_parallel_and_alike_in_each() -
 
 
 def test_the_catalogue_is_in_the_order_of_application() -> None:
-    stages = [STAGES.index(entry.stage) for entry in CATALOGUE]
+    stages = [STAGES.index(entry.stage) for entry in SPEED]
     assert stages == sorted(stages), "an entry stands before one of an earlier stage"
-    names = [entry.name for entry in CATALOGUE]
+    names = [entry.name for entry in ENTRIES]
     assert len(set(names)) == len(names), f"an entry stands twice: {names}"
 
 
@@ -109,11 +123,10 @@ def test_the_guard_sees_every_mismatch(tmp_path: Path, change: str, message: str
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    assert mismatches(tmp_path, ["known"], ["known"]) == []
-    assert mismatches(tmp_path, ["known"], []) == ["fields of TechniquesPart, or strategies: known is missing"]
+    assert mismatches(tmp_path, ["known"]) == []
     path = tmp_path / change.removeprefix("-")
     if change.startswith("-"):
         path.unlink()
     else:
         path.touch()
-    assert mismatches(tmp_path, ["known"], ["known"]) == [message]
+    assert mismatches(tmp_path, ["known"]) == [message]

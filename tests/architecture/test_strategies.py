@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.recipe.techniques import STRATEGIES
+from paceline.recipe.catalogue.strategies import STRATEGIES
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
 BELOW = ("strategies", "recipe")

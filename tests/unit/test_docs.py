@@ -186,7 +186,7 @@ def test_modules_and_functions_that_are_named_exist(path: Path) -> None:
 
 def test_a_function_that_is_gone_would_be_seen() -> None:
     assert defines(SOURCE / "engine/step.py", "Step.micro")
-    assert defines(SOURCE / "recipe/parts.py", "OptimizerPart.clip_norm")
+    assert defines(SOURCE / "recipe/parts/optimizer.py", "OptimizerPart.clip_norm")
     assert not defines(SOURCE / "engine/step.py", "Step.macro")
     assert not defines(SOURCE / "engine/steps.py", "Step")
     assert is_there("seams.Batch")
@@ -332,7 +332,7 @@ def test_pictures_are_current_and_shown() -> None:
 
 
 def test_every_field_is_explained(reference: ModuleType) -> None:
-    assert reference.missing_words() == [], "describe these in recipe/parts.py, or in scripts/recipe_reference.py"
+    assert reference.missing_words() == [], "describe these in recipe/parts/, or in scripts/recipe_reference.py"
 
 
 def test_every_decision_has_its_number_and_its_parts() -> None:

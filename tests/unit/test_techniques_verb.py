@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.contract.errors import RecipeError
 from paceline.machine.facts import Facts, Gpu
-from paceline.recipe.techniques import CATALOGUE, STRATEGIES
+from paceline.recipe.techniques import ENTRIES, GROUPS
 from paceline.verbs import techniques as verb
 
 CPU = Facts(
@@ -37,19 +38,55 @@ def listing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     def listed(facts: Facts) -> dict[str, str]:
         monkeypatch.setattr(verb, "this_machine", lambda: facts)
-        assert verb.techniques() == (*CATALOGUE, *STRATEGIES)
-        sections = capsys.readouterr().out.rstrip("\n").split("\n\n")
-        return {section.partition(":")[0]: section for section in sections}
+        found = dict[str, str]()
+        for entry in ENTRIES:
+            assert verb.techniques(entry.name) == (entry,)
+            found["this machine"], found[entry.name] = capsys.readouterr().out.rstrip("\n").split("\n\n")
+        return found
 
     return listed
 
 
+def test_all_are_listed_under_headings_in_a_line_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "this_machine", lambda: CPU)
+    assert verb.techniques() == ENTRIES
+    machine, *groups, last = capsys.readouterr().out.rstrip("\n").split("\n\n")
+    assert machine.startswith("this machine: torch 2.13.0")
+    assert [group.splitlines()[0] for group in groups] == list(GROUPS)
+    for heading, group in zip(GROUPS, groups, strict=True):
+        lines = group.splitlines()[1:]
+        assert [line.split()[0] for line in lines] == [entry.name for entry in GROUPS[heading]]
+        for line, entry in zip(lines, GROUPS[heading], strict=True):
+            assert entry.summary in line
+            assert len(line) <= 130, f"the summary of {entry.name} is long for one line"
+            assert line.endswith(" *") is (entry.preserves == "changes the result")
+    state = {line.split()[0]: line.split()[1] for group in groups for line in group.splitlines()[1:]}
+    assert (state["packing"], state["recompute"], state["compile"], state["precision"]) == (
+        "auto",
+        "off",
+        "off",
+        "fp32",
+    )
+    assert "not here" in groups[0].partition("  capture")[2].splitlines()[0]
+    assert "paceline techniques NAME" in last
+
+
+def test_one_is_found_by_its_setting_and_an_unknown_one_by_its_neighbour(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "this_machine", lambda: CPU)
+    assert [entry.name for entry in verb.techniques("techniques.packing")] == ["packing"]
+    with pytest.raises(RecipeError, match="did you mean 'packing'"):
+        verb.techniques("pakcing")
+
+
 def test_every_technique_says_whether_it_works_here(listing: Listing) -> None:
     found = listing(machine("NVIDIA H200", (9, 0)))
-    assert list(found) == ["this machine", *(entry.name for entry in (*CATALOGUE, *STRATEGIES))]
     assert "NVIDIA H200 (compute capability 9.0)" in found["this machine"]
     assert "triton 3.6.0" in found["this machine"]
-    for entry in (*CATALOGUE, *(entry for entry in STRATEGIES if entry.name != "dp")):
+    for entry in (entry for entry in ENTRIES if entry.name != "dp"):
         assert "\n  here       available" in found[entry.name], found[entry.name]
         assert entry.page in found[entry.name]
     assert "techniques.packing = auto | true | false  (default auto)" in found["packing"]

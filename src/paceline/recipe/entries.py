@@ -27,7 +27,8 @@ class Rule:
     """A condition that a technique needs, or excludes.
 
     Args:
-        condition: ``PATH=VALUE|VALUE``, a dotted recipe path and the values that fulfil it.
+        condition: ``PATH=VALUE|VALUE``, a dotted recipe path and the values that fulfil it; or ``PATH!=VALUE|VALUE``,
+            the values that do not.
         why: the reason, as it stands behind a decision and behind "cannot work with PATH = VALUE: ".
         only: for whom alone it is; None: for both.
     """
@@ -39,12 +40,17 @@ class Rule:
     @property
     def path(self) -> str:
         """The dotted recipe path."""
-        return self.condition.partition("=")[0]
+        return self.condition.partition("=")[0].removesuffix("!")
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The values that fulfil it, as YAML writes them."""
+        """The values named in it, as YAML writes them."""
         return tuple(self.condition.partition("=")[2].split("|"))
+
+    @property
+    def is_negated(self) -> bool:
+        """Whether the values named are those that do not fulfil it."""
+        return self.condition.partition("=")[0].endswith("!")
 
     def is_for(self, who: Who) -> bool:
         """Whether it counts for ``auto``, or for what was asked for."""
@@ -52,7 +58,13 @@ class Rule:
 
     def holds(self, value: object) -> bool:
         """Whether a recipe with this value at ``path`` fulfils it."""
-        return written(value) in self.values
+        return (written(value) in self.values) is not self.is_negated
+
+    def is_about(self, entry: TechniqueEntry) -> bool:
+        """Whether it holds as soon as the entry's technique is on."""
+        return self.path == entry.setting and (
+            written(entry.off) in self.values if self.is_negated else entry.on in self.values
+        )
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,9 @@ class TechniqueEntry:
         inference: what ``evaluate`` and ``predict`` make of it.
         memory: what it changes in memory; empty: nothing to speak of.
         saving: how it makes a run fit, where it does.
-        choice: the dotted recipe path of which ``name`` is one value; none: it has a field of ``TechniquesPart``.
+        place: the dotted recipe path of its field; none: a field of ``TechniquesPart``, of its name.
+        choice: the dotted recipe path of which ``name`` is one value; none: it has a field of its own.
+        example: a value to show it with, where the field takes numbers or names.
         room: the module it is in; none: ``techniques/<name>.py``.
         settings: fields of ``parallel`` that have an effect with it; of a strategy.
         one_process: whether one process has all GPUs of the run; of a strategy.
@@ -159,7 +173,9 @@ class TechniqueEntry:
     inference: Inference = "off"
     memory: str = ""
     saving: Saving | None = None
+    place: str = ""
     choice: str = ""
+    example: object = True
     room: str = ""
     settings: tuple[OwnSetting, ...] = ()
     one_process: bool = False
@@ -178,12 +194,17 @@ class TechniqueEntry:
     @property
     def setting(self) -> str:
         """Its dotted recipe path."""
-        return self.choice or f"techniques.{self.name}"
+        return self.choice or self.place or f"techniques.{self.name}"
 
     @property
     def on(self) -> str:
         """The value that switches it on, where there is one."""
         return self.name if self.choice else "true"
+
+    @property
+    def use(self) -> str:
+        """The condition that it is on."""
+        return f"{self.setting}!={written(self.off)}" if self.place else f"{self.setting}={self.on}"
 
     @property
     def default(self) -> object:

@@ -9,9 +9,10 @@ from typing import Any
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
 from paceline.machine.facts import Facts
+from paceline.recipe.catalogue.strategies import STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, Who, value_of, written
 from paceline.recipe.recipe import Recipe
-from paceline.recipe.techniques import CATALOGUE, ENTRIES, STRATEGY, capable, exclusions
+from paceline.recipe.techniques import CATALOGUE, ENTRIES, capable, exclusions
 
 _UNKNOWN = object()
 """Stands for a setting that nobody has told; no rule is broken by it."""
@@ -134,7 +135,8 @@ def _check_own(own: OwnSetting, recipe: Recipe) -> None:
 
 def _refusal(rule: Rule, needed: bool, recipe: Recipe) -> str:
     """The broken rule for a person, beside what the recipe says."""
-    told = f"{'needs' if needed else 'cannot work with'} {rule.path} = {' or '.join(rule.values)}"
-    if needed or len(rule.values) > 1:
+    values = f"{'other than' if rule.is_negated else '='} {' or '.join(rule.values)}"
+    told = f"{'needs' if needed else 'cannot work with'} {rule.path} {values}"
+    if needed or rule.is_negated or len(rule.values) > 1:
         told += f" (now {rule.path} = {written(value_of(recipe, rule.path))})"
     return f"{told}: {rule.why}" if rule.why else told

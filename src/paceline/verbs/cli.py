@@ -123,15 +123,18 @@ def doctor() -> None:
 
 
 @app.command()
-def techniques() -> None:
-    """List the techniques and what each preserves.
+def techniques(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them.", show_default=False)] = None,
+) -> None:
+    """List the techniques in a line each, or tell all about one.
 
     \b
     paceline techniques
+    paceline techniques packing
     """
     from paceline.verbs.techniques import techniques as list_techniques
 
-    list_techniques()
+    list_techniques(name)
 
 
 @app.command()

@@ -7,25 +7,71 @@ import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
-from paceline.contract.errors import RecipeError
+from pydantic import BaseModel
+
+from paceline.contract.errors import RecipeError, nearest
 from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.recipe.entries import TechniqueEntry, written
-from paceline.recipe.parts import ParallelPart, TechniquesPart
-from paceline.recipe.techniques import ENTRIES, told
+from paceline.recipe.entries import TechniqueEntry, value_of, written
+from paceline.recipe.techniques import ENTRIES, GROUPS, told
 
 
-def techniques() -> tuple[TechniqueEntry, ...]:
-    """Print every technique with its settings, whether it works here, what it needs, excludes and preserves.
+def techniques(name: str | None = None) -> tuple[TechniqueEntry, ...]:
+    """Print every technique in a line each, or all there is to know about one.
+
+    Args:
+        name: of the one; None: all.
 
     Returns:
-        The catalogue, and the ways of splitting a run.
+        The entries that were printed.
+
+    Raises:
+        RecipeError: no technique has this name.
     """
     facts = this_machine()
-    sections = [_machine(facts), *(_shown(entry, facts) for entry in ENTRIES)]
-    sys.stdout.write("\n\n".join(sections) + "\n")
-    return ENTRIES
+    entries = ENTRIES if name is None else (_named(name),)
+    sections = _listed(facts) if name is None else [_shown(entries[0], facts)]
+    sys.stdout.write("\n\n".join([_machine(facts), *sections]) + "\n")
+    return entries
+
+
+def _named(name: str) -> TechniqueEntry:
+    found = [entry for entry in ENTRIES if name in (entry.name, entry.setting)]
+    if not found:
+        raise RecipeError(
+            f"techniques {name}",
+            f"no technique has this name; {nearest(name, (entry.name for entry in ENTRIES))}",
+            "paceline techniques, which lists them",
+        )
+    return found[0]
+
+
+def _listed(facts: Facts) -> Iterator[str]:
+    """A section for each group, and how to read on."""
+    rows = {entry.name: (_default_here(entry, facts), _marked(entry)) for entry in ENTRIES}
+    names, states = max(map(len, rows)), max(len(state) for state, _ in rows.values())
+    for heading, group in GROUPS.items():
+        lines = [f"  {entry.name:<{names}}  {rows[entry.name][0]:<{states}}  {rows[entry.name][1]}" for entry in group]
+        yield "\n".join([heading, *lines])
+    yield "* changes the result.  paceline techniques NAME tells what one needs, excludes and preserves."
+
+
+def _marked(entry: TechniqueEntry) -> str:
+    return f"{entry.summary}{' *' if entry.preserves == 'changes the result' else ''}"
+
+
+def _default_here(entry: TechniqueEntry, facts: Facts) -> str:
+    """What a run on this machine has that does not name it: on, off, a value, or auto where model and data decide."""
+    values = _settable(entry)
+    if values and all(unavailable(entry, value, facts) for value in values):
+        return "not here"
+    if entry.choice:
+        return "auto" if entry.auto else "off"
+    if entry.default != "auto":
+        return "off"
+    chosen = value_of(_chosen(facts)[0], entry.setting)
+    return {True: "on", False: "off"}.get(chosen, written(chosen))
 
 
 def unavailable(entry: TechniqueEntry, value: object, facts: Facts) -> str | None:
@@ -55,12 +101,9 @@ def _machine(facts: Facts) -> str:
 
 
 def _shown(entry: TechniqueEntry, facts: Facts) -> str:
-    part, name = (ParallelPart, "strategy") if entry.choice else (TechniquesPart, entry.name)
-    field = part.model_fields[name]
-    values = " | ".join(map(written, _values(field.annotation)))
     lines = [
-        ("setting", f"{entry.setting} = {values}  (default {written(field.default)})"),
-        *_here(entry, field, facts),
+        ("setting", _setting(entry)),
+        *_here(entry, facts),
         # what auto makes of it is told above, as it is on this machine
         *((label, text) for label, text in told(entry) if label != "auto"),
         ("page", entry.page),
@@ -75,27 +118,49 @@ def _shown(entry: TechniqueEntry, facts: Facts) -> str:
     )
 
 
-def _here(entry: TechniqueEntry, field: Any, facts: Facts) -> Iterator[tuple[str, str]]:
+def _setting(entry: TechniqueEntry) -> str:
+    field = field_at(entry.setting)
+    if entry.choice or not (values := _values(field.annotation)):
+        return f"{entry.setting} = {written(_settable(entry)[0])}  (default {written(field.default)})"
+    return f"{entry.setting} = {' | '.join(map(written, values))}  (default {written(field.default)})"
+
+
+def _here(entry: TechniqueEntry, facts: Facts) -> Iterator[tuple[str, str]]:
     """What can be set here, what cannot and why, and what ``auto`` makes of it."""
-    if entry.choice:
-        reason = unavailable(entry, entry.name, facts)
-        yield "here", f"not available: {reason}" if reason else f"available, as {entry.setting}={entry.name}"
-        return
-    values = [value for value in _values(field.annotation) if value not in ("auto", entry.off)]
+    values = _settable(entry)
     refused = {value: reason for value in values if (reason := unavailable(entry, value, facts))}
     if not refused:
-        yield "here", "available"
+        yield "here", f"available, as {entry.setting}={entry.name}" if entry.choice else "available"
     elif len(refused) == len(values):
         yield "here", f"not available: {'; '.join(dict.fromkeys(refused.values()))}"
     else:
         yield "here", f"available: {', '.join(written(value) for value in values if value not in refused)}"
         for value, reason in refused.items():
             yield "here", f"not {written(value)}: {reason}"
-    if field.default == "auto":
+    if entry.default == "auto" and not entry.choice:
         recipe, reasons = _chosen(facts)
-        chosen = written(getattr(recipe.techniques, entry.name))
+        chosen = written(value_of(recipe, entry.setting))
         known = f"{chosen}: {reasons.get(entry.setting)}"
         yield "auto", known if chosen != "auto" else "decided when model and data are known"
+
+
+def field_at(path: str) -> Any:
+    """The recipe's field at a dotted path."""
+    *parts, name = path.split(".")
+    owner: type[BaseModel] = Recipe
+    for part in parts:
+        annotation = owner.model_fields[part].annotation
+        # a part may be optional
+        owner = next(one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
+    return owner.model_fields[name]
+
+
+def _settable(entry: TechniqueEntry) -> list[Any]:
+    """Values that switch it on."""
+    if entry.choice:
+        return [entry.name]
+    values = [value for value in _values(field_at(entry.setting).annotation) if value not in ("auto", entry.off)]
+    return [entry.example] if entry.example is not True else values
 
 
 def _values(annotation: Any) -> list[Any]:

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from paceline.contract.errors import RecipeError
-from paceline.recipe import Recipe
-from paceline.recipe.entries import Rule
-from paceline.recipe.parts import ParallelPart, TechniquesPart
-from paceline.recipe.rules import is_refused
+from paceline.machine.facts import Facts
+from paceline.recipe import Recipe, techniques
+from paceline.recipe.catalogue.strategies import STRATEGIES
+from paceline.recipe.entries import Rule, TechniqueEntry
+from paceline.recipe.parts import ParallelPart
+from paceline.recipe.rules import check_rules, is_refused
 from paceline.recipe.techniques import (
     CATALOGUE,
-    STRATEGIES,
     entry_of,
     exclusions,
     one_process,
@@ -22,6 +23,7 @@ from paceline.recipe.techniques import (
     shards,
     told,
 )
+from paceline.verbs.techniques import field_at
 
 
 def recipe(*settings: str) -> Recipe:
@@ -30,14 +32,35 @@ def recipe(*settings: str) -> Recipe:
 
 def test_fields_have_the_catalogues_words_and_defaults() -> None:
     for entry in CATALOGUE:
-        field = TechniquesPart.model_fields[entry.name]
-        assert field.default == entry.default
+        if entry.choice:
+            continue  # one value of a field that has others
+        field = field_at(entry.setting)
+        assert field.default == entry.default, entry.name
         assert field.description
         assert field.description.startswith(entry.summary)
         assert ("auto: " in field.description) == (field.default == "auto"), entry.name
     strategy = ParallelPart.model_fields["strategy"].description or ""
     assert all(f"{entry.name}: " in strategy for entry in STRATEGIES)
     assert "ddp where weights, gradients and states fit a GPU" in strategy
+
+
+def test_a_rule_may_name_the_values_that_do_not_fulfil_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = TechniqueEntry("limited", "Any.", "numerics", "up to rounding", place="loop.max_steps", off=None)
+    rule = Rule("loop.max_steps!=null", "it never ends")
+    other = TechniqueEntry("other", "Any.", "numerics", "bit-exact", place="loop.drop_last", excludes=(rule,))
+    assert (rule.path, rule.values) == ("loop.max_steps", ("null",))
+    assert rule.holds(3)
+    assert not rule.holds(None)
+    assert rule.is_about(limited)
+    assert Rule(limited.use).is_about(limited)
+    assert not rule.is_about(other)
+    monkeypatch.setattr(techniques, "ENTRIES", (limited, other))
+    assert [one.condition for one in exclusions(limited)] == ["loop.drop_last!=false"]
+    exclusions.cache_clear()
+    facts = Facts(python="", platform="", cpu_model=None, cpu_count=1, memory_bytes=None, versions={})
+    check_rules(recipe("loop.drop_last=true"), facts, (limited, other))
+    with pytest.raises(RecipeError, match=r"cannot work with loop.max_steps other than null \(now .* = 3\): it never"):
+        check_rules(recipe("loop.drop_last=true", "loop.max_steps=3"), facts, (limited, other))
 
 
 def test_what_cannot_be_together_is_told_on_either_side() -> None:

@@ -1,0 +1,1 @@
+"""The entries of the catalogue, a file a group."""

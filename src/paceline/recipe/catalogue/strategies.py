@@ -1,0 +1,98 @@
+"""The ways of splitting a run over ranks or GPUs, of which it has one at most: the values of ``parallel.strategy``."""
+
+from __future__ import annotations
+
+from paceline.recipe.catalogue.speed import COPIED, NO_STEP
+from paceline.recipe.entries import OwnSetting, Rule, Saving, TechniqueEntry
+
+STRATEGY = "parallel.strategy"
+"""The setting that names the way of splitting a run."""
+
+_REDUCE_DTYPE = OwnSetting(
+    "reduce_dtype",
+    "number format of the gradients' all-reduce; bf16 halves the bytes and rounds each rank's share.",
+    default="fp32",
+)
+
+STRATEGIES: tuple[TechniqueEntry, ...] = (
+    TechniqueEntry(
+        "ddp",
+        "Every process keeps the model; gradients are summed in one flat buffer, beside the backward pass.",
+        "shard",
+        "up to rounding",
+        auto="where weights, gradients and states fit a GPU",
+        off="auto",
+        excludes=(NO_STEP,),
+        memory="every process keeps all weights, gradients and states",
+        choice=STRATEGY,
+        room="paceline.strategies.ddp.strategy",
+        settings=(
+            OwnSetting(
+                "bucket_mib",
+                "MiB of gradients in one all-reduce; null: 192 over NVLink, where many small ones slow the"
+                " backward pass down, else 25, which begin early.",
+                least=1,
+                stays=True,
+            ),
+            _REDUCE_DTYPE,
+        ),
+    ),
+    TechniqueEntry(
+        "fsdp",
+        "Every process keeps a shard of each weight, gradient and state; weights are whole while used.",
+        "shard",
+        "up to rounding",
+        auto="where weights, gradients and states do not fit a GPU",
+        off="auto",
+        excludes=(
+            NO_STEP,
+            Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
+            Rule("techniques.channels_last=true", "a shard is cut from a weight in its usual order in memory"),
+        ),
+        memory="of N processes each keeps 1/N of weights, gradients and states",
+        saving=Saving(
+            "fsdp", 0.0, "each of {gpus} GPUs has its share of a step, and they exchange weights and gradients"
+        ),
+        shards=True,
+        choice=STRATEGY,
+        room="paceline.strategies.fsdp.strategy",
+        settings=(
+            OwnSetting(
+                "shard_size",
+                "processes that share one copy of the model, as those of one machine; null: all.",
+                least=2,
+                chooses=True,
+            ),
+            OwnSetting(
+                "offload",
+                "keep shards, their gradients and states in main memory, and update there.",
+                default=False,
+                chooses=True,
+                needs=(Rule("device=cuda", "nothing moves on a CPU, whose memory the weights are in already"),),
+            ),
+            _REDUCE_DTYPE,
+        ),
+    ),
+    TechniqueEntry(
+        "dp",
+        "One process splits each batch over all its GPUs by torch's DataParallel: slow, for completeness.",
+        "shard",
+        "up to rounding",
+        off="auto",
+        needs=(Rule("device=cuda", "it splits each batch over several GPUs"),),
+        excludes=(
+            NO_STEP,
+            Rule("techniques.packing=true", "a packed row cannot be split over several GPUs"),
+            Rule("techniques.early_pooling=true", "it needs packed rows, which cannot be split", only="asked"),
+            Rule("techniques.cudnn_benchmark=true", "torch keeps cuDNN's kernels for each GPU's thread by itself"),
+            *(
+                Rule(f"techniques.{name}=true", COPIED)
+                for name in ("fully_connected", "fused_qkv", "fusion", "recompute", "compile", "capture")
+            ),
+        ),
+        memory="every GPU keeps all weights; the first also has states once and gradients three times",
+        choice=STRATEGY,
+        room="paceline.strategies.dp",
+        one_process=True,
+    ),
+)

@@ -1,0 +1,125 @@
+"""Where the samples are, what they mean, and how they are changed."""
+
+from __future__ import annotations
+
+import difflib
+from encodings.aliases import aliases
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from paceline.recipe.parts.part import EXECUTION, Columns, Part, Switch, share_or_count
+
+
+class SplitsPart(Part):
+    """How rows without a given split are divided: a share below 1, a number of rows from 1, or the rest (null)."""
+
+    train: float | int | None = Field(None, ge=0, description="Null: everything that the others leave.")
+    validation: float | int = Field(0.1, ge=0, description="Share or number of rows; 0 for none.")
+    test: float | int = Field(0.1, ge=0, description="Share or number of rows; 0 for none.")
+    seed: int = Field(0, ge=0, description="Of the split alone, so that runs with other seeds share their splits.")
+
+    _usable = field_validator("train", "validation", "test")(share_or_count)
+
+    @model_validator(mode="after")
+    def _sums(self) -> Self:
+        shares = [v for v in (self.train, self.validation, self.test) if v is not None and 0 < v < 1]
+        if sum(shares) > 1 + 1e-9 or (self.train is None and abs(sum(shares) - 1) < 1e-9):
+            raise ValueError(f"shares add up to {sum(shares):g}, which leaves nothing for the rest")
+        return self
+
+
+class RandomPart(Part):
+    """Shapes of ``builtin:random``, for memory and speed runs."""
+
+    samples: int = Field(512, ge=2, description="Number of samples.")
+    classes: int = Field(2, ge=1, description="Number of labels.")
+    length: int | tuple[int, int] = Field(512, description="Tokens a sequence, or the range they are drawn from.")
+    vocabulary: int = Field(30000, ge=200, description="Number of token ids; drawn from 100 up to it.")
+    image: tuple[int, int, int] | None = Field(None, description="Height, width, channels: images, not tokens.")
+
+
+class AugmentPart(Part):
+    """Random changes of training images, drawn anew each time an image is seen; 0 or false: none."""
+
+    flip: bool = Field(False, description="Mirror left and right, every second time.")
+    crop: int = Field(0, ge=0, description="Shift by up to this many pixels each way; what is uncovered is black.")
+    cutout: int = Field(0, ge=0, description="Blank a square of this many pixels a side.")
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is changed at all."""
+        return self.flip or self.crop > 0 or self.cutout > 0
+
+
+class DataPart(Part):
+    """Where the labelled samples are and what their columns mean."""
+
+    source: str = Field(
+        "memory",
+        description="Path of a csv, tsv, jsonl or json (also .gz), xlsx, parquet or arrow file, of a folder per class"
+        " or of what save_to_disk left; hub:NAME; builtin:docstrings, builtin:digits, builtin:random; memory: rows"
+        " given from Python.",
+    )
+    validation: str | None = Field(None, description="A file of its own for validation.")
+    test: str | None = Field(None, description="A file of its own for the test.")
+    text: str = Field("auto", description="Column of the text; auto finds it by name and prints the guess.")
+    pair: str | None = Field("auto", description="Column of the second text of a pair; null for none.")
+    label: Columns = Field("auto", description="Column of the label; several 0/1 columns for multi-label.")
+    split: str | None = Field("auto", description="Column naming each row's split; null for none.")
+    label_separator: str | None = Field(
+        None, min_length=1, description="Splits a label cell into several labels (multi-label)."
+    )
+    encoding: str = Field(
+        "auto", description="Encoding of text files, such as gb18030; auto tells it by the bytes and says which."
+    )
+    delimiter: str = Field(
+        "auto", description="What separates the cells of a csv or tsv file, one character; auto looks at the header."
+    )
+    splits: SplitsPart = SplitsPart()
+    max_length: int = Field(512, ge=4, description="Tokens kept of a sample; never more than the model's positions.")
+    image_size: int | None = Field(None, ge=8, description="Images are resized to this many pixels a side.")
+    on_bad_row: Literal["stop", "skip"] = Field(
+        "stop",
+        description="skip drops rows that cannot be used, counts them and writes them to a quarantine file.",
+    )
+    bad_rows_allowed: float = Field(
+        0.01, ge=0, le=1, description="With on_bad_row: skip, the share of rows above which the run stops."
+    )
+    allow_single_class: bool = Field(False, description="Accept data in which every label is the same.")
+    augment: AugmentPart = AugmentPart()
+    pad_to_multiple_of: int | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description="Round lengths of padded batches and totals of packed rows up to a multiple of this; null: 1 where"
+        " steps are eager, else by the length of the run, so that shapes come again.",
+    )
+    resident: Switch = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Keep all samples on the GPU and gather batches there. auto: when they take at most a tenth of"
+        " its memory.",
+    )
+    random: RandomPart = RandomPart()
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str) -> str:
+        if value == "auto":
+            return value
+        try:
+            "a".encode(value)
+        except (LookupError, ValueError):
+            close = difflib.get_close_matches(value.lower().replace("-", "_"), sorted(aliases), n=1)
+            hint = f"; did you mean {close[0]}?" if close else "; for example utf-8, gb18030, cp932, cp1252"
+            raise ValueError(f"no text encoding {value!r}{hint}") from None
+        return value
+
+    @field_validator("delimiter")
+    @classmethod
+    def _usable_delimiter(cls, value: str) -> str:
+        if value != "auto" and (len(value) != 1 or value in '"\r\n\0'):
+            hint = "" if value else "; YAML needs quotes around | and #, as in --set 'data.delimiter=\"|\"'"
+            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}{hint}")
+        return value

@@ -1,0 +1,70 @@
+"""How long a run is, and when it evaluates and saves."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from paceline.recipe.parts.part import EXECUTION, Part
+
+
+class EarlyStoppingPart(Part):
+    """Stop when the best metric has not improved for ``patience`` evaluations."""
+
+    patience: int = Field(3, ge=1, description="Evaluations without improvement.")
+    min_delta: float = Field(0.0, ge=0, description="Smallest change that counts as one.")
+
+
+class LoopPart(Part):
+    """How long the run is and when it evaluates and saves."""
+
+    epochs: int = Field(3, ge=1, description="Passes over the training split.")
+    max_steps: int | None = Field(None, ge=1, description="Ends the run after this many updates.")
+    batch_size: int = Field(32, ge=1, description="Samples an update: the global batch.")
+    micro_batch_size: int | None = Field(
+        None, ge=1, json_schema_extra=EXECUTION, description="Samples a forward pass; null: the whole batch."
+    )
+    on_oom: Literal["fail", "split"] = Field(
+        "fail",
+        json_schema_extra=EXECUTION,
+        description="When memory runs out. fail: the run ends and says what would fit. split: all ranks halve"
+        " micro_batch_size, or evaluation_batch_size, say so, and make the step or the evaluation again.",
+    )
+    evaluation_batch_size: int | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description="Samples a forward pass of an evaluation; null: twice the micro-batch, on a GPU at least 128.",
+    )
+    drop_last: bool = Field(False, description="Leave out the last, smaller batch of an epoch.")
+    shuffle: bool = Field(True, description="A new order of the samples each epoch, drawn from the seed.")
+    evaluate_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
+        "epoch", description="An epoch, a number of steps, or never."
+    )
+    checkpoint_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
+        "epoch", json_schema_extra=EXECUTION, description="An epoch, a number of steps, or never."
+    )
+    keep_last: int = Field(
+        1,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description="Number of newest checkpoints kept, each with the best of its time.",
+    )
+    best_metric: str = Field(
+        "auto",
+        description="auto: accuracy; f1 for multi-label; -loss for regression. A leading '-' means lower is better.",
+    )
+    save_best: bool = Field(True, description="The saved model is the best evaluated one, not the last.")
+    early_stopping: EarlyStoppingPart | None = Field(None, description="Null: the run goes to its end.")
+
+    @property
+    def evaluated_together(self) -> int:
+        """Samples of a forward pass that nothing is learned from."""
+        return self.evaluation_batch_size or self.batch_size
+
+    @model_validator(mode="after")
+    def _effect(self) -> Self:
+        if self.early_stopping and self.evaluate_every == "never":
+            raise ValueError("early_stopping has no effect with evaluate_every: never")
+        return self

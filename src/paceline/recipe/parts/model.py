@@ -1,0 +1,50 @@
+"""Which model is fine-tuned, and how much of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from paceline.recipe.parts.part import Part, Reference
+
+
+class ModelPart(Part):
+    """Which model is fine-tuned, and how much of it."""
+
+    source: str | None = Field(None, description="Hub name or folder of a pretrained model.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
+    config: dict[str, Any] | None = Field(
+        None,
+        description="With source: settings of its configuration to override. Alone: a whole configuration with"
+        " model_type; the weights are then random.",
+    )
+    factory: Reference | None = Field(
+        None, description="package.module:function returning an nn.Module; called with num_labels=N."
+    )
+    tokenizer: str = Field(
+        "auto",
+        description="auto: the model's own, or one trained on the training texts when the weights are random;"
+        " otherwise a Hub name or folder.",
+    )
+    vocabulary_size: int = Field(8000, ge=100, description="Size of a tokenizer trained on the training texts.")
+    train: str = Field(
+        "all",
+        pattern=r"^(all|head|features|last:[1-9]\d*)$",
+        description="all | head | last:K (the head and the last K blocks) | features (embed once, then fit a"
+        " scikit-learn classifier).",
+    )
+    classifier: Literal["logistic", "svm"] = Field("logistic", description="Classifier on top of train: features.")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.factory and (self.source or self.config):
+            raise ValueError("factory builds the whole model: leave out source and config")
+        if not (self.source or self.config or self.factory):
+            raise ValueError("no model: set model.source (a Hub name or a folder), model.config or model.factory")
+        if self.classifier != "logistic" and self.train != "features":
+            raise ValueError(f"classifier: {self.classifier} has no effect without train: features")
+        if self.config is not None and not self.source and "model_type" not in self.config:
+            raise ValueError("model.config without model.source is a whole configuration and needs model_type")
+        return self

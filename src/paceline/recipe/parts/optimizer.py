@@ -1,0 +1,110 @@
+"""The update rule, its schedule and its parameter groups."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from paceline.recipe.parts.part import Beta, Part, share_or_count, within_fp32
+
+
+class SchedulePart(Part):
+    """The learning rate over the run, as a factor of ``lr``."""
+
+    type: str = Field(
+        "linear",
+        pattern=r"^(linear|cosine|constant|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        description="linear or cosine decay to floor, constant, or module:function(step, total_steps) -> factor.",
+    )
+    warmup: float | int = Field(
+        0.06,
+        ge=0,
+        description="Linear warm-up from 0: a share of all steps below 1, or a number of steps from 1.",
+    )
+    floor: float = Field(0.0, ge=0, le=1, description="Factor at the end of a decay.")
+
+    _usable = field_validator("warmup")(share_or_count)
+
+
+class GroupPart(Part):
+    """Settings of the parameters whose names match; the first group that matches a name takes it."""
+
+    match: str = Field(description="Glob on parameter names, for example '*classifier*'.")
+    lr: float | None = Field(None, gt=0, allow_inf_nan=False, description="Null: that of the optimizer.")
+    weight_decay: float | None = Field(None, ge=0, description="Null: that of the optimizer.")
+    schedule: SchedulePart | None = Field(None, description="As `schedule` below; null: that one.")
+
+    _usable = field_validator("lr", "weight_decay")(within_fp32)
+
+
+class OptimizerPart(Part):
+    """The update rule and its parameter groups."""
+
+    type: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
+        "adamw", description="adamw8bit keeps its states in 8 bits; needs a GPU and bitsandbytes or torchao."
+    )
+    lr: float = Field(5e-5, gt=0, allow_inf_nan=False, description="Largest learning rate, before lr_scaling.")
+    lr_scaling: Literal["none", "linear", "sqrt"] | Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = (
+        Field(
+            "none",
+            description="Multiplies every group's learning rate: linear, by loop.batch_size / lr_scaling_base (Goyal et"
+            " al. 2017, for sgd with a warm-up); sqrt, by its root (Krizhevsky 2014; Hoffer et al. 2017); or a factor.",
+        )
+    )
+    lr_scaling_base: int | None = Field(
+        None, ge=1, description="The global batch that lr was chosen for; needed with linear and sqrt."
+    )
+    weight_decay: float | None = Field(
+        None,
+        ge=0,
+        description="Null: 0.01 with adamw and adamw8bit, which decay the weights apart from the gradient; else 0.",
+    )
+    decay_all: bool = Field(False, description="Decay biases and normalisation weights too.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="Of adam and adamw.")
+    eps: float = Field(1e-8, gt=0, description="Of adam and adamw.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd.")
+    nesterov: bool = Field(True, description="Of sgd.")
+    clip_norm: float | None = Field(1.0, gt=0, description="Largest global gradient norm; null: no clipping.")
+    groups: tuple[GroupPart, ...] = Field(
+        (), description="Settings for parameters by name; empty: one setting for all."
+    )
+
+    _usable = field_validator("lr", "weight_decay")(within_fp32)
+
+    @property
+    def decay(self) -> float:
+        """Weight decay of groups that name none."""
+        if self.weight_decay is not None:
+            return self.weight_decay
+        return 0.01 if self.type in ("adamw", "adamw8bit") else 0.0
+
+    @property
+    def decays(self) -> bool:
+        """Whether any weight may decay."""
+        return self.decay > 0 or any(group.weight_decay for group in self.groups)
+
+    @model_validator(mode="after")
+    def _effect(self) -> Self:
+        idle = ("betas", "eps") if self.type == "sgd" else ("momentum", "nesterov")
+        # a default written out, as in a run's own recipe, is not a wish
+        wished = [name for name in idle if getattr(self, name) != type(self).model_fields[name].default]
+        if wished:
+            raise ValueError(f"{', '.join(wished)}: has no effect with type: {self.type}")
+        if self.type == "sgd" and self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs momentum above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _scaling(self) -> Self:
+        by_batch = self.lr_scaling in ("linear", "sqrt")
+        if by_batch and self.lr_scaling_base is None:
+            raise ValueError(
+                f"lr_scaling = {self.lr_scaling} needs lr_scaling_base, the global batch that lr was chosen for;"
+                " lr_scaling_base=32, for example"
+            )
+        if not by_batch and self.lr_scaling_base is not None:
+            raise ValueError(f"lr_scaling_base: has no effect with lr_scaling: {self.lr_scaling}")
+        if self.lr_scaling == 1:
+            raise ValueError("lr_scaling = 1: has no effect; leave it out")
+        return self

@@ -1,0 +1,54 @@
+"""How the processes of a run share its work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from paceline.recipe.catalogue.strategies import STRATEGIES
+from paceline.recipe.parts.part import EXECUTION, Part
+from paceline.recipe.techniques import OWN_SETTINGS, told_strategies, users_of
+
+
+def _own(name: str) -> Any:
+    """The field of a setting that only some strategies have, as the catalogue has it."""
+    own = OWN_SETTINGS[name]
+    told = f"Of {' and '.join(users_of(own))}: {own.words}"
+    return Field(own.default, ge=own.least, json_schema_extra=EXECUTION, description=told)
+
+
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[("auto", *(entry.name for entry in STRATEGIES))]
+
+
+class ParallelPart(Part):
+    """How a run's processes share its work. With one process there is nothing to share: only ``dp`` has a meaning."""
+
+    strategy: StrategyName = Field("auto", json_schema_extra=EXECUTION, description=told_strategies())
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = Field(
+        "auto",
+        json_schema_extra=EXECUTION,
+        description="Carries what ranks exchange. auto: nccl between GPUs, gloo between CPUs; mpi where torch has it.",
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = _own("reduce_dtype")
+    bucket_mib: int | None = _own("bucket_mib")
+    shard_size: int | None = _own("shard_size")
+    offload: bool = _own("offload")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_gone(cls, given: Any) -> Any:
+        """Recipes that older runs wrote name a setting that changed no result."""
+        return {k: v for k, v in given.items() if k != "sum_words"} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _effect(self) -> Self:
+        for name, own in OWN_SETTINGS.items():
+            users = users_of(own)
+            if self.strategy not in ("auto", *users) and getattr(self, name) != own.default:
+                told = f"{name}: has no effect with strategy: {self.strategy}"
+                raise ValueError(f"{told}; set strategy: {' or '.join(users)}")
+        return self

@@ -1,0 +1,33 @@
+"""The techniques with a field of their own."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from paceline.recipe.parts.part import EXECUTION, Part, Switch
+from paceline.recipe.techniques import entry_of
+
+
+def _technique(name: str) -> Any:
+    """The field of a technique, as the catalogue has it."""
+    entry = entry_of(name)
+    return Field(entry.default, json_schema_extra=EXECUTION if entry.execution else None, description=entry.description)
+
+
+class TechniquesPart(Part):
+    """One field a technique; see ``paceline techniques``."""
+
+    packing: Switch = _technique("packing")
+    early_pooling: Switch = _technique("early_pooling")
+    channels_last: Switch = _technique("channels_last")
+    fully_connected: Switch = _technique("fully_connected")
+    cudnn_benchmark: bool = _technique("cudnn_benchmark")
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "pure_bf16"] = _technique("precision")
+    fused_qkv: Switch = _technique("fused_qkv")
+    fusion: Switch = _technique("fusion")
+    embedding_gradient: Switch = _technique("embedding_gradient")
+    recompute: bool = _technique("recompute")
+    compile: Switch = _technique("compile")
+    capture: Switch = _technique("capture")
