@@ -113,7 +113,7 @@ def test_it_begins_with_the_first_update_and_once(stand_in: type[StandIn]) -> No
 
 
 def test_the_run_itself_tells_of_its_data(stand_in: type[StandIn]) -> None:
-    stand_in.answers = lambda: replace(RECORDS.plan(), notices=("a class of one row",))
+    stand_in.answers = staticmethod(lambda: replace(RECORDS.plan(), notices=("a class of one row",)))
     beside = PlanBeside(RECIPE, GPU)
     beside.start()
     assert settled(beside) == RECORDS.plan(), "the summary would have the notice twice"
