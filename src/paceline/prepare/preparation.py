@@ -25,6 +25,7 @@ from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
+from paceline.data.sources import locate_files
 from paceline.distributed.links import shared_link_rate
 from paceline.engine.statistics import running_statistics
 from paceline.kernels.launch import wake_compiler
@@ -106,6 +107,7 @@ def prepare_run(
         with watch.importing():
             import_readers(recipe.model)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
+            locate_files(recipe.data, rows)  # a file that is missing is sooner found than a model
             recipe, shapes, config, processor = _configured(recipe)
         if world.local_rank:
             _while_waiting(recipe, config, watch)
