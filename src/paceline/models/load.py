@@ -225,6 +225,8 @@ def _pretrained(
     _settle_head(part, model, account, old, seed, tell)
     config = model.config
     config.name_or_path = source
+    if folder.parent.name == "snapshots":  # the Hub's cache, where a folder is called by its commit
+        config._commit_hash = folder.name
     return model
 
 

@@ -41,7 +41,9 @@ def check_adapters_are_planned_as_they_are() -> None:
         settings = ("model.train=lora", "model.lora.merge=true", *more)
         plan, held = traced(*settings).plan, after_a_step(*settings)
         for name, num_bytes in held.items():
-            assert abs(plan.parts[name] / num_bytes - 1) < 0.02, f"{name}: {plan.parts[name]:,}, {num_bytes:,} are there"
+            assert abs(plan.parts[name] / num_bytes - 1) < 0.02, (
+                f"{name}: {plan.parts[name]:,}, {num_bytes:,} are there"
+            )
         assert 0.05 < plan.num_trained / plan.num_parameters < 0.15
 
 

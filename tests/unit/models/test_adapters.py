@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,10 @@ from paceline.models.saved import SavedModel, load_saved, save_model
 from paceline.models.structure import head_names, linear_layers
 from paceline.recipe.parts import ModelPart
 from paceline.techniques.lora import apply_lora
+from paceline.testing.hub import LoopbackHub
 from paceline.testing.tiny import tiny_bert_config, tiny_distilbert_config, write_tiny_model
+
+ROOT = Path(__file__).resolve().parents[3]
 
 ROUNDING = 3e-8
 """Of logits of about 0.1: adapters that are added in, beside those that are computed apart."""
@@ -36,7 +43,7 @@ NAMES = ("a", "b", "c")
 IDS = torch.arange(5, 25).reshape(2, 10)
 
 
-def trained(base: Path, **settings: Any) -> nn.Module:
+def trained(base: Path | str, **settings: Any) -> nn.Module:
     """A base model with a head for three classes, and adapters and head that are moved, as by training."""
     part = ModelPart(source=str(base), train="lora")
     config = read_config(part)
@@ -60,7 +67,7 @@ def trained(base: Path, **settings: Any) -> nn.Module:
     return model.eval()
 
 
-def saved(model: nn.Module, base: Path, folder: Path, *, merge: bool) -> Path:
+def saved(model: nn.Module, base: Path | str, folder: Path, *, merge: bool) -> Path:
     about = SavedModel(
         label_names=NAMES,
         kind="classification",
@@ -184,3 +191,39 @@ def test_a_checkpoint_that_lacks_weights_outside_the_head_needs_whole_weights(tm
     with pytest.raises(ModelError, match=r"bert\.pooler") as caught:
         trained(base)
     assert caught.value.fix == "--set model.lora.merge=true"
+
+
+def test_of_the_hub_the_commit_is_kept_and_loaded_again(bases: dict[str, Path], tmp_path: Path) -> None:
+    """In a process of its own: where the Hub is, is settled once a process."""
+    program = f"""
+import json, sys
+from pathlib import Path
+from paceline.models.saved import load_saved
+from tests.unit.models.test_adapters import saved, trained
+folder = saved(trained("acme/tiny"), "acme/tiny", Path({str(tmp_path / "run")!r}), merge=False)
+load_saved(folder)
+print(json.loads((folder / "paceline.json").read_text())["base"])
+"""
+    with LoopbackHub({"acme/tiny": bases["distilbert"]}) as hub:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | hub.environment(tmp_path / "home"),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        commit = hub.commit("acme/tiny")
+    assert done.stdout.strip() == str({"source": "acme/tiny", "revision": commit, "digest": None})
+
+
+def test_without_peft_adapters_are_told_and_whole_weights_load(
+    bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = trained(bases["distilbert"])
+    folders = [saved(model, bases["distilbert"], tmp_path / str(merge), merge=merge) for merge in (False, True)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="adapters, and peft") as caught:
+        load_saved(folders[0])
+    assert caught.value.fix == "pip install 'paceline[lora]'"
+    load_saved(folders[1])
