@@ -107,8 +107,7 @@ def prepare_run(
         with watch.importing():
             import_readers(recipe.model)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
-            locate_files(recipe.data, rows)  # a file that is missing is sooner found than a model
-            recipe, shapes, config, processor = _configured(recipe)
+            recipe, shapes, config, processor = _configured(recipe, rows)
         if world.local_rank:
             _while_waiting(recipe, config, watch)
         with contextlib.ExitStack() as turn:
@@ -158,8 +157,11 @@ def _see_awake(awake: Future[None] | None, recipe: Recipe) -> None:
     torch.cuda.reset_peak_memory_stats(torch.device(recipe.device))
 
 
-def _configured(recipe: Recipe) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
+def _configured(
+    recipe: Recipe, rows: object | None
+) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
     """The recipe with the sizes of samples that the model decides, those decisions, and what they were read from."""
+    locate_files(recipe.data, rows)  # a file that is missing is sooner found than a model
     part = recipe.model
     config = read_config(part)
     processor = own_processor(part, config, recipe.data.image_size)
