@@ -20,7 +20,7 @@ from torch import nn
 from paceline.contract.errors import DiskFullError, ModelError
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
-from paceline.models.adapters import Base, check_base, load_adapters, save_adapters
+from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, fetch, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
@@ -118,7 +118,7 @@ def load_saved(folder: Path, *, factory: str | None = None, trust_remote_code: b
     """
     folder = Path(folder)
     _recover(folder)
-    require_files(folder, (FILE, *CONFIG_FILES, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json"))
+    require_files(folder, (FILE, CONFIG, *CONFIG_FILES, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json"))
     saved = read_saved(folder)
     if saved.factory is None:
         model = _read_transformers(folder, saved, trust_remote_code)
@@ -151,12 +151,17 @@ def read_saved(folder: Path) -> SavedModel:
             if image
             else None,
             factory=found["factory"],
-            base=Base(**found["base"]) if found.get("base") else None,
+            base=_base(found["base"]) if found.get("base") else None,
         )
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be used", _told(error), "save the model again") from None
+
+
+def _base(found: Mapping[str, Any]) -> Base:
+    told = {name: None if found[name] is None else str(found[name]) for name in ("revision", "digest")}
+    return Base(source=str(found["source"]), **told)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -47,6 +47,7 @@ def apply_lora(
     """
     require_peft()
     from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
 
     whole = tuple(head)
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), lora_dropout=dropout, use_dora=dora)
@@ -54,6 +55,10 @@ def apply_lora(
         # GPT-2's layers have their weights transposed, which peft sees and tells
         warnings.filterwarnings("ignore", message="fan_in_fan_out")
         inject_adapter_in_model(config, model)
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            # autocast rounds what it multiplies: a wider copy before that has the same bits, and is kept by each
+            module.cast_input_dtype_enabled = False
     for name, parameter in model.named_parameters():
         if any(name == one or name.startswith(f"{one}.") for one in whole):
             parameter.requires_grad_()

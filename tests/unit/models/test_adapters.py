@@ -169,6 +169,15 @@ def test_files_that_are_not_whole_are_refused(damage: str, bases: dict[str, Path
     assert caught.value.fix == "use a copy that is whole"
 
 
+@pytest.mark.parametrize("base", ["elsewhere", {"source": "elsewhere"}, {"source": 3, "revision": [], "digest": {}}])
+def test_a_base_that_somebody_else_has_written_is_refused(base: Any, bases: dict[str, Path], tmp_path: Path) -> None:
+    folder = saved(trained(bases["distilbert"]), bases["distilbert"], tmp_path / "run", merge=False)
+    about = json.loads((folder / "paceline.json").read_text())
+    (folder / "paceline.json").write_text(json.dumps({**about, "base": base}))
+    with pytest.raises(ModelError):
+        load_saved(folder)
+
+
 def test_adapters_are_no_model_to_start_from(bases: dict[str, Path], tmp_path: Path) -> None:
     folder = saved(trained(bases["distilbert"]), bases["distilbert"], tmp_path / "run", merge=False)
     with pytest.raises(ModelError, match="holds adapters"):
