@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,18 +17,20 @@ BINS = 16
 """Of the histogram of lengths."""
 
 
-def described(dataset: Dataset, max_length: int, positions: int | None = None) -> DataRecord:
+def described(dataset: Dataset, max_length: int, positions: int | None = None, *, overflow: str = "head") -> DataRecord:
     """Counts and lengths over the training split.
 
     Args:
         max_length: tokens kept of a sample.
         positions: tokens that the model takes at most; None: any number.
+        overflow: ``data.overflow``.
     """
     train, inputs = dataset.splits["train"], dataset.inputs
     lengths = None
     if isinstance(inputs, Tokens):
         whole = inputs.lengths if inputs.whole is None else inputs.whole
         lengths = text_lengths(whole[train], max_length, positions)
+        lengths = replace(lengths, overflow=overflow, windows=int(inputs.num_windows[train].max()))
     return DataRecord(labels=_label_counts(dataset, train), lengths=lengths)
 
 

@@ -42,9 +42,12 @@ def _tokens(lengths: TextLengths) -> str:
 def _cuts(lengths: TextLengths) -> str:
     if not lengths.cut.texts:
         return f"nothing, at data.max_length = {lengths.max_length:,}"
+    at = f"at data.max_length = {lengths.max_length:,}"
+    if lengths.overflow == "windows":
+        return f"nothing: {share(lengths.cut.texts)} of texts have windows, up to {lengths.windows:,}, {at}"
     now = f"{share(lengths.cut.texts)} of texts, {share(lengths.cut.tokens)} of all tokens"
     others = "; ".join(_other(cut) for cut in lengths.others)
-    return f"{now}, at data.max_length = {lengths.max_length:,}" + (f" ({others})" if others else "")
+    return f"{now}, {at}, data.overflow = {lengths.overflow}" + (f" ({others})" if others else "")
 
 
 def _other(cut: Cut) -> str:

@@ -18,6 +18,7 @@ from paceline.contract.files import compiled_folder
 from paceline.contract.records import Decision
 from paceline.contract.spans import activity
 from paceline.data.dataset import Dataset, Tokens
+from paceline.data.layout import WindowedLayout
 from paceline.engine.capture import Phase
 from paceline.engine.compared import compared_samples, width_notice
 from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
@@ -45,6 +46,7 @@ from paceline.techniques import (
     embedding_gradient,
     fully_connected,
     fused_qkv,
+    overflow,
     packing,
     precision,
     recompute,
@@ -84,6 +86,8 @@ def assemble_build(
         ModelError: the data have a token that the model has no embedding for, or a text that it takes beside no other.
     """
     switches = recipe.techniques
+    # until all else is put together, each window of a text is a sample: what is compared stays small
+    texts_whole, dataset = dataset, dataset.each_window()
     build = _plain_build(recipe, model, dataset, task, device, normalisation)
     build = replace(build, blocks=tuple(blocks))
     found = next(iter(dataset.splits.values()))
@@ -116,6 +120,8 @@ def assemble_build(
         build = recompute.apply(build)
     # both take hold of a block's graph: our kernels are put in before it is compiled, or run as it is
     build = compile.apply(build, switches.compile if compiles else False, fusion=switches.fusion is True)
+    if texts_whole is not dataset:
+        build = overflow.apply(build, WindowedLayout(build.layout, texts_whole.inputs, device), recipe.data.aggregate)
     # last: what is shared is whatever a block's forward pass has become by now
     return strategy_for(recipe, mesh).prepare(build)
 
@@ -216,9 +222,11 @@ def over(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
     Raises:
         ModelError: they have a token that the model has no embedding for, or a text that it takes beside no other.
     """
-    check_token_ids(recipe, build.model, dataset)
+    each = dataset.each_window()
+    check_token_ids(recipe, build.model, each)
     build = replace(build, layout=build.layout.over(dataset.inputs, dataset.labels))
-    check_text_ends(build.model, build.forward, build.layout, dataset, build.device)
+    layout = build.layout.of_windows if isinstance(build.layout, WindowedLayout) else build.layout
+    check_text_ends(build.model, build.forward, layout, each, build.device)
     return build
 
 

@@ -87,6 +87,7 @@ def prepare_run(
         world: of whose ranks the first on each machine downloads and encodes, for the others to read.
     """
     world = world or Alone()
+    _refuse_features_of_windows(recipe)
     told: list[str] = []  # of the model
     with Beside(watch) as beside:
         awake = beside.start("model", partial(_wake, _gpu_here())) if recipe.device == "cuda" else None
@@ -125,6 +126,15 @@ def prepare_run(
         _saved_model(recipe, dataset, images),
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
+
+
+def _refuse_features_of_windows(recipe: Recipe) -> None:
+    if recipe.model.train == "features" and recipe.data.overflow == "windows":
+        raise RecipeError(
+            "data.overflow = windows: cannot work with model.train = features",
+            "the last layer is fitted to one row of features a text, and a text of several windows has as many",
+            "--set data.overflow=head+tail, or --set model.train=head, which is trained in steps",
+        )
 
 
 def _while_waiting(recipe: Recipe, config: PretrainedConfig | None, watch: Stopwatch) -> None:
@@ -194,6 +204,7 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None)
         kind=dataset.kind,
         modality="image" if images else "text",
         max_length=None if images else recipe.data.max_length,
+        overflow=recipe.data.kept_of_long_texts(),
         pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
         image=images,
         factory=recipe.model.factory,

@@ -181,4 +181,5 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
 def data_record(prepared: Prepared) -> DataRecord:
     recipe, model = prepared.recipe, prepared.build.model
     config = None if recipe.model.factory else getattr(model, "config", None)  # a factory's may be anything
-    return described(prepared.dataset, recipe.data.max_length, max_positions(config))
+    data = recipe.data
+    return described(prepared.dataset, data.max_length, max_positions(config), overflow=data.overflow)

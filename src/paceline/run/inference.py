@@ -16,6 +16,7 @@ from paceline.contract.errors import DataError, ModelError, RecipeError, RunFold
 from paceline.contract.records import EvaluationRecord
 from paceline.contract.spans import activity
 from paceline.data.dataset import Dataset
+from paceline.data.overflow import Overflow
 from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
 from paceline.distributed.agree import agree
 from paceline.distributed.group import joined
@@ -30,7 +31,9 @@ from paceline.models.structure import blocks
 from paceline.prepare.assemble import assemble_build, over
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
+from paceline.recipe.entries import written
 from paceline.recipe.parts import DataPart
+from paceline.recipe.parts.data import OVERFLOW
 from paceline.recipe.techniques import CATALOGUE, settings_for_inference
 from paceline.recipe.trust import NONE, Trust, require_trust
 from paceline.run.predictions import PredictionFile, Predictions
@@ -77,7 +80,7 @@ def evaluate_saved(
             with world.alone_first("reading and encoding the data"):
                 dataset, ids = _own_split(recipe, run, split)
         else:
-            dataset = prepare_to_evaluate(_data_part(recipe, data, settings), _given(loaded), rows=rows)
+            dataset = prepare_to_evaluate(_data_part(recipe, data, settings), _given(recipe, loaded), rows=rows)
             ids = dataset.splits["all"]
             for notice in dataset.notices if world.is_first else ():
                 tell(notice)
@@ -107,7 +110,7 @@ def predict_rows(
     part, size = _data_part(recipe, data, settings), recipe.loop.evaluated_together
     build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
-        for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
+        for dataset, table in prepare_to_predict(part, _given(recipe, loaded), WINDOW, rows=rows, tell=tell):
             with explained(partial(_situation, recipe)):
                 build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset, tell)
                 found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
@@ -121,9 +124,7 @@ def probabilities(
 ) -> NDArray[np.float32]:
     """Probabilities [n, C] of samples, in the order of ``ids``; computed in one that wastes little."""
     found: dict[int, Any] = {}
-    ordered = build.layout.sorted(ids)
-    for first in range(0, len(ordered), batch_size):
-        chosen = ordered[first : first + batch_size]
+    for chosen in build.layout.batches(ids, batch_size):
         scores = build.task.probabilities(infer(build.layout.collate(chosen))).cpu().numpy()
         found |= dict(zip(chosen.tolist(), scores, strict=True))
         advance(len(chosen))
@@ -169,7 +170,9 @@ def _open_model(folder: Path, settings: Sequence[str], trust: Trust, own_data: b
         Recipe.parse({"model": {"source": str(folder)}}).with_settings([*_ONLY_TRAINING, *settings]), this_machine()
     )
     try:
-        return recipe, load_pretrained(folder, pairs=_asks_for_pairs(settings), trust_remote_code=trust.remote_code)
+        loaded = load_pretrained(folder, pairs=_asks_for_pairs(settings), trust_remote_code=trust.remote_code)
+        kept = loaded.saved.overflow or {}
+        return recipe.with_settings(f"data.{name}={written(kept[name])}" for name in OVERFLOW if name in kept), loaded
     except ModelError as error:
         if folder.exists():
             raise
@@ -224,11 +227,12 @@ def _data_part(recipe: Recipe, source: str | None, settings: Sequence[str]) -> D
     )
 
 
-def _given(loaded: LoadedModel) -> Given:
+def _given(recipe: Recipe, loaded: LoadedModel) -> Given:
     saved, image = loaded.saved, loaded.saved.image
     return Given(
         tokenizer=loaded.tokenizer,
         max_length=saved.max_length,
+        overflow=Overflow.of(recipe.data),
         label_names=saved.label_names,
         kind=saved.kind,
         modality=saved.modality,
