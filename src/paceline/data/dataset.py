@@ -159,4 +159,5 @@ class Dataset:
 def ranges(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """``begins[0], begins[0] + 1, ...``, ``counts[0]`` numbers; then those from ``begins[1]``, and so on."""
     before = counts.cumsum() - counts
-    return np.arange(counts.sum()) + (begins - before).repeat(counts)
+    within: NDArray[np.int64] = np.arange(counts.sum()) - before.repeat(counts)
+    return within + begins.repeat(counts)

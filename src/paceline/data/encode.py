@@ -116,7 +116,8 @@ def _encode_and_cut(
             if number % _CHUNK == 0:
                 keep_going()
             places = _kept_places(one, room, overflow)
-            ids, given = np.array(one.ids, dtype=dtype), np.array(one.types, dtype=np.uint8)
+            ids: NDArray[np.unsignedinteger] = np.array(one.ids, dtype=dtype)
+            given = np.array(one.types, dtype=np.uint8)
             flat += [ids[at] for at in places]
             whole.append(len(ids))
             windows.append(windows[-1] + len(places))

@@ -50,6 +50,7 @@ from paceline.techniques import (
     packing,
     precision,
     recompute,
+    tta,
 )
 
 _OTHER_MODEL = "choose another model, or wrap it in a factory whose forward returns logits"
@@ -87,7 +88,7 @@ def assemble_build(
     """
     switches = recipe.techniques
     # until all else is put together, each window of a text is a sample: what is compared stays small
-    texts_whole, dataset = dataset, dataset.each_window()
+    whole, dataset = dataset, dataset.each_window()
     build = _plain_build(recipe, model, dataset, task, device, normalisation)
     build = replace(build, blocks=tuple(blocks))
     found = next(iter(dataset.splits.values()))
@@ -120,8 +121,9 @@ def assemble_build(
         build = recompute.apply(build)
     # both take hold of a block's graph: our kernels are put in before it is compiled, or run as it is
     build = compile.apply(build, switches.compile if compiles else False, fusion=switches.fusion is True)
-    if texts_whole is not dataset:
-        build = overflow.apply(build, WindowedLayout(build.layout, texts_whole.inputs, device), recipe.data.aggregate)
+    build = _of_windows(recipe, build, whole)
+    if switches.tta:
+        build = tta.apply(build, switches.tta)
     # last: what is shared is whatever a block's forward pass has become by now
     return strategy_for(recipe, mesh).prepare(build)
 
@@ -174,6 +176,19 @@ def _packed(recipe: Recipe, build: Build, dataset: Dataset, ids: Ids) -> Build:
     if build.layout is plain:
         build = replace(build, layout=padded_layout(recipe, build.model, dataset, build.device))
     return build
+
+
+def _of_windows(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
+    """The build whose samples are texts again, where they have windows."""
+    texts = dataset.inputs
+    if not isinstance(texts, Tokens) or texts.windows is None:
+        return build
+    how: str | overflow.Join = recipe.data.aggregate
+    if "windows" in recipe.techniques.tta:
+        how = tta.of_windows(build.task, overflow.mean)
+        told = f"techniques.tta = windows: {len(dataset):,} texts are computed as {texts.num_windows.sum():,} windows"
+        build = replace(build, notices=(*build.notices, told))
+    return overflow.apply(build, WindowedLayout(build.layout, texts, build.device), how)
 
 
 def _of_width(recipe: Recipe, build: Build, dataset: Dataset, texts: Tokens) -> tuple[str, ...]:

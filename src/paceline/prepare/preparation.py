@@ -87,7 +87,7 @@ def prepare_run(
         world: of whose ranks the first on each machine downloads and encodes, for the others to read.
     """
     world = world or Alone()
-    _refuse_features_of_windows(recipe)
+    _refuse_several_passes(recipe)
     told: list[str] = []  # of the model
     with Beside(watch) as beside:
         awake = beside.start("model", partial(_wake, _gpu_here())) if recipe.device == "cuda" else None
@@ -128,12 +128,27 @@ def prepare_run(
     )
 
 
-def _refuse_features_of_windows(recipe: Recipe) -> None:
-    if recipe.model.train == "features" and recipe.data.overflow == "windows":
+def _refuse_several_passes(recipe: Recipe) -> None:
+    """Of windows and views, those that a run cannot learn from."""
+    if "windows" in recipe.techniques.tta:
+        raise RecipeError(
+            "techniques.tta = windows: a run has no use for it",
+            "it is for evaluate and predict, of models trained on something else than windows",
+            "--set data.overflow=windows, which trains on them; or --tta windows of evaluate and predict",
+        )
+    if recipe.model.train != "features":
+        return
+    if recipe.data.overflow == "windows":
         raise RecipeError(
             "data.overflow = windows: cannot work with model.train = features",
             "the last layer is fitted to one row of features a text, and a text of several windows has as many",
             "--set data.overflow=head+tail, or --set model.train=head, which is trained in steps",
+        )
+    if recipe.techniques.tta:
+        raise RecipeError(
+            f"techniques.tta = {', '.join(recipe.techniques.tta)}: cannot work with model.train = features",
+            "the last layer is fitted to features of one view",
+            "leave it out here; evaluate and predict have --tta",
         )
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cache
 
 from paceline.recipe.catalogue.data import DATA
+from paceline.recipe.catalogue.evaluation import EVALUATION
 from paceline.recipe.catalogue.speed import SPEED
 from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, written
@@ -24,6 +25,7 @@ GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "speed and memory": SPEED,
     "several GPUs": STRATEGIES,
     "data": DATA,
+    "evaluation": EVALUATION,
 }
 """All entries, under the headings of ``paceline techniques``."""
 

@@ -40,6 +40,7 @@ from paceline.run.predictions import PredictionFile, Predictions
 from paceline.run_folder import RunFolder, has_checkpoint, way_on
 from paceline.seams import Alone, Build, Ids, Mesh, Task, World
 from paceline.tasks import task_for
+from paceline.techniques.tta import require_kin
 
 WINDOW = 4096
 """Rows that are held at a time when labelling: enough to sort by length, few enough for any memory."""
@@ -159,7 +160,7 @@ def _open(
     if _asks_for_pairs(settings) and not loaded.saved.pairs:
         what, fix = f"a second text for {folder}", "leave the second text out"
         raise UserError(what, "its model was trained on single texts, and would not see it", fix)
-    return run, recipe, loaded
+    return run, _with_windows(recipe, loaded), loaded
 
 
 def _open_model(folder: Path, settings: Sequence[str], trust: Trust, own_data: bool) -> tuple[Recipe, LoadedModel]:
@@ -172,12 +173,39 @@ def _open_model(folder: Path, settings: Sequence[str], trust: Trust, own_data: b
     try:
         loaded = load_pretrained(folder, pairs=_asks_for_pairs(settings), trust_remote_code=trust.remote_code)
         kept = loaded.saved.overflow or {}
-        return recipe.with_settings(f"data.{name}={written(kept[name])}" for name in OVERFLOW if name in kept), loaded
+        recipe = recipe.with_settings(f"data.{name}={written(kept[name])}" for name in OVERFLOW if name in kept)
+        return _with_windows(recipe, loaded), loaded
     except ModelError as error:
         if folder.exists():
             raise
         why = "; ".join(filter(None, (error.what, error.why)))
         raise RunFolderError(f"{folder}: neither a run folder nor a model", why, error.fix) from None
+
+
+def _with_windows(recipe: Recipe, loaded: LoadedModel) -> Recipe:
+    """The recipe with texts in windows, where ``techniques.tta`` asks for them.
+
+    Raises:
+        RecipeError: it names a view that this model's samples do not have.
+    """
+    require_kin(recipe.techniques.tta, are_images=loaded.saved.modality == "image")
+    if "windows" not in recipe.techniques.tta:
+        return recipe
+    if recipe.data.overflow == "windows":
+        raise RecipeError(
+            "techniques.tta = windows: has no effect",
+            "the model was trained on windows, and is used so in any case (data.overflow = windows)",
+            "leave it out",
+        )
+    plain = DataPart()
+    settings = [f"data.{name}={written(getattr(plain, name))}" for name in OVERFLOW]
+    return recipe.with_settings([*settings, "data.overflow=windows"])
+
+
+def _as_trained(recipe: Recipe, run: RunFolder) -> Recipe:
+    """The recipe with texts cut as the run cut them."""
+    trained = run.read_recipe().data
+    return recipe.with_settings(f"data.{name}={written(getattr(trained, name))}" for name in OVERFLOW)
 
 
 def _asks_for_pairs(settings: Sequence[str]) -> bool:
@@ -247,7 +275,8 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
 
     if recipe.data.source == "memory":
         raise DataError(f"{run.path}: was trained on rows in memory", fix="give --data FILE, or rows= from Python")
-    dataset, _ = encoded(recipe)
+    as_trained = _as_trained(recipe, run)
+    dataset, _ = encoded(as_trained)
     if run.manifest.exists() and dataset.fingerprint != run.read_manifest()["starts"][-1].get("data_fingerprint"):
         # split anew: a sample of this test split may be one that the run was trained on
         raise DataError(
@@ -259,6 +288,8 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
     if split not in dataset.splits:
         fix = " or ".join(f"--split {name}" for name in dataset.splits)
         raise UserError(f"--split {split}: the run has no such split", nearest(split, dataset.splits), fix)
+    if as_trained.data != recipe.data:  # the same splits of the same texts, cut otherwise
+        dataset, _ = encoded(recipe)
     return dataset, dataset.splits[split]
 
 

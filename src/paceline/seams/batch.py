@@ -69,7 +69,7 @@ _pytree.register_pytree_node(
 _pytree.register_pytree_node(
     Batch,
     lambda b: ([dict(b.inputs), b.labels, b.weights, _optional(b)], None),
-    lambda children, _: Batch(*children[:3], **children[3]),
+    lambda children, _: Batch(*(found := list(children))[:3], **found[3]),
 )
 
 
