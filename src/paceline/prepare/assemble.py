@@ -186,7 +186,10 @@ def _of_windows(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
     how: str | overflow.Join = recipe.data.aggregate
     if "windows" in recipe.techniques.tta:
         how = tta.of_windows(build.task, overflow.mean)
-        told = f"techniques.tta = windows: {len(dataset):,} texts are computed as {texts.num_windows.sum():,} windows"
+        counts = texts.num_windows
+        told = (
+            f"techniques.tta = windows: a text is computed {counts.mean():.1f} times on average, {counts.max()} at most"
+        )
         build = replace(build, notices=(*build.notices, told))
     return overflow.apply(build, WindowedLayout(build.layout, texts, build.device), how)
 

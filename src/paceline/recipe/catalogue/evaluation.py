@@ -7,7 +7,7 @@ from paceline.recipe.entries import TechniqueEntry
 EVALUATION: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "tta",
-        "Average the probabilities of several views of a sample: flip, crop5, scales; of a long text, windows.",
+        "Average probabilities over views of a sample: flip, crop5, scales of an image, windows of a text.",
         "numerics",
         "changes the result",
         off=(),
