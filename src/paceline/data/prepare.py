@@ -214,7 +214,7 @@ class Given:
     """What a trained model settles about data that it is measured on or labels."""
 
     tokenizer: Any
-    """Of transformers; None for a model of images or of bare tokens."""
+    """The tokenizer, one of transformers; None for a model of images or of bare tokens."""
     max_length: int | None
     label_names: tuple[str, ...]
     kind: str

@@ -25,11 +25,11 @@ LONGEST_WAIT_SECONDS: Final = 2.0
 """How long the end of a run waits for a plan, at most."""
 
 WAIT_SHARE: Final = 0.1
-"""Of the seconds that a plan has taken by then, how many more it is waited for: a run of a few seconds is not made
-longer for a plan that is nowhere near its end."""
+"""How much longer a plan is waited for, as a share of the seconds that it has taken by then: a run of a few seconds is
+not made longer for a plan that is nowhere near its end."""
 
 NICENESS: Final = 19
-"""Of the process that plans: it gets the processors that the run leaves over."""
+"""The niceness of the process that plans: it gets the processors that the run leaves over."""
 
 
 @final

@@ -40,7 +40,7 @@ from paceline.prepare.assemble import assemble_build
 from paceline.prepare.beside import Beside
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
-from paceline.seams import Alone, Build, Mesh, World
+from paceline.seams import Build, Mesh, World
 from paceline.tasks import task_for
 from paceline.techniques.compile import wake_tracer
 
@@ -61,8 +61,8 @@ class Prepared:
     build: Build
     saved: SavedModel
     bucket_mib: int | None = None
-    """Of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for
-    a run may go on over other links."""
+    """MiB of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for a
+    run may go on over other links."""
 
 
 def prepare_run(
@@ -73,7 +73,7 @@ def prepare_run(
     watch: Stopwatch,
     rows: object | None = None,
     quarantine: Path | None = None,
-    world: World | None = None,
+    mesh: Mesh = Mesh(),  # noqa: B008 - it has no state
 ) -> Prepared:
     """Read, split and encode the data; load or build the model; put both into a build.
 
@@ -84,9 +84,9 @@ def prepare_run(
         watch: told how long data and model take.
         rows: data in memory in place of the recipe's source.
         quarantine: takes rows that cannot be used, where the recipe says to skip them.
-        world: of whose ranks the first on each machine downloads and encodes, for the others to read.
+        mesh: of whose ranks the first on each machine downloads and encodes, for the others to read.
     """
-    world = world or Alone()
+    world = mesh.whole
     _refuse_several_passes(recipe)
     told: list[str] = []  # of the model
     with Beside(watch) as beside:
@@ -116,7 +116,7 @@ def prepare_run(
             buckets = _buckets(recipe, facts, world)
             _see_awake(awake, recipe)
             images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
-            build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=Mesh(data=world))
+            build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh)
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
         (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe)),
