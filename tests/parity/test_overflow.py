@@ -6,7 +6,9 @@ The tokens that are kept are compared with what tokenizers cut in tests/unit/dat
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,8 +18,13 @@ from torch import nn
 
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.overflow import Overflow, pieces
+from paceline.engine.evaluate import evaluate
+from paceline.seams import Alone, World
+from paceline.tasks import task_for
 from paceline.techniques.overflow import aggregate
-from tests.parity import driving
+from paceline.testing.distributed import run_distributed
+from tests.distributed import splitting
+from tests.parity import driving, test_fsdp
 from tests.parity.reference import STEPS, batches, linear_schedule, padded, samples, tiny_model
 
 ROOM = 8
@@ -89,6 +96,42 @@ def test_training_on_windows_is_that_of_a_plain_loop(
     assert np.allclose(losses, expected, atol=2e-5), f"losses differ by {np.abs(np.subtract(losses, expected)).max()}"
     for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert torch.allclose(ours, theirs, atol=2e-4), name
+
+
+def by_ddp(world: World) -> tuple[float, bool]:
+    """How far weights after three steps are from those of one process, and whether evaluations have the same bits."""
+    with mock.patch.object(driving, "dataset", dataset):
+        techniques = {**driving.PLAIN, "packing": True}
+        chosen = driving.recipe(data={"overflow": "windows"}, techniques=techniques, loop={"batch_size": 8})
+        alone, together = (splitting.assembled(each, chosen) for each in (Alone(), world))
+        for run, each in ((alone, Alone()), (together, world)):
+            splitting.train(run, chosen, each, 3)
+        build = replace(together.build, task=task_for("classification", ("0", "1", "2"), chosen.task))
+        one, several = (
+            evaluate(together.engine.infer, build, "test", np.arange(61), 8, step=0, epoch=0, world=each)
+            for each in (Alone(), world)
+        )
+        same = (one.loss, one.metrics, 61) == (several.loss, several.metrics, several.samples)
+        return splitting.furthest(together.engine.whole(), alone.engine.whole()), same
+
+
+def test_ranks_train_and_evaluate_as_one_process_does() -> None:
+    for rank, (away, same) in enumerate(run_distributed(by_ddp, 2)):
+        assert away < 1e-9, f"rank {rank}: weights are {away:.1e} from those of one process"
+        assert same, f"rank {rank}: another evaluation"
+
+
+def by_fsdp(world: World) -> tuple[Any, Any]:
+    recipe = partial(driving.recipe, data={"overflow": "windows"})
+    with mock.patch.object(driving, "dataset", dataset), mock.patch.object(driving, "recipe", recipe):
+        case = test_fsdp.Case(techniques=(("packing", True),))
+        return test_fsdp.alone(case), test_fsdp.together(world, case)
+
+
+def test_shards_train_as_one_process_does() -> None:
+    for alone, together in run_distributed(by_fsdp, 2):
+        assert alone.execution["overflow"] == "windows"
+        test_fsdp.assert_equal(alone, together, 1e-5)
 
 
 def test_windows_are_joined_in_anybodys_loop() -> None:

@@ -7,7 +7,7 @@ from paceline.recipe.entries import TechniqueEntry
 EVALUATION: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "tta",
-        "Average probabilities over views of a sample: flip, crop5, scales of an image, windows of a text.",
+        "Average probabilities over views of a sample: flip, crop5, scales of images, windows of texts.",
         "numerics",
         "changes the result",
         off=(),
