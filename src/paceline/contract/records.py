@@ -56,6 +56,8 @@ class TextLengths:
     """``data.overflow``: what is kept of a text that is longer."""
     windows: int = 1
     """The most windows that a text has."""
+    max_windows: int | None = None
+    """``data.max_windows``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from paceline.contract.records import Cut, DataRecord, TextLengths
 from paceline.data.dataset import Dataset, Tokens
+from paceline.data.overflow import HEAD, Overflow
 
 MOST_LABELS = 100
 """Labels beyond the most frequent so many are left out."""
@@ -17,20 +18,23 @@ BINS = 16
 """Number of bins in the histogram of lengths."""
 
 
-def described(dataset: Dataset, max_length: int, positions: int | None = None, *, overflow: str = "head") -> DataRecord:
+def described(
+    dataset: Dataset, max_length: int, positions: int | None = None, *, overflow: Overflow = HEAD
+) -> DataRecord:
     """Counts and lengths over the training split.
 
     Args:
         max_length: tokens kept of a sample.
         positions: tokens that the model takes at most; None: any number.
-        overflow: ``data.overflow``.
+        overflow: what is kept of longer ones.
     """
     train, inputs = dataset.splits["train"], dataset.inputs
     lengths = None
     if isinstance(inputs, Tokens):
         whole = inputs.lengths if inputs.whole is None else inputs.whole
         lengths = text_lengths(whole[train], max_length, positions)
-        lengths = replace(lengths, overflow=overflow, windows=int(inputs.num_windows[train].max()))
+        most = int(inputs.num_windows[train].max())
+        lengths = replace(lengths, overflow=overflow.kind, windows=most, max_windows=overflow.max_windows)
     return DataRecord(labels=_label_counts(dataset, train), lengths=lengths)
 
 

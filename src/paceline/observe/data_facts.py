@@ -44,7 +44,10 @@ def _cuts(lengths: TextLengths) -> str:
         return f"nothing, at data.max_length = {lengths.max_length:,}"
     at = f"at data.max_length = {lengths.max_length:,}"
     if lengths.overflow == "windows":
-        return f"nothing: {share(lengths.cut.texts)} of texts have windows, up to {lengths.windows:,}, {at}"
+        told = f"{share(lengths.cut.texts)} of texts have windows, up to {lengths.windows:,}, {at}"
+        if lengths.windows == lengths.max_windows:
+            return f"what is behind data.max_windows = {lengths.max_windows:,}: {told}"
+        return f"nothing: {told}"
     now = f"{share(lengths.cut.texts)} of texts, {share(lengths.cut.tokens)} of all tokens"
     others = "; ".join(_other(cut) for cut in lengths.others)
     return f"{now}, {at}, data.overflow = {lengths.overflow}" + (f" ({others})" if others else "")

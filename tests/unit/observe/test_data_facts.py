@@ -32,6 +32,9 @@ def test_what_is_cut_is_told() -> None:
 def test_windows_cut_nothing_and_are_told() -> None:
     rows = dict(data_facts(DataRecord(labels={}, lengths=replace(LENGTHS, overflow="windows", windows=39))))
     assert rows["cut"] == "nothing: 97.5% of texts have windows, up to 39, at data.max_length = 64"
+    bounded = replace(LENGTHS, overflow="windows", windows=3, max_windows=3)
+    told = dict(data_facts(DataRecord(labels={}, lengths=bounded)))["cut"]
+    assert told.startswith("what is behind data.max_windows = 3: 97.5% of texts have windows")
 
 
 def test_many_labels_are_counted() -> None:
