@@ -211,6 +211,8 @@ class MemoryPlan:
     """Taken like ``context`` by NCCL, whose buffers carry what ranks exchange; 0: there is nothing to exchange."""
     normalises_batches: bool = False
     """Whether what becomes of a sample depends on the others of its micro-batch: by batch normalisation."""
+    notices: tuple[str, ...] = ()
+    """What a run would tell of the data; none where they were not read."""
 
     @property
     def outside(self) -> int:

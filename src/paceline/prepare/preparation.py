@@ -25,6 +25,7 @@ from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
+from paceline.data.sources import locate_files
 from paceline.distributed.links import shared_link_rate
 from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
@@ -94,7 +95,7 @@ def prepare_run(
         with watch.importing():
             import_readers(recipe.model)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
-            recipe, shapes, config, processor = _configured(recipe)
+            recipe, shapes, config, processor = _configured(recipe, rows)
         if world.local_rank:
             _while_waiting(recipe, config, watch)
         with contextlib.ExitStack() as turn:
@@ -168,8 +169,11 @@ def _see_awake(awake: Future[None] | None, recipe: Recipe) -> None:
     torch.cuda.reset_peak_memory_stats(torch.device(recipe.device))
 
 
-def _configured(recipe: Recipe) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
+def _configured(
+    recipe: Recipe, rows: object | None
+) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
     """The recipe with the sizes of samples that the model decides, those decisions, and what they were read from."""
+    locate_files(recipe.data, rows)  # a file that is missing is sooner found than a model
     part = recipe.model
     config = read_config(part)
     processor = own_processor(part, config, recipe.data.image_size)
