@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,29 @@ def test_evaluate_averages_views_and_a_recipe_may_ask_for_them(digits: Path, pac
     asked = library.evaluate(digits, settings=["techniques.tta=[flip]"])
     assert f"{asked.loss:.4f}" in done.out
     assert asked.loss != library.evaluate(digits).loss
+
+
+def test_a_run_may_have_views_in_its_own_evaluations(tmp_path: Path) -> None:
+    data = {"source": "builtin:digits", "splits": {"train": 64, "validation": 30, "test": 40}}
+    settings = {"model": {"config": tiny_resnet_config()}, "data": data, "loop": {"epochs": 1, "batch_size": 32}}
+    run = train_run(tmp_path, **settings, techniques={"tta": ["flip"]})
+    final = json.loads((run / "summary.json").read_text())["final"]["test"]
+    kept, without = library.evaluate(run), library.evaluate(run, settings=["techniques.tta=[]"])
+    assert final["loss"] == kept.loss != without.loss
+    plain = train_run(tmp_path / "plain", **settings)
+    assert library.evaluate(plain).loss == without.loss, "weights are the same"
+
+
+def test_bare_tokens_have_no_windows(tmp_path: Path) -> None:
+    random = {"samples": 60, "length": 8, "vocabulary": 200}
+    run = train_run(
+        tmp_path,
+        model={"config": tiny_bert_config()},
+        data={"source": "builtin:random", "random": random},
+        loop={"epochs": 1, "batch_size": 16},
+    )
+    with pytest.raises(RecipeError, match="no effect on bare tokens"):
+        library.evaluate(run, settings=["techniques.tta=windows"])
 
 
 def test_windows_of_a_model_that_read_beginnings(texts: Path, paceline: Paceline) -> None:

@@ -197,6 +197,12 @@ def _with_windows(recipe: Recipe, loaded: LoadedModel) -> Recipe:
             "the model was trained on windows, and is used so in any case (data.overflow = windows)",
             "leave it out",
         )
+    if loaded.tokenizer is None:
+        raise RecipeError(
+            "techniques.tta = windows: no effect on bare tokens",
+            "which of them are special, and belong into each window, is not known without a tokenizer",
+            "leave it out",
+        )
     plain = DataPart()
     settings = [f"data.{name}={written(getattr(plain, name))}" for name in OVERFLOW]
     return recipe.with_settings([*settings, "data.overflow=windows"])
