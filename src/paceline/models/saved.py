@@ -45,6 +45,8 @@ class SavedModel:
     """``text`` or ``image``."""
     max_length: int | None = None
     """Tokens kept of a sample; None for images."""
+    overflow: Mapping[str, Any] | None = None
+    """What is kept of a longer text, as fields of the recipe's data part; None: its beginning."""
     pairs: bool = False
     """Whether a sample is two texts."""
     image: ImageSettings | None = None
@@ -146,6 +148,7 @@ def read_saved(folder: Path) -> SavedModel:
             kind=str(found["kind"]),
             modality=str(found["modality"]),
             max_length=found["max_length"],
+            overflow=None if found.get("overflow") is None else dict(found["overflow"]),
             pairs=bool(found.get("pairs", False)),
             image=ImageSettings(**{**image, "mean": tuple(image["mean"]), "std": tuple(image["std"])})
             if image
@@ -155,7 +158,7 @@ def read_saved(folder: Path) -> SavedModel:
         )
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be used", _told(error), "save the model again") from None
 
 
@@ -204,6 +207,7 @@ def _write(
             "kind": saved.kind,
             "modality": saved.modality,
             "max_length": saved.max_length,
+            **({} if saved.overflow is None else {"overflow": dict(saved.overflow)}),
             "pairs": saved.pairs,
             "image": saved.image.plain() if saved.image else None,
             "factory": saved.factory,

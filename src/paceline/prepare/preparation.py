@@ -101,6 +101,7 @@ def prepare_run(
     if recipe.model.train == "lora":
         require_peft()
     world = mesh.whole
+    _refuse_several_passes(recipe)
     told: list[str] = []  # of the model
     with Beside(watch) as beside:
         awake = beside.start("model", partial(_wake, _gpu_here())) if recipe.device == "cuda" else None
@@ -139,6 +140,30 @@ def prepare_run(
         _saved_model(recipe, dataset, images, model),
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
+
+
+def _refuse_several_passes(recipe: Recipe) -> None:
+    """Of windows and views, those that a run cannot learn from."""
+    if "windows" in recipe.techniques.tta:
+        raise RecipeError(
+            "techniques.tta = windows: a run has no use for it",
+            "it is for evaluate and predict, of models trained on something else than windows",
+            "--set data.overflow=windows, which trains on them; or --tta windows of evaluate and predict",
+        )
+    if recipe.model.train != "features":
+        return
+    if recipe.data.overflow == "windows":
+        raise RecipeError(
+            "data.overflow = windows: cannot work with model.train = features",
+            "the last layer is fitted to one row of features a text, and a text of several windows has as many",
+            "--set data.overflow=head+tail, or --set model.train=head, which is trained in steps",
+        )
+    if recipe.techniques.tta:
+        raise RecipeError(
+            f"techniques.tta = {', '.join(recipe.techniques.tta)}: cannot work with model.train = features",
+            "the last layer is fitted to features of one view",
+            "leave it out here; evaluate and predict have --tta",
+        )
 
 
 def _while_waiting(recipe: Recipe, config: PretrainedConfig | None, watch: Stopwatch) -> None:
@@ -213,6 +238,7 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None,
         kind=dataset.kind,
         modality="image" if images else "text",
         max_length=None if images else recipe.data.max_length,
+        overflow=recipe.data.kept_of_long_texts(),
         pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
         image=images,
         factory=part.factory,

@@ -157,6 +157,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
             NO_STEP,
             Rule("parallel.offload=true", "the host waits for what travels between its memory and the GPU"),
             Rule("techniques.recompute=true", "recompute saves and restores the random numbers' state on the host"),
+            Rule("data.overflow=windows", "each step has another number of windows, and so another shape"),
         ),
         room="paceline.engine.capture",
         memory="the graphs keep a pool of their own",
