@@ -52,6 +52,12 @@ class TextLengths:
     cut: Cut
     others: tuple[Cut, ...]
     """What other values of ``data.max_length`` would take; empty where nothing is cut."""
+    overflow: str = "head"
+    """``data.overflow``: what is kept of a text that is longer."""
+    windows: int = 1
+    """The most windows that a text has."""
+    max_windows: int | None = None
+    """``data.max_windows``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +211,8 @@ class MemoryPlan:
     """Taken like ``context`` by NCCL, whose buffers carry what ranks exchange; 0: there is nothing to exchange."""
     normalises_batches: bool = False
     """Whether what becomes of a sample depends on the others of its micro-batch: by batch normalisation."""
+    notices: tuple[str, ...] = ()
+    """What a run would tell of the data; none where they were not read."""
 
     @property
     def outside(self) -> int:

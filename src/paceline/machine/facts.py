@@ -41,6 +41,7 @@ PACKAGES = (
     "bitsandbytes",
     "torchao",
     "deepspeed",
+    "peft",
 )
 """Distributions whose versions are recorded."""
 

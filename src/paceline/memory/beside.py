@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Final, final
 
 import torch
@@ -97,7 +98,8 @@ class PlanBeside(Observer):
 
     def _planned(self) -> MemoryPlan | str:
         try:
-            return self._predictor.plan(self._recipe, self._gpu, world_size=self._world_size)
+            plan = self._predictor.plan(self._recipe, self._gpu, world_size=self._world_size)
+            return replace(plan, notices=())  # they are the run's own, which has told them
         except UserError as error:
             return f"{error.what}: {error.why}" if error.why else error.what
         except Exception as error:

@@ -131,6 +131,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         excludes=(
             NO_STEP,
             Rule("techniques.packing=true", "a packed row cannot be split over several GPUs"),
+            Rule("data.overflow=windows", "it would split a text's windows from the text's label"),
             Rule("techniques.early_pooling=true", "it needs packed rows, which cannot be split", only="asked"),
             Rule("techniques.cudnn_benchmark=true", "torch keeps cuDNN's kernels for each GPU's thread by itself"),
             *(
