@@ -48,6 +48,7 @@ from paceline.techniques import (
     packing,
     precision,
     recompute,
+    sync_batch_norm,
 )
 
 _OTHER_MODEL = "choose another model, or wrap it in a factory whose forward returns logits"
@@ -84,6 +85,8 @@ def assemble_build(
         ModelError: the data have a token that the model has no embedding for, or a text that it takes beside no other.
     """
     switches = recipe.techniques
+    if recipe.parallel.sync_batch_norm:
+        sync_batch_norm.batch_norms(model)  # refused before anything is tried, traced or compiled
     build = _plain_build(recipe, model, dataset, task, device, normalisation)
     build = replace(build, blocks=tuple(blocks))
     found = next(iter(dataset.splits.values()))
@@ -116,6 +119,9 @@ def assemble_build(
         build = recompute.apply(build)
     # both take hold of a block's graph: our kernels are put in before it is compiled, or run as it is
     build = compile.apply(build, switches.compile if compiles else False, fusion=switches.fusion is True)
+    # after every pass that a rank makes by itself, and every copy of the model
+    if recipe.parallel.sync_batch_norm:
+        build = sync_batch_norm.apply(build, mesh.data)
     # last: what is shared is whatever a block's forward pass has become by now
     return strategy_for(recipe, mesh).prepare(build)
 

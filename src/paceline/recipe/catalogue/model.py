@@ -1,0 +1,27 @@
+"""What changes the model: each a field where its subject is set."""
+
+from __future__ import annotations
+
+from paceline.recipe.catalogue.speed import NO_STEP
+from paceline.recipe.entries import Rule, TechniqueEntry
+
+MODEL: tuple[TechniqueEntry, ...] = (
+    TechniqueEntry(
+        "sync_batch_norm",
+        "Batch norms take mean and variance over the micro-batches of all ranks (SyncBatchNorm).",
+        "numerics",
+        "up to rounding",
+        excludes=(
+            NO_STEP,
+            Rule("parallel.strategy=dp", "torch's DataParallel runs one thread a GPU, which cannot meet in a pass"),
+            Rule("techniques.recompute=true", "a second forward pass would meet other ranks again"),
+            Rule(
+                "loop.on_oom=split",
+                "ranks meet in every batch norm, and one that is out of memory leaves the others waiting",
+            ),
+        ),
+        memory="nothing to speak of: sums a channel",
+        place="parallel.sync_batch_norm",
+    ),
+)
+"""In no order."""
