@@ -20,6 +20,7 @@ from torch import nn
 from paceline.contract.errors import DiskFullError, ModelError
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
+from paceline.models.group_norm import apply_group_norm
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FILE = "paceline.json"
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+"""What a batch norm keeps and a group norm does not."""
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
@@ -49,6 +52,8 @@ class SavedModel:
     image: ImageSettings | None = None
     factory: str | None = None
     """``package.module:function`` that builds the module; None for a transformers model."""
+    group_norm: int | None = None
+    """Groups of the norms that stand in place of batch norms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +152,7 @@ def read_saved(folder: Path) -> SavedModel:
             if image
             else None,
             factory=found["factory"],
+            group_norm=found.get("group_norm"),
         )
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
@@ -192,6 +198,7 @@ def _write(
             "pairs": saved.pairs,
             "image": saved.image.plain() if saved.image else None,
             "factory": saved.factory,
+            "group_norm": saved.group_norm,
         },
     )
 
@@ -226,7 +233,11 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder}: model.safetensors is missing", fix="train again, or use a copy that has it")
     model, account = from_folder(folder, config, saved.modality, trust_remote_code=trust_remote_code)
-    absent = sorted({*account["missing_keys"], *(name for name, *_ in account["mismatched_keys"])})
+    missing = set(account["missing_keys"])
+    if saved.group_norm is not None:
+        norms = apply_group_norm(model, saved.group_norm)
+        missing -= {f"{norm}.{name}" for norm in norms for name in _RUNNING}
+    absent = sorted({*missing, *(name for name, *_ in account["mismatched_keys"])})
     if absent:
         why = f"{absent[0]} is missing or of another shape"
         raise ModelError(f"{folder}: not the weights of this model", why, "use a copy that is whole")
@@ -248,6 +259,8 @@ def _read_factory(folder: Path, saved: SavedModel, factory: str | None) -> nn.Mo
         )
     check_weights(folder)
     model = factories.build(factory or "", len(saved.label_names))
+    if saved.group_norm is not None:
+        apply_group_norm(model, saved.group_norm)
     try:
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except FileNotFoundError:

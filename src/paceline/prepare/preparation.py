@@ -29,6 +29,7 @@ from paceline.distributed.links import shared_link_rate
 from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
 from paceline.models.config import checkpoint_labels, import_readers, max_positions, modality, read_config
+from paceline.models.group_norm import apply_group_norm
 from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
 from paceline.models.load import import_class, load_model
 from paceline.models.processor import Processor
@@ -197,6 +198,7 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None)
         pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
         image=images,
         factory=recipe.model.factory,
+        group_norm=recipe.model.group_norm,
     )
 
 
@@ -255,6 +257,10 @@ def model_for(
         weights=weights,
         tell=tell,
     )
+    if part.group_norm is not None:
+        count = len(apply_group_norm(model, part.group_norm))
+        told = f"{count} batch norms are group norms now, and paceline loads the saved model with them"
+        tell(f"model.group_norm: {told}; plain transformers would make batch norms of them")
     set_trained(model, part.train)
     if part.train == "features":
         final_linear(model, task.num_outputs).requires_grad_()  # the one that is fitted

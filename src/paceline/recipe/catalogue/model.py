@@ -23,5 +23,20 @@ MODEL: tuple[TechniqueEntry, ...] = (
         memory="nothing to speak of: sums a channel",
         place="parallel.sync_batch_norm",
     ),
+    TechniqueEntry(
+        "group_norm",
+        "Replace batch norms over images by GroupNorm in so many groups, with their weights.",
+        "numerics",
+        "changes the result",
+        off=None,
+        excludes=(
+            Rule("model.train=head|features", "nothing would train the network for its other norms"),
+            Rule("parallel.sync_batch_norm=true", "no batch norm is left"),
+        ),
+        inference="kept",
+        place="model.group_norm",
+        example=32,
+        room="paceline.models.group_norm",
+    ),
 )
 """In no order."""
