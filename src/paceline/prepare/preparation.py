@@ -30,7 +30,7 @@ from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
 from paceline.models.config import checkpoint_labels, import_readers, max_positions, modality, read_config
 from paceline.models.group_norm import apply_group_norm
-from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
+from paceline.models.images import ImageSettings, image_settings, normalised_by, own_processor, preferred_size
 from paceline.models.load import import_class, load_model
 from paceline.models.processor import Processor
 from paceline.models.saved import SavedModel
@@ -115,7 +115,7 @@ def prepare_run(
         with watch.phase("model"):
             buckets = _buckets(recipe, facts, world)
             _see_awake(awake, recipe)
-            images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
+            images = _image_settings(recipe, dataset, processor)
             build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=Mesh(data=world))
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
@@ -202,6 +202,14 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None)
     )
 
 
+def _image_settings(recipe: Recipe, dataset: Dataset, processor: Processor | None = None) -> ImageSettings | None:
+    """How pixels become floats; None of texts."""
+    if not dataset.image_shape:
+        return None
+    found = image_settings(recipe.model, dataset.image_shape, processor)
+    return normalised_by(found, recipe.data.normalise)
+
+
 def _gpu_here() -> torch.device:
     """The GPU of the calling thread; another thread begins on the first, where a context would cost 600 MiB."""
     return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
@@ -281,8 +289,8 @@ def build_for(
     Args:
         images: how pixels become floats; None: as without the model's own processor, for who asks for sizes alone.
     """
-    if images is None and dataset.image_shape:
-        images = image_settings(recipe.model, dataset.image_shape)
+    if images is None:
+        images = _image_settings(recipe, dataset)
     return assemble_build(
         recipe,
         model,

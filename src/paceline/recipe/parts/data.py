@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from encodings.aliases import aliases
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from paceline.recipe.parts.part import EXECUTION, Columns, Part, Switch, share_or_count
 
@@ -52,6 +52,29 @@ class AugmentPart(Part):
         return self.flip or self.crop > 0 or self.cutout > 0
 
 
+class NormalisePart(Part):
+    """Mean and standard deviation that images are normalised by: one number a channel, of pixels scaled to 0..1."""
+
+    mean: tuple[float, ...] = Field(min_length=1, description="For example [0.485, 0.456, 0.406].")
+    std: tuple[float, ...] = Field(min_length=1, description="Each above 0.")
+
+    @field_validator("mean", "std")
+    @classmethod
+    def _scaled(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 <= number <= 1 for number in value):
+            raise ValueError("pixels are scaled to 0..1, and so are mean and std; those of 0..255 are divided by 255")
+        return value
+
+    @field_validator("std")
+    @classmethod
+    def _of_each_channel(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        if min(value) == 0:
+            raise ValueError("a deviation is above 0")
+        if len(value) != len(info.data.get("mean", value)):
+            raise ValueError(f"{len(info.data['mean'])} means and {len(value)} deviations: one of each a channel")
+        return value
+
+
 class DataPart(Part):
     """Where the labelled samples are and what their columns mean."""
 
@@ -79,6 +102,15 @@ class DataPart(Part):
     splits: SplitsPart = SplitsPart()
     max_length: int = Field(512, ge=4, description="Tokens kept of a sample; never more than the model's positions.")
     image_size: int | None = Field(None, ge=8, description="Images are resized to this many pixels a side.")
+    normalise: Annotated[
+        Annotated[Literal["own", "imagenet", "cifar10"], Tag("(name)")] | Annotated[NormalisePart, Tag("(numbers)")],
+        Discriminator(lambda given: "(name)" if isinstance(given, str) else "(numbers)"),
+    ] = Field(
+        "own",
+        description="What images are normalised by, after augmentation, and in every later use of the model. own: by"
+        " the pretrained model's image processor, else by 0.5 and 0.5. imagenet, cifar10: by that data set's mean and"
+        " deviation. Or mean and std.",
+    )
     on_bad_row: Literal["stop", "skip"] = Field(
         "stop",
         description="skip drops rows that cannot be used, counts them and writes them to a quarantine file.",
