@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -238,9 +238,17 @@ def objective_for(build: Build, world: World = Alone()) -> Objective:  # noqa: B
             logits = build.forward(build.model, batch)
         if are_noted():  # nothing has been written to them, and a loss may refuse what is there
             logits = logits.nan_to_num(0.0, 0.0, 0.0).clamp(-1, 1)
-        return build.task.loss_sum(logits, batch), build.task.correct(logits.detach(), batch)
+        return _of_both(build.task.loss_sum, logits, batch), _of_both(build.task.correct, logits.detach(), batch)
 
     return objective
+
+
+def _of_both(summed: Callable[[Tensor, Batch], Tensor], logits: Tensor, batch: Batch) -> Tensor:
+    """A sum over the samples; of mixed ones with their own labels and with their partners', each by its share."""
+    own, mixed = summed(logits, batch), batch.mixed
+    if mixed is None:
+        return own
+    return own * mixed.share + summed(logits, replace(batch, labels=mixed.labels)) * (1 - mixed.share)
 
 
 def forward_for(model: nn.Module, device: torch.device) -> Forward:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
+from paceline.recipe.catalogue.data import DATA
 from paceline.recipe.catalogue.model import MODEL
 from paceline.recipe.catalogue.speed import SPEED
 from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
@@ -24,6 +25,7 @@ GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "speed and memory": SPEED,
     "several GPUs": STRATEGIES,
     "model": MODEL,
+    "data": DATA,
 }
 """All entries, under the headings of ``paceline techniques``."""
 

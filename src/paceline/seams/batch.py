@@ -7,7 +7,8 @@ channels, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,16 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Mixed:
+    """What else each sample of a micro-batch is, where training images are mixed in pairs."""
+
+    labels: Tensor
+    """As those of the batch: of the partners."""
+    share: Tensor
+    """fp32 scalar: how much of a sample is its own."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """One micro-batch on the device, and a pytree; the engine passes it on without looking inside."""
 
@@ -49,6 +60,12 @@ class Batch:
     """[S] fp32; 0 marks filler. A batch of nothing but filler is legal and contributes nothing."""
     packed: Packed | None = None
     """Set when the samples stand one after the other in one row."""
+    mixed: Mixed | None = None
+    """Set when the samples are mixed with others, and so are their losses."""
+
+
+def _batch(*children: Any, is_mixed: bool) -> Batch:
+    return replace(Batch(*children[:-1]), mixed=children[-1]) if is_mixed else Batch(*children)
 
 
 _pytree.register_pytree_node(
@@ -57,10 +74,15 @@ _pytree.register_pytree_node(
     lambda leaves, longest: Packed(*leaves, max_length=longest),  # type: ignore[misc]
 )
 _pytree.register_pytree_node(
+    Mixed,
+    lambda mixed: ([mixed.labels, mixed.share], None),
+    lambda leaves, _: Mixed(*leaves),
+)
+_pytree.register_pytree_node(
     Batch,
     # None would be a leaf of its own
-    lambda b: ([dict(b.inputs), b.labels, b.weights, *([b.packed] if b.packed else [])], None),
-    lambda children, _: Batch(*children),
+    lambda b: ([dict(b.inputs), b.labels, b.weights, *filter(None, (b.packed, b.mixed))], b.mixed is not None),
+    lambda children, is_mixed: _batch(*children, is_mixed=bool(is_mixed)),
 )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from paceline.recipe.parts.part import EXECUTION, Columns, Part, Switch, share_or_count
+from paceline.recipe.techniques import entry_of
 
 
 class SplitsPart(Part):
@@ -46,10 +47,23 @@ class AugmentPart(Part):
     crop: int = Field(0, ge=0, description="Shift by up to this many pixels each way; what is uncovered is black.")
     cutout: int = Field(0, ge=0, description="Blank a square of this many pixels a side.")
 
+    mixup: float = Field(0.0, ge=0, allow_inf_nan=False, description=entry_of("mixup").description)
+    cutmix: float = Field(0.0, ge=0, allow_inf_nan=False, description=entry_of("cutmix").description)
+
     @property
     def any(self) -> bool:
         """Whether anything is changed at all."""
+        return self.changes_each or self.mixes
+
+    @property
+    def changes_each(self) -> bool:
+        """Whether images are changed by themselves."""
         return self.flip or self.crop > 0 or self.cutout > 0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed in pairs."""
+        return self.mixup > 0 or self.cutmix > 0
 
 
 class NormalisePart(Part):
