@@ -73,7 +73,7 @@ def whole(**data: object) -> Recipe:
                 **data,
             },
             "schedule": {"type": "constant", "warmup": 0},
-            "loop": {"epochs": 2, "batch_size": 6, "micro_batch_size": 4, "checkpoint_every": 2},
+            "loop": {"epochs": 2, "batch_size": 6, "micro_batch_size": 4, "checkpoint_every": 2, "save_best": False},
             "device": "cpu",
             "observe": {"console": "off", "report": False},
         }

@@ -17,13 +17,16 @@ import torchmetrics.classification  # noqa: F401
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import paceline
+
 # this one, torchmetrics and dynamo are loaded so that the server from which ranks are forked loads them, once
-import paceline.run.run  # noqa: F401
+import paceline.run.run
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.data.dataset import Dataset, Images, Origins
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.engine.statistics import fewest_together, running_statistics
 from paceline.machine.facts import this_machine
+from paceline.machine.gpus import facts_with, gpu_for
 from paceline.prepare.assemble import assemble, assemble_build
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
@@ -245,6 +248,18 @@ def test_a_whole_run_on_two_ranks_is_that_of_one_process_and_takes_shares_of_one
     assert told["parallel.sync_batch_norm"] == "one process has nobody to share with"
     one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
     assert furthest(two, one) < 1e-4
+    found = paceline.evaluate(tmp_path / "two", split="validation")
+    assert found.loss == pytest.approx(record.final["validation"]["loss"], rel=1e-4)
+
+
+def test_a_run_that_is_resumed_on_its_ranks_has_the_same_bits(tmp_path: Path) -> None:
+    chosen = whole(checkpoint_every=2, save_best=False).with_settings(["schedule.type=constant", "schedule.warmup=0"])
+    parts = chosen.with_settings(["loop.max_steps=4"])
+    for name, asked in (("straight", chosen), ("parts", parts), ("parts", ["loop.max_steps=null"])):
+        ended = on_ranks(2, f"file://{tmp_path}/meeting-{name}-{len(str(asked))}", asked, tmp_path / name)
+        assert [rank.error for rank in ended] == [None, None]
+    one, two = (tmp_path / name / "model" / "model.safetensors" for name in ("straight", "parts"))
+    assert one.read_bytes() == two.read_bytes()
 
 
 def test_a_model_of_texts_is_refused_on_ranks_before_anything_begins(tmp_path: Path) -> None:
@@ -270,6 +285,17 @@ def test_a_rank_that_is_full_ends_the_run_of_all(tmp_path: Path) -> None:
     ended = run_processes(full_on_one, 2, *given, timeout_seconds=60)
     assert getattr(ended[1].error, "kind", None) == "MemoryFullError", ended[1].error
     assert "rank 1" in str(ended[0].error), ended[0].error
+
+
+def test_auto_leaves_off_what_cannot_hold_a_meeting_of_ranks() -> None:
+    facts = facts_with([gpu_for("h200")] * 2, this_machine())
+    chosen, decisions = choose(whole().with_settings(["device=auto"]), facts, 2)
+    reasons = {decision.setting: decision.reason for decision in decisions}
+    for name in ("capture", "compile"):
+        assert getattr(chosen.techniques, name) is False
+        assert "ranks meet" in reasons[f"techniques.{name}"]
+    alone, _ = choose(whole().with_settings(["device=auto"]), facts, 1)
+    assert alone.techniques.capture is True, "one process meets nobody"
 
 
 @pytest.mark.parametrize("setting", ["loop.on_oom=split", "techniques.recompute=true", "techniques.compile=true"])
