@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import UserError
 from paceline.contract.spans import activity, span
+from paceline.data.mixing import mixed_batch
 from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
 from paceline.engine.runner import Eager, Runner
 from paceline.engine.statistics import settle_
@@ -121,8 +122,13 @@ class TorchEngine(Engine):
     @span("data wait")
     def _made(self, given: StepInput, index: int) -> Batch:
         """The step's micro-batch number ``index``, on the device."""
-        draw = None if self._seed is None else augmentation_seed(self._seed, given.step, index, self._world.rank)
-        return self._collate(given.microbatches[index], draw, slots=given.width(index))
+        at, draw, other = (given.step, index, self._world.rank), None, None
+        if self._seed is not None:
+            draw, other = (augmentation_seed(self._seed, *at, of_partners=which) for which in (False, True))
+        batch = self._collate(given.microbatches[index], draw, slots=given.width(index))
+        if given.mix is None:
+            return batch
+        return mixed_batch(batch, self._collate(given.partners[index], other), given.mix)
 
     def accumulate_batches(
         self, batches: Iterable[Any], denominator: float, *, step: int = 0, same_shapes: bool = True

@@ -202,7 +202,8 @@ def _train(assembled: Assembled, recipe: Recipe, course: Course, ledger: Ledger,
 
 def _times(given: StepInput, count: int, denominator: int) -> StepInput:
     """A step of ``count`` micro-batches like the one that is given."""
-    return replace(given, microbatches=given.microbatches * count, widths=given.widths * count, denominator=denominator)
+    all_of = {name: getattr(given, name) * count for name in ("microbatches", "widths", "partners")}
+    return replace(given, denominator=denominator, **all_of)
 
 
 def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Ledger, names: Collection[str]) -> Ids:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,6 +51,7 @@ from paceline.techniques import (
     packing,
     precision,
     recompute,
+    sync_batch_norm,
     tta,
 )
 
@@ -90,6 +91,8 @@ def assemble_build(
     switches = recipe.techniques
     # until all else is put together, each window of a text is a sample: what is compared stays small
     whole, dataset = dataset, dataset.each_window()
+    if recipe.parallel.sync_batch_norm:
+        sync_batch_norm.batch_norms(model)  # refused before anything is tried, traced or compiled
     build = _plain_build(recipe, model, dataset, task, device, normalisation)
     build = replace(build, blocks=tuple(blocks))
     found = next(iter(dataset.splits.values()))
@@ -125,6 +128,9 @@ def assemble_build(
     build = _of_windows(recipe, build, whole)
     if switches.tta:
         build = tta.apply(build, switches.tta)
+    # after every pass that a rank makes by itself, and every copy of the model
+    if recipe.parallel.sync_batch_norm:
+        build = sync_batch_norm.apply(build, mesh.data)
     # last: what is shared is whatever a block's forward pass has become by now
     return strategy_for(recipe, mesh).prepare(build)
 
@@ -259,9 +265,17 @@ def objective_for(build: Build, world: World = Alone()) -> Objective:  # noqa: B
             logits = build.forward(build.model, batch)
         if are_noted():  # nothing has been written to them, and a loss may refuse what is there
             logits = logits.nan_to_num(0.0, 0.0, 0.0).clamp(-1, 1)
-        return build.task.loss_sum(logits, batch), build.task.correct(logits.detach(), batch)
+        return _of_both(build.task.loss_sum, logits, batch), _of_both(build.task.correct, logits.detach(), batch)
 
     return objective
+
+
+def _of_both(summed: Callable[[Tensor, Batch], Tensor], logits: Tensor, batch: Batch) -> Tensor:
+    """A sum over the samples; of mixed ones with their own labels and with their partners', each by its share."""
+    own, mixed = summed(logits, batch), batch.mixed
+    if mixed is None:
+        return own
+    return own * mixed.share + summed(logits, replace(batch, labels=mixed.labels)) * (1 - mixed.share)
 
 
 def forward_for(model: nn.Module, device: torch.device) -> Forward:

@@ -167,7 +167,7 @@ def _sharing(world_size: int) -> tuple[Decide, ...]:
     if world_size > 1:
         return (_strategy,)
     own = (name for name, setting in OWN_SETTINGS.items() if not setting.stays)
-    return tuple(_unshared(name) for name in ("strategy", "backend", *own))
+    return tuple(_unshared(name) for name in ("strategy", "backend", "sync_batch_norm", *own))
 
 
 def _unshared(name: str) -> Decide:

@@ -324,7 +324,7 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("ckpt_path",), here="paceline train RUN --resume", note="RUN is the run's folder"),
         Name(names=("profiler",), here="paceline trace RECIPE --steps 90:100"),
         Name(names=("benchmark",), here="techniques.cudnn_benchmark"),
-        Name(names=("sync_batchnorm",), note="batch normalisation sees the share of its own GPU"),
+        Name(names=("sync_batchnorm",), here="parallel.sync_batch_norm"),
         Name(
             names=("detect_anomaly",), note="a loss or gradient that is no number is found at once, and the rows named"
         ),

@@ -333,6 +333,8 @@ def _written_path(model: type[BaseModel], keys: list[str]) -> tuple[list[str], I
     known: Iterable[str] = model.model_fields
     current: type[BaseModel] | None = model
     for key in keys:
+        if key.startswith("("):
+            continue  # a member of a union that tells its members apart by itself
         if current is not None and (key in current.model_fields or key == keys[-1]):
             known = current.model_fields
             path.append(key)
@@ -345,6 +347,7 @@ def _written_path(model: type[BaseModel], keys: list[str]) -> tuple[list[str], I
 
 def _part_of(annotation: Any) -> type[BaseModel] | None:
     for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        candidate = getattr(candidate, "__origin__", candidate)  # of what is annotated with more than its type
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None

@@ -17,6 +17,16 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
+class Mix:
+    """How the images of a step are mixed in pairs."""
+
+    share: float
+    """How much of a sample is its own, of its loss too."""
+    box: tuple[int, int, int, int] | None = None
+    """Rows from, to; columns from, to: what is the partner's. None: every pixel is the weighted mean of both."""
+
+
+@dataclass(frozen=True)
 class StepInput:
     """What one rank does of a step."""
 
@@ -31,6 +41,11 @@ class StepInput:
     same_shapes: bool = True
     """Whether the micro-batches of all ranks have the same shapes: where ranks meet within a pass, it can be captured
     only then. The same on all ranks."""
+
+    mix: Mix | None = None
+    """How its images are mixed; None: they are not."""
+    partners: tuple[Ids, ...] = ()
+    """With ``mix``: whom the samples of each micro-batch are mixed with."""
 
     def width(self, index: int) -> int | None:
         """What micro-batch number ``index`` is filled up to."""

@@ -4,7 +4,7 @@ Every field is either *result-defining* (the default: changing it changes what i
 it) or *execution* (marked ``EXECUTION``: how fast and where; it may change on resume and is recorded).
 """
 
-from paceline.recipe.parts.data import AugmentPart, DataPart, RandomPart, SplitsPart
+from paceline.recipe.parts.data import AugmentPart, DataPart, NormalisePart, RandomPart, SplitsPart
 from paceline.recipe.parts.loop import EarlyStoppingPart, LoopPart
 from paceline.recipe.parts.model import LoraPart, ModelPart
 from paceline.recipe.parts.observe import ObservePart, TracePart
@@ -23,6 +23,7 @@ __all__ = [
     "LoopPart",
     "LoraPart",
     "ModelPart",
+    "NormalisePart",
     "ObservePart",
     "OptimizerPart",
     "ParallelPart",

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from paceline.recipe.catalogue.strategies import STRATEGIES
 from paceline.recipe.parts.part import EXECUTION, Part
-from paceline.recipe.techniques import OWN_SETTINGS, told_strategies, users_of
+from paceline.recipe.techniques import OWN_SETTINGS, entry_of, told_strategies, users_of
 
 
 def _own(name: str) -> Any:
@@ -37,6 +37,9 @@ class ParallelPart(Part):
     bucket_mib: int | None = _own("bucket_mib")
     shard_size: int | None = _own("shard_size")
     offload: bool = _own("offload")
+    sync_batch_norm: bool = Field(
+        False, json_schema_extra=EXECUTION, description=entry_of("sync_batch_norm").description
+    )
 
     @model_validator(mode="before")
     @classmethod
