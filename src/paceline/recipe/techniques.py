@@ -15,12 +15,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
+from paceline.recipe.catalogue.optimizer import OPTIMIZER
 from paceline.recipe.catalogue.speed import SPEED
 from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, written
 
 GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "speed and memory": SPEED,
+    "optimizer": OPTIMIZER,
     "several GPUs": STRATEGIES,
 }
 """All entries, under the headings of ``paceline techniques``."""
