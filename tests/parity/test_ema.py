@@ -85,7 +85,7 @@ def test_training_is_that_without_an_average() -> None:
 
 
 def test_the_average_in_a_loop_that_adopted_the_step() -> None:
-    """The example of docs/own-loop.md, beside the same loop in plain torch."""
+    """Beside the same loop in plain torch."""
     torch.manual_seed(0)
     model, plain = nn.Linear(5, 3), nn.Linear(5, 3)
     plain.load_state_dict(model.state_dict())

@@ -2,7 +2,7 @@
 
 Errors about unknown keys and docs/coming-from.md are both made of it. Names are those of transformers'
 TrainingArguments and example scripts, Lightning's Trainer and callbacks, Accelerate's Accelerator and configuration,
-and DeepSpeed's JSON.
+DeepSpeed's JSON, and the training scripts of timm and torchvision.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Name:
 
 
 TRAINER, LIGHTNING, ACCELERATE, DEEPSPEED = "transformers' Trainer", "Lightning", "Accelerate", "DeepSpeed"
+TIMM = "timm's and torchvision's scripts"
 
 _LEFT_OUT: Final = {"false": ""}
 _UNCLIPPED: Final = {"0": "optimizer.clip_norm=null", "0.0": "optimizer.clip_norm=null"}
@@ -310,6 +311,11 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("ckpt_path",), here="paceline train RUN --resume", note="RUN is the run's folder"),
         Name(names=("profiler",), here="paceline trace RECIPE --steps 90:100"),
         Name(names=("benchmark",), here="techniques.cudnn_benchmark"),
+        Name(
+            names=("swa_lrs", "swa_epoch_start", "annealing_epochs"),
+            note="no stochastic weight averaging: optimizer.ema keeps a moving average over the whole run",
+        ),
+        Name(names=("update_every_n_steps",), here="optimizer.ema.every", note="of EMAWeightAveraging"),
         Name(names=("sync_batchnorm",), note="batch normalisation sees the share of its own GPU"),
         Name(
             names=("detect_anomaly",), note="a loss or gradient that is no number is found at once, and the rows named"
@@ -402,6 +408,29 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("communication_data_type",), here="parallel.reduce_dtype"),
         Name(names=("steps_per_print",), here="observe.log_every"),
         Name(names=("wall_clock_breakdown", "flops_profiler"), here="paceline trace RECIPE --steps 90:100"),
+    ),
+    TIMM: (
+        Name(
+            names=("model_ema", "use_ema"),
+            here="optimizer.ema=0.999",
+            values=_LEFT_OUT,
+            note="the decay itself; both are measured, and the average is saved",
+        ),
+        Name(
+            names=("model_ema_decay", "ema_decay"),
+            here="optimizer.ema",
+            note="between 0 and 1; 0.9999 looks back on ten thousand steps, more than most fine-tunings have",
+        ),
+        Name(
+            names=("model_ema_warmup",),
+            here="optimizer.ema.warmup",
+            note="TensorFlow's warm-up of the decay; optimizer.ema.decay goes with it",
+        ),
+        Name(
+            names=("model_ema_steps",),
+            here="optimizer.ema.every",
+            note="in applied steps; optimizer.ema.decay goes with it",
+        ),
     ),
 }
 """Library -> its names, as its users meet them."""
