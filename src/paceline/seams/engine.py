@@ -165,5 +165,5 @@ class Weighed(Protocol):
     """An engine that knows what it holds."""
 
     def held(self) -> Mapping[str, int]:
-        """Bytes on the device that live from step to step, by kind: parameters, gradients, optimizer states, their
-        average."""
+        """Bytes on the device that live from step to step, by kind: parameters, gradients, optimizer states, the
+        weights' average."""
