@@ -140,6 +140,10 @@ class EvaluationRecord:
     """Counts [true label][predicted label] for single-label classification of at most 100 classes."""
     train_metrics: Mapping[str, float] = field(default_factory=dict)
     """Loss and accuracy over the training samples since the last evaluation, without a second forward pass."""
+    of: str = "weights"
+    """What loss, metrics and confusion are of: ``weights``, those that are trained, or ``ema``, their average."""
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Loss and metrics of ``weights`` and of ``ema``; empty where no average is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +349,10 @@ class RunRecord:
     """None in summaries of older releases."""
     baseline: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics by split as ``final`` has them, of ``observe.baseline``; empty without one."""
+    saved: str = "weights"
+    """What the saved model is made of: ``weights``, those that were trained, or ``ema``, their average."""
+    final_scores: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """By split, ``EvaluationRecord.scores`` of the saved step; empty where no average is kept."""
 
 
 Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | TraceRecord | RunRecord

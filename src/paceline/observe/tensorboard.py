@@ -57,6 +57,9 @@ class TensorBoard(Observer):
                 case EvaluationRecord():
                     values = {"loss": record.loss, **record.metrics}
                     self._scalars({f"{record.split}/{name}": value for name, value in values.items()}, record.step)
+                    for of, scores in record.scores.items():
+                        both = {f"{record.split}/{name} of {of}": value for name, value in scores.items()}
+                        self._scalars(both, record.step)
                     train = {f"train/{name} at evaluation": value for name, value in record.train_metrics.items()}
                     self._scalars(train, record.step)
                     self._writer.flush()

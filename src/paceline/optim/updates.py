@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from paceline.kernels.adamw import adamw_
 from paceline.kernels.sgd import sgd_
 from paceline.machine.device import PLANNED
+from paceline.optim.ema import EMA
 from paceline.optim.flat import FlatLayout
 from paceline.optim.gradients import FlatGradients, Gradients, MakeAllReduce
 from paceline.optim.optimizer import ParameterGroup, build_optimizer
 from paceline.optim.state import optimizer_numbers, optimizer_tensors, prime, put_numbers
-from paceline.recipe.parts import OptimizerPart
+from paceline.recipe.parts import EmaPart, OptimizerPart
 
 Names = Mapping[nn.Parameter, str]
 
@@ -30,10 +31,14 @@ class Updates(ABC):
     """Those that are trained, in the order of their groups."""
     capturable: str | None
     """Why ``apply`` cannot be captured in a CUDA graph; None: it can."""
+    _ema: EMA | None = None
 
     @abstractmethod
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
-        """One update with the gradients times ``factor`` if ``finite``; nothing otherwise. Both are device scalars."""
+        """One update with the gradients times ``factor`` if ``finite``; nothing otherwise. Both are device scalars.
+
+        The weights' average moves with them, where one is kept.
+        """
 
     def rehearse(self) -> None:  # noqa: B027 - where the host reads the gate there is nothing to launch
         """Launch what ``apply`` does, so that nothing changes; kernels are compiled by then, and states are there."""
@@ -65,6 +70,30 @@ class Updates(ABC):
     @abstractmethod
     def put_numbers(self, names: Names, numbers: Mapping[str, float]) -> None:
         """The inverse of ``numbers``."""
+
+    @property
+    def ema(self) -> EMA | None:
+        """The moving average of the weights, where one is kept."""
+        return self._ema
+
+    def keep(self, ema: EMA | EmaPart) -> None:
+        """Keep a moving average of the weights from now on: one that is there, or as the recipe has it."""
+        self._ema = ema if isinstance(ema, EMA) else self._average(ema)
+
+    def _average(self, part: EmaPart) -> EMA:
+        return EMA(self.parameters, part.decay, warmup=part.warmup, every=part.every)
+
+    def _move_average(self, made: Tensor) -> None:
+        """The end of ``apply``, where one is kept."""
+        if self._ema is not None:
+            self._ema.update(made)
+
+    def averages(self, names: Names) -> dict[str, Tensor]:
+        """Parameter's name -> its average, not a copy, held as the parameter is: whole or as a shard; where one is
+        kept."""
+        if self.ema is None:
+            return {}
+        return {names[parameter]: view for parameter, view in zip(self.ema.parameters, self.ema.shadow, strict=True)}
 
 
 class OptimizerUpdates(Updates):
@@ -118,6 +147,7 @@ class HostGated(OptimizerUpdates):
                     group["lr"] = float(rate)
         self._optimizer.step()
         self._applied += 1
+        self._move_average(finite)
 
     @property
     def applied(self) -> int:
@@ -156,10 +186,12 @@ class DeviceGated(OptimizerUpdates):
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         self._launch(factor, finite)
         self._applied += finite
+        self._move_average(finite)
 
     def rehearse(self) -> None:
         one = torch.ones((), device=self._applied.device)
         self._launch(one, one.isnan())
+        self._move_average(one.isnan())
 
     def _launch(self, factor: Tensor, finite: Tensor) -> None:
         row = self._rates.index_select(0, self._applied.clamp(max=len(self._rates) - 1))[0]
@@ -198,7 +230,7 @@ class FlatUpdates(Updates):
         part: OptimizerPart,
         rates: NDArray[np.float64],
     ) -> None:
-        self.parameters, self.capturable = layout.parameters, None
+        self.parameters, self.capturable, self._layout = layout.parameters, None, layout
         self._part, self._weight_decays = part, tuple(weight_decays)
         self._weights, self._gradients = layout.move_in(), gradients.flat
         self._states = {key: layout.allocate() for key in self._keys(part)}
@@ -213,16 +245,22 @@ class FlatUpdates(Updates):
         # ahead of the kernels: Adam's count from 1; they look at nothing where found_inf is 1
         self._step += finite
         self._launch(row, factor.reciprocal(), (~finite).float())
+        self._move_average(finite)
 
     def rehearse(self) -> None:
         one = torch.ones((), device=self._step.device)
         self._launch(self._rates[0], one, one)
+        self._move_average(one.isnan())
 
     def _launch(self, row: Tensor, grad_scale: Tensor, found_inf: Tensor) -> None:
         flats = (self._weights, self._gradients, *self._states.values())
         for index, decay in enumerate(self._weight_decays):
             tensors = [list(flat.groups[index]) for flat in flats]
             self._update(tensors, row[index], grad_scale, found_inf, decay)
+
+    def _average(self, part: EmaPart) -> EMA:
+        flat = self._layout, self._weights
+        return EMA(self.parameters, part.decay, warmup=part.warmup, every=part.every, flat=flat)
 
     @staticmethod
     @abstractmethod

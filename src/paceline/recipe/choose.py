@@ -59,6 +59,7 @@ def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, t
             decisions.append(decision)
             recipe = recipe.with_settings([f"{decision.setting}={decision.value}"])
     _check_optimizer(recipe, facts)
+    _check_save(recipe)
     _check_parallel(recipe, facts, world_size)
     check_rules(recipe, facts)
     return recipe, tuple(decisions)
@@ -92,7 +93,8 @@ def choose_strategy(
     states = STATE_BYTES[recipe.optimizer.type]
     if recipe.optimizer.type != "adamw8bit":
         states = states * number // 4
-    needed = num_parameters * number + num_trained * (number + states)
+    average = 0 if recipe.optimizer.ema is None else 4  # in fp32 in any case
+    needed = num_parameters * number + num_trained * (number + states + average)
     sizes = [gpu.memory_bytes for gpu in facts.gpus if gpu.memory_bytes is not None]
     told = f"weights, gradients and states take {needed / 2**30:.1f} GiB"
     if not sizes:
@@ -284,6 +286,12 @@ def _resident(recipe: Recipe, facts: Facts) -> Decision | None:
     if recipe.device != "cpu" or recipe.data.resident != "auto":
         return None
     return Decision(setting="data.resident", value="false", reason="the device's memory is the host's")
+
+
+def _check_save(recipe: Recipe) -> None:
+    if recipe.saves != "weights" and recipe.optimizer.ema is None:
+        why = "without optimizer.ema there are the trained weights alone"
+        raise RecipeError(f"loop.save = {recipe.loop.save}", why, "--set optimizer.ema=0.999, or --set loop.save=auto")
 
 
 def _check_optimizer(recipe: Recipe, facts: Facts) -> None:

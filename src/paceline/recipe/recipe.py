@@ -66,6 +66,13 @@ class Recipe(Part):
         "auto", json_schema_extra=EXECUTION, description="auto: a GPU if one can be used."
     )
 
+    @property
+    def saves(self) -> Literal["weights", "ema", "best"]:
+        """What the saved model is made of: the trained weights, their average, or whichever scores better."""
+        if self.loop.save != "auto":
+            return self.loop.save
+        return "weights" if self.optimizer.ema is None else "ema"
+
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
         """A recipe from nested plain data, as YAML gives it."""

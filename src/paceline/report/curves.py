@@ -16,6 +16,7 @@ from paceline.report.charts import Point, Series, line_chart
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 COLOURS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+COLOURS |= {"validation, ema": VALIDATION, "validation, weights": 4, "test, ema": TEST, "test, weights": 5}
 TITLES = {"auroc": "AUROC", "mse": "MSE", "mae": "MAE", "rmse": "RMSE"}
 LARGEST_NUM_METRICS = 12
 LARGEST_NUM_GROUPS = 6
@@ -93,8 +94,10 @@ def _metric(run: Collected, name: str) -> list[Series]:
 def _evaluated(run: Collected, name: str) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for record in sorted(run.evaluations, key=lambda record: record.step):
-        value = record.loss if name == "loss" else record.metrics.get(name, math.nan)
-        found.setdefault(record.split, []).append((float(record.step), value))
+        counted = {record.split: {**record.metrics, "loss": record.loss}}
+        both = {f"{record.split}, {of}": scores for of, scores in record.scores.items()}
+        for series, scores in (both or counted).items():
+            found.setdefault(series, []).append((float(record.step), scores.get(name, math.nan)))
     return found
 
 

@@ -58,6 +58,8 @@ def measures_otherwise(request: Request, prepared: Prepared) -> str:
         "the data": request.checkpoint.state["fingerprint"] != prepared.dataset.fingerprint,
         "the task": saved.task.model_dump() != recipe.task.model_dump(),
         "loop.best_metric": saved.loop.best_metric != recipe.loop.best_metric,
+        "what is saved (loop.save, optimizer.ema)": (saved.saves, saved.optimizer.ema is None)
+        != (recipe.saves, recipe.optimizer.ema is None),
     }
     return " and ".join(name for name, is_other in changed.items() if is_other)
 

@@ -106,7 +106,8 @@ class Engine(ABC):
 
         Args:
             tensors: whole, on every rank.
-            state: None: only weights and buffers (``tensors["model"]``), such as those of the best step.
+            state: None: only weights and buffers (``tensors["model"]``), such as those of the best step, and their
+                average (``tensors["ema"]``) where one is kept.
 
         Raises:
             CheckpointError: names or shapes differ from this engine's.
@@ -126,6 +127,13 @@ class Engine(ABC):
 
     def settle(self) -> None:  # noqa: B027 - most models have nothing that ranks disagree about
         """Give all ranks the mean of their running statistics; all call it, before evaluations and checkpoints."""
+
+    def averaged(self) -> AbstractContextManager[None] | None:
+        """Inside, the weights are their moving average; None where none is kept."""
+        return None
+
+    def take_average(self) -> None:  # noqa: B027 - most engines keep none
+        """The weights become their average for good, where one is kept."""
 
     @property
     def execution(self) -> Mapping[str, str]:
@@ -172,4 +180,5 @@ class Weighed(Protocol):
     """An engine that knows what it holds."""
 
     def held(self) -> Mapping[str, int]:
-        """Bytes on the device that live from step to step, by kind: parameters, gradients, optimizer states."""
+        """Bytes on the device that live from step to step, by kind: parameters, gradients, optimizer states, the
+        weights' average."""

@@ -104,6 +104,8 @@ def torch_engine(
         abandon: forgets a pass that an exception broke off on all ranks.
     """
     recipe = training.recipe
+    if recipe.optimizer.ema is not None:
+        updates.keep(recipe.optimizer.ema)
     reason = not_captured or ("" if recipe.techniques.capture is True else _not_captured(build))
     return TorchEngine(
         build.model,

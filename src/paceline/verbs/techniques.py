@@ -120,7 +120,8 @@ def _shown(entry: TechniqueEntry, facts: Facts) -> str:
 
 def _setting(entry: TechniqueEntry) -> str:
     field = field_at(entry.setting)
-    if entry.choice or not (values := _values(field.annotation)):
+    values = _values(field.annotation)
+    if entry.choice or entry.example is not True or not values:
         return f"{entry.setting} = {written(_settable(entry)[0])}  (default {written(field.default)})"
     return f"{entry.setting} = {' | '.join(map(written, values))}  (default {written(field.default)})"
 

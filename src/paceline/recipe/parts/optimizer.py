@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from paceline.recipe.parts.part import Beta, Part, share_or_count, within_fp32
+from paceline.recipe.techniques import entry_of
 
 
 class SchedulePart(Part):
@@ -38,6 +39,40 @@ class GroupPart(Part):
     _usable = field_validator("lr", "weight_decay")(within_fp32)
 
 
+class EmaPart(Part):
+    """A moving average of the trained weights."""
+
+    decay: float = Field(
+        gt=0, lt=1, description="What the average keeps of itself at each update; `ema: 0.999` sets it alone."
+    )
+    warmup: bool = Field(
+        False,
+        description="The decay is at most (1 + n) / (10 + n) after n averages: the first steps are soon forgotten.",
+    )
+    every: int = Field(1, ge=1, description="Applied steps from one average to the next.")
+
+    @field_validator("decay", mode="before")
+    @classmethod
+    def _between(cls, value: object) -> object:
+        if isinstance(value, (int, float)) and not 0 < value < 1:
+            raise ValueError(f"{value} does not lie between 0 and 1; 0.999, for example")
+        return value
+
+    def __str__(self) -> str:
+        """As YAML writes it."""
+        told = ", ".join(
+            f"{key}: {str(value).lower()}" for key, value in self.model_dump(exclude_defaults=True).items()
+        )
+        return str(self.decay) if told.startswith("decay") and "," not in told else f"{{{told}}}"
+
+
+def _decay_alone(value: object) -> object:
+    """A number as the part that it stands for."""
+    if isinstance(value, (bool, str)):
+        raise ValueError(f"{str(value).lower()} is no decay; 0.999, for example, or null")
+    return {"decay": value} if isinstance(value, (int, float)) else value
+
+
 class OptimizerPart(Part):
     """The update rule and its parameter groups."""
 
@@ -66,6 +101,9 @@ class OptimizerPart(Part):
     momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd.")
     nesterov: bool = Field(True, description="Of sgd.")
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global gradient norm; null: no clipping.")
+    ema: Annotated[EmaPart | None, BeforeValidator(_decay_alone, json_schema_input_type=float | EmaPart | None)] = (
+        Field(None, description=entry_of("ema").description)
+    )
     groups: tuple[GroupPart, ...] = Field(
         (), description="Settings for parameters by name; empty: one setting for all."
     )
