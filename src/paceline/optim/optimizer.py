@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,13 +34,15 @@ def parameter_groups(
     part: OptimizerPart,
     schedule: SchedulePart,
     undecayed: frozenset[str] = frozenset(),
+    factors: Mapping[str, float] = MappingProxyType({}),
 ) -> list[ParameterGroup]:
-    """Trained parameters by the first recipe group whose pattern matches, then by whether they decay.
+    """Trained parameters by the first recipe group whose pattern matches, then by rate, then by whether they decay.
 
     Biases and normalisation weights (fewer than two dimensions) do not decay unless ``decay_all``.
 
     Args:
         undecayed: names of weights that never decay.
+        factors: name -> what the rate is multiplied by, where it is not 1. A recipe group's own rate stays as it is.
 
     Raises:
         RecipeError: a group that matches no trained parameter, or none left to train.
@@ -62,8 +65,11 @@ def parameter_groups(
         decay = group.weight_decay if group and group.weight_decay is not None else part.decay
         own = group.schedule if group and group.schedule is not None else schedule
         label = group.match if group else "rest" if part.groups else "all"
-        for name, chosen, weight_decay in _by_decay(label, members, decay, part.decay_all, undecayed):
-            groups.append(ParameterGroup(name, tuple(chosen), lr, weight_decay, own))
+        scaled = MappingProxyType({}) if group and group.lr is not None else factors
+        for factor, alike in _by_factor(members, scaled):
+            called = label if factor == 1 else f"{label} x {factor:.3g}"
+            for name, chosen, weight_decay in _by_decay(called, alike, decay, part.decay_all, undecayed):
+                groups.append(ParameterGroup(name, tuple(chosen), lr * factor, weight_decay, own))
     return groups
 
 
@@ -94,6 +100,16 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
     kind = torch.optim.AdamW if part.type == "adamw" else torch.optim.Adam
     foreach = None if fused else False
     return kind(settings, betas=part.betas, eps=part.eps, fused=fused, capturable=fused, foreach=foreach)
+
+
+def _by_factor(
+    members: Sequence[tuple[str, nn.Parameter]], factors: Mapping[str, float]
+) -> list[tuple[float, list[tuple[str, nn.Parameter]]]]:
+    """Members whose rates are multiplied by the same, the largest rate first; none for no members."""
+    found: dict[float, list[tuple[str, nn.Parameter]]] = {}
+    for member in members:
+        found.setdefault(factors.get(member[0], 1.0), []).append(member)
+    return sorted(found.items(), key=lambda one: -one[0])
 
 
 def _by_decay(

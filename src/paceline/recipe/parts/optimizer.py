@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.recipe.parts.part import Beta, Part, share_or_count, within_fp32
+from paceline.recipe.techniques import entry_of
+
+SCHEDULES = ("linear", "cosine", "constant", "cosine_restarts", "one_cycle", "inverse_sqrt")
+"""Schedules by name."""
+
+_OF_SOME_SCHEDULES = {
+    "floor": ("linear", "cosine", "cosine_restarts", "one_cycle"),
+    "cycles": ("cosine_restarts",),
+    "div_factor": ("one_cycle",),
+    "timescale": ("inverse_sqrt",),
+}
+"""Settings of a schedule -> the types with which they have an effect."""
 
 
 class SchedulePart(Part):
@@ -14,17 +27,47 @@ class SchedulePart(Part):
 
     type: str = Field(
         "linear",
-        pattern=r"^(linear|cosine|constant|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-        description="linear or cosine decay to floor, constant, or module:function(step, total_steps) -> factor.",
+        pattern=rf"^({'|'.join(SCHEDULES)}|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        description="linear or cosine decay to floor; constant; cosine_restarts: a cosine decay, cycles times;"
+        " one_cycle: up from lr / div_factor and down to floor; inverse_sqrt: lr / sqrt(step); or module:function(step,"
+        " total_steps) -> factor.",
     )
     warmup: float | int = Field(
         0.06,
         ge=0,
-        description="Linear warm-up from 0: a share of all steps below 1, or a number of steps from 1.",
+        description="Linear warm-up from 0: a share of all steps below 1, or a number of steps from 1. Of one_cycle the"
+        " rise, 0.3 where nothing is said.",
     )
-    floor: float = Field(0.0, ge=0, le=1, description="Factor at the end of a decay.")
+    floor: float = Field(
+        0.0, ge=0, le=1, description="Factor at the end of a decay; of one_cycle 4e-6 where nothing is said."
+    )
+    cycles: int = Field(2, ge=2, description="Of cosine_restarts: decays, each from lr to floor.")
+    div_factor: float = Field(
+        25.0, gt=1, allow_inf_nan=False, description="Of one_cycle: the rate rises from lr / div_factor."
+    )
+    timescale: int | None = Field(
+        None,
+        ge=1,
+        description="Of inverse_sqrt: steps from which the decay counts; null: those of the warm-up, or 10,000 if none.",
+    )
 
     _usable = field_validator("warmup")(share_or_count)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_torch_has_it(cls, given: Any) -> Any:
+        """The ends of one cycle where nothing is said, as torch's OneCycleLR has them."""
+        if isinstance(given, Mapping) and given.get("type") == "one_cycle":
+            return {"warmup": 0.3, "floor": 4e-6, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _effect(self) -> Self:
+        for name, users in _OF_SOME_SCHEDULES.items():
+            # a default written out, as in a run's own recipe, is not a wish
+            if self.type not in users and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: has no effect with type: {self.type}; it is of {', '.join(users)}")
+        return self
 
 
 class GroupPart(Part):
@@ -66,6 +109,12 @@ class OptimizerPart(Part):
     momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd.")
     nesterov: bool = Field(True, description="Of sgd.")
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global gradient norm; null: no clipping.")
+    layer_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description=f"{entry_of('layer_decay').summary} A group's own lr is left as it is.",
+    )
     groups: tuple[GroupPart, ...] = Field(
         (), description="Settings for parameters by name; empty: one setting for all."
     )
