@@ -187,6 +187,7 @@ def assemble(
     capturing: Phase = contextlib.nullcontext,
     mesh: Mesh = Mesh(),  # noqa: B008 - it has no state
     bucket_mib: int | None = None,
+    factors: NDArray[np.float64] | None = None,
 ) -> Assembled:
     """The build with its optimizer and learning rates, in an engine.
 
@@ -194,13 +195,17 @@ def assemble(
         capturing: counts the seconds of capturing graphs.
         mesh: the ranks that share each batch; all of them get rank 0's weights and buffers.
         bucket_mib: of gradients summed in one go, where the recipe does not say; None: as much as suits any link.
+        factors: [steps]: what every group's rate is multiplied by, in place of its schedule and of ``lr_scaling``.
     """
     part = recipe.optimizer
     groups = parameter_groups(
         list(build.model.named_parameters()), part, recipe.schedule, build.undecayed, _factors(build, part.layer_decay)
     )
-    scaling = lr_factor(part, recipe.loop.batch_size)
-    rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
+    if factors is None:
+        scaling = lr_factor(part, recipe.loop.batch_size)
+        rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
+    else:
+        rates = np.outer(factors, [g.lr for g in groups])
     training = Training(
         recipe=recipe,
         objective=objective_for(build, mesh.data),

@@ -48,7 +48,7 @@ class SchedulePart(Part):
     timescale: int | None = Field(
         None,
         ge=1,
-        description="Of inverse_sqrt: steps from which the decay counts; null: those of the warm-up, or 10,000 if none.",
+        description="Of inverse_sqrt: steps from which the decay counts; null: those of the warm-up, else 10,000.",
     )
 
     _usable = field_validator("warmup")(share_or_count)
