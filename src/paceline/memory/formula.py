@@ -45,6 +45,7 @@ def textbook(
     optimizer: str,
     momentum: float = 0.9,
     num_shards: int = 1,
+    rounding: str = "nearest",
 ) -> Textbook:
     """Weights, gradients and optimizer states by the textbook's bytes a parameter.
 
@@ -62,6 +63,7 @@ def textbook(
         momentum: of sgd.
         num_shards: ranks that share one copy of all three (fsdp; ZeRO's stage 3), each rounded up; 1 where every rank
             keeps a whole one (ddp).
+        rounding: a value of ``optimizer.rounding``; kahan's compensation is a state in the weight's format.
 
     Raises:
         RecipeError: an unknown precision or optimizer.
@@ -76,6 +78,8 @@ def textbook(
         state = 0
     elif optimizer != "adamw8bit":
         state = state * number // 4
+    if rounding == "kahan":
+        state += number
     share = f", split over {num_shards} ranks" if num_shards > 1 else ""
     frozen = f" and {weight} a frozen one" if num_trained < num_parameters else ""
     return Textbook(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -17,6 +18,7 @@ from paceline.machine.device import PLANNED
 from paceline.optim.flat import FlatLayout
 from paceline.optim.gradients import FlatGradients, Gradients, MakeAllReduce
 from paceline.optim.optimizer import ParameterGroup, build_optimizer
+from paceline.optim.rounding import COMPENSATION, update_in_fp32
 from paceline.optim.state import optimizer_numbers, optimizer_tensors, prime, put_numbers
 from paceline.recipe.parts import OptimizerPart
 
@@ -201,7 +203,8 @@ class FlatUpdates(Updates):
         self.parameters, self.capturable = layout.parameters, None
         self._part, self._weight_decays = part, tuple(weight_decays)
         self._weights, self._gradients = layout.move_in(), gradients.flat
-        self._states = {key: layout.allocate() for key in self._keys(part)}
+        beside = (COMPENSATION,) if part.rounding == "kahan" else ()
+        self._states = {key: layout.allocate() for key in (*self._keys(part), *beside)}
         device = layout.parameters[0].device
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._step = torch.zeros((), device=device)
@@ -222,7 +225,22 @@ class FlatUpdates(Updates):
         flats = (self._weights, self._gradients, *self._states.values())
         for index, decay in enumerate(self._weight_decays):
             tensors = [list(flat.groups[index]) for flat in flats]
-            self._update(tensors, row[index], grad_scale, found_inf, decay)
+            settings: dict[str, Any] = {
+                "lr": row[index],
+                "grad_scale": grad_scale,
+                "found_inf": found_inf,
+                "decay": decay,
+            }
+            if self._part.rounding == "nearest":
+                self._update(tensors, **settings)
+                continue
+            update_in_fp32(
+                tensors,
+                partial(self._update, **settings),
+                rounding=self._part.rounding,
+                step=self._step,
+                skipped=found_inf.bool(),
+            )
 
     @staticmethod
     @abstractmethod
@@ -318,7 +336,7 @@ def build_updates(
     """
     parameters = [parameter for group in groups for parameter in group.parameters]
     # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
-    if device.type == "cpu" or part.type == "adamw8bit":
+    if (device.type == "cpu" and part.rounding == "nearest") or part.type == "adamw8bit":
         plain = build_optimizer(groups, part, fused=False)
         return HostGated(plain, rates), FlatGradients(parameters, all_reduce=all_reduce)
     # one operation takes tensors of one number format

@@ -92,6 +92,8 @@ def choose_strategy(
     states = STATE_BYTES[recipe.optimizer.type]
     if recipe.optimizer.type != "adamw8bit":
         states = states * number // 4
+    if recipe.optimizer.rounding == "kahan":
+        states += number
     needed = num_parameters * number + num_trained * (number + states)
     sizes = [gpu.memory_bytes for gpu in facts.gpus if gpu.memory_bytes is not None]
     told = f"weights, gradients and states take {needed / 2**30:.1f} GiB"

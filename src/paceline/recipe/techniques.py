@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
-from paceline.recipe.catalogue.rates import RATES
+from paceline.recipe.catalogue.rates import RATES, ROUNDING
 from paceline.recipe.catalogue.speed import SPEED
 from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, written
@@ -24,6 +24,7 @@ GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "speed and memory": SPEED,
     "several GPUs": STRATEGIES,
     "learning rates": RATES,
+    "optimizer": ROUNDING,
 }
 """All entries, under the headings of ``paceline techniques``."""
 

@@ -1,4 +1,4 @@
-"""How large the steps are: learning rates over the run and over the depth of the model."""
+"""How large the steps are: learning rates over the run and over the depth of the model, and what rounding leaves."""
 
 from __future__ import annotations
 
@@ -40,4 +40,24 @@ RATES: tuple[TechniqueEntry, ...] = (
     _schedule("one_cycle", "Let the rate rise from a small one, and fall to nearly nothing, along half cosines."),
     _schedule("cosine_restarts", "Let the rate fall along a cosine several times, each time from the top."),
     _schedule("inverse_sqrt", "Let the rate fall as one over the root of the step, whatever the run's length."),
+)
+
+ROUNDING: tuple[TechniqueEntry, ...] = (
+    TechniqueEntry(
+        "rounding",
+        "Let weights in bf16 take small updates: by chance, or by a second number beside each.",
+        "numerics",
+        "changes the result",
+        off="nearest",
+        execution=False,
+        needs=(Rule("techniques.precision=pure_bf16", "other weights are fp32, and take the updates as they are"),),
+        excludes=(
+            NO_STEP,
+            Rule("optimizer.type=adamw8bit", "its library changes the weights itself"),
+            Rule("parallel.strategy=fsdp", "shards are updated by torch's optimizers, which round to nearest"),
+        ),
+        memory="kahan keeps 2 bytes a trained weight beside it",
+        place="optimizer.rounding",
+        room="paceline.optim.rounding",
+    ),
 )

@@ -109,6 +109,9 @@ class OptimizerPart(Part):
     momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd.")
     nesterov: bool = Field(True, description="Of sgd.")
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global gradient norm; null: no clipping.")
+    rounding: Literal["nearest", "stochastic", "kahan"] = Field(
+        "nearest", description=f"{entry_of('rounding').summary} With pure_bf16."
+    )
     layer_decay: float | None = Field(
         None,
         gt=0,
