@@ -187,6 +187,7 @@ def _summary(
         memory=memory,
         data=data_record(prepared),
         baseline=baseline,
+        loss_scaling=progress.scaling,
     )
 
 
