@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,9 +12,9 @@ import torch
 from torch import nn
 
 from paceline.contract.errors import RecipeError
-from paceline.machine.device import PLANNED
-from paceline.optim.eight_bit import PlannedAdamW8bit
+from paceline.optim.low_bit import low_bit_optimizer
 from paceline.recipe.parts import OptimizerPart, SchedulePart
+from paceline.recipe.parts.optimizer import LOW_BIT
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,13 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
             can be captured in a CUDA graph.
 
     Raises:
-        RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
+        RecipeError: as ``low_bit_optimizer``.
     """
     settings: list[dict[str, Any]] = [
         {"params": list(g.parameters), "lr": g.lr, "weight_decay": g.weight_decay} for g in groups
     ]
-    if part.type == "adamw8bit":
-        return _eight_bit(settings, part)
+    if part.type in LOW_BIT:
+        return low_bit_optimizer(settings, part)
     if part.type == "sgd":
         sgd = torch.optim.SGD(
             settings, momentum=part.momentum, nesterov=part.nesterov, fused=fused, foreach=False if not fused else None
@@ -129,20 +128,3 @@ def _by_decay(
         (f"{label} (no decay)", [p for n, p in members if not decays(n, p)], 0.0),
     ]
     return [found for found in parts if found[1]]
-
-
-def _eight_bit(settings: list[dict[str, Any]], part: OptimizerPart) -> torch.optim.Optimizer:
-    """AdamW with 8-bit states (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, ICLR 2022)."""
-    if settings[0]["params"][0].device.type == PLANNED:
-        return PlannedAdamW8bit(settings)
-    for module, name in (("bitsandbytes.optim", "AdamW8bit"), ("torchao.optim", "AdamW8bit")):
-        try:
-            kind = getattr(importlib.import_module(module), name)
-        except ImportError:
-            continue
-        return kind(settings, lr=part.lr, betas=part.betas, eps=part.eps)  # type: ignore[no-any-return]
-    raise RecipeError(
-        "optimizer.type = adamw8bit",
-        "neither bitsandbytes nor torchao is installed",
-        "pip install 'paceline[bitsandbytes]'",
-    )

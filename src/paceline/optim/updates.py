@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -17,10 +18,12 @@ from paceline.kernels.sgd import sgd_
 from paceline.machine.device import PLANNED
 from paceline.optim.flat import FlatLayout
 from paceline.optim.gradients import FlatGradients, Gradients, MakeAllReduce
+from paceline.optim.low_bit import library_of
 from paceline.optim.optimizer import ParameterGroup, build_optimizer
 from paceline.optim.rounding import COMPENSATION, update_in_fp32
 from paceline.optim.state import optimizer_numbers, optimizer_tensors, prime, put_numbers
 from paceline.recipe.parts import OptimizerPart
+from paceline.recipe.parts.optimizer import LOW_BIT
 
 Names = Mapping[nn.Parameter, str]
 
@@ -32,6 +35,8 @@ class Updates(ABC):
     """Those that are trained, in the order of their groups."""
     capturable: str | None
     """Why ``apply`` cannot be captured in a CUDA graph; None: it can."""
+    execution: Mapping[str, str] = MappingProxyType({})
+    """Who carries the updates out, where it is not torch or paceline."""
 
     @abstractmethod
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
@@ -106,6 +111,7 @@ class HostGated(OptimizerUpdates):
         super().__init__(optimizer)
         self._rates, self._applied = rates, 0
         self.capturable = f"{type(optimizer).__name__} reads its gate on the host"
+        self.execution = library_of(optimizer)
 
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         # a tensor that holds nothing says neither yes nor no
@@ -332,11 +338,11 @@ def build_updates(
         all_reduce: makes the all-reduce of gradients; None: there is one rank.
 
     Raises:
-        RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
+        RecipeError: as ``low_bit_optimizer``.
     """
     parameters = [parameter for group in groups for parameter in group.parameters]
     # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
-    if (device.type == "cpu" and part.rounding == "nearest") or part.type == "adamw8bit":
+    if (device.type == "cpu" and part.rounding == "nearest") or part.type in LOW_BIT:
         plain = build_optimizer(groups, part, fused=False)
         return HostGated(plain, rates), FlatGradients(parameters, all_reduce=all_reduce)
     # one operation takes tensors of one number format

@@ -121,8 +121,11 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
                 "sgd": "optimizer.type=sgd",
                 "adamw_bnb_8bit": "optimizer.type=adamw8bit",
                 "adamw_8bit": "optimizer.type=adamw8bit",
+                "adamw_torch_8bit": "optimizer.type=adamw8bit --set optimizer.low_bit=torchao",
+                "adamw_torch_4bit": "optimizer.type=adamw4bit",
             },
-            note="adamw, adam, sgd or adamw8bit, which saves memory of states; each is fused by itself",
+            note="adamw, adam, sgd or adamw8bit, which saves memory of states, as adamw4bit and adamwfp8 do; each is"
+            " fused by itself",
         ),
         Name(
             names=("adafactor",),

@@ -53,7 +53,7 @@ ROUNDING: tuple[TechniqueEntry, ...] = (
         needs=(Rule("techniques.precision=pure_bf16", "other weights are fp32, and take the updates as they are"),),
         excludes=(
             NO_STEP,
-            Rule("optimizer.type=adamw8bit", "its library changes the weights itself"),
+            Rule("optimizer.type=adamw8bit|adamw4bit|adamwfp8", "its library changes the weights itself"),
             Rule("parallel.strategy=fsdp", "shards are updated by torch's optimizers, which round to nearest"),
         ),
         memory="kahan keeps 2 bytes a trained weight beside it",

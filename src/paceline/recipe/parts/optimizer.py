@@ -13,6 +13,9 @@ from paceline.recipe.techniques import entry_of
 SCHEDULES = ("linear", "cosine", "constant", "cosine_restarts", "one_cycle", "inverse_sqrt")
 """Schedules by name."""
 
+LOW_BIT = {"adamw8bit": ("bitsandbytes", "torchao"), "adamw4bit": ("torchao",), "adamwfp8": ("torchao",)}
+"""Types with states of few bits -> libraries that have them, the one to be taken first in front."""
+
 _OF_SOME_SCHEDULES = {
     "floor": ("linear", "cosine", "cosine_restarts", "one_cycle"),
     "cycles": ("cosine_restarts",),
@@ -84,8 +87,15 @@ class GroupPart(Part):
 class OptimizerPart(Part):
     """The update rule and its parameter groups."""
 
-    type: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
-        "adamw", description="adamw8bit keeps its states in 8 bits; needs a GPU and bitsandbytes or torchao."
+    type: Literal["adamw", "adam", "sgd", "adamw8bit", "adamw4bit", "adamwfp8"] = Field(
+        "adamw",
+        description="adamw8bit keeps its states in 8 bits; needs a GPU and bitsandbytes or torchao. adamw4bit keeps"
+        " them in 4 bits and adamwfp8 in fp8 (compute capability 8.9); both need a GPU and torchao.",
+    )
+    low_bit: Literal["auto", "bitsandbytes", "torchao"] = Field(
+        "auto",
+        description="Library of adamw8bit, adamw4bit and adamwfp8; auto: the first that is installed and has it,"
+        " bitsandbytes before torchao.",
     )
     lr: float = Field(5e-5, gt=0, allow_inf_nan=False, description="Largest learning rate, before lr_scaling.")
     lr_scaling: Literal["none", "linear", "sqrt"] | Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = (
@@ -101,7 +111,7 @@ class OptimizerPart(Part):
     weight_decay: float | None = Field(
         None,
         ge=0,
-        description="Null: 0.01 with adamw and adamw8bit, which decay the weights apart from the gradient; else 0.",
+        description="Null: 0.01 with adamw of any kind, which decays the weights apart from the gradient; else 0.",
     )
     decay_all: bool = Field(False, description="Decay biases and normalisation weights too.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="Of adam and adamw.")
@@ -129,7 +139,7 @@ class OptimizerPart(Part):
         """Weight decay of groups that name none."""
         if self.weight_decay is not None:
             return self.weight_decay
-        return 0.01 if self.type in ("adamw", "adamw8bit") else 0.0
+        return 0.01 if self.type in ("adamw", *LOW_BIT) else 0.0
 
     @property
     def decays(self) -> bool:
@@ -145,6 +155,15 @@ class OptimizerPart(Part):
             raise ValueError(f"{', '.join(wished)}: has no effect with type: {self.type}")
         if self.type == "sgd" and self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs momentum above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _library(self) -> Self:
+        having = LOW_BIT.get(self.type, ())
+        if self.low_bit != "auto" and not having:
+            raise ValueError(f"low_bit: has no effect with type: {self.type}; it is of {', '.join(LOW_BIT)}")
+        if self.low_bit not in ("auto", *having):
+            raise ValueError(f"low_bit: {self.low_bit} has no {self.type}; low_bit={having[0]} has it")
         return self
 
     @model_validator(mode="after")
