@@ -217,8 +217,8 @@ def facts_with(gpus: Sequence[Gpu], facts: Facts) -> Facts:
 
     - The process sees these GPUs and no others, and their driver is new enough for its torch.
     - torch has this machine's version, in a build for a CUDA that these GPUs run with.
-    - triton is installed, as it is with every build of torch for CUDA on Linux; so are bitsandbytes and torchao, asked for
-      by name alone (``optimizer.type: adamw8bit``, ``adamw4bit``). What is installed here keeps its version.
+    - triton is installed, as it is with every build of torch for CUDA on Linux; so are bitsandbytes and torchao, which
+      are asked for by name alone (``optimizer.type: adamw8bit``). What is installed here keeps its version.
 
     Processors, main memory, Python and the scheduler are this machine's.
 
