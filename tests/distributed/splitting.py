@@ -69,7 +69,7 @@ def assembled(
     data = driving.dataset()
     data = data if labels is None else replace(data, labels=labels)
     blocks = list(model.distilbert.transformer.layer)
-    mesh = Mesh(data=world)
+    mesh = Mesh.over(world)
     build = assemble_build(
         chosen,
         model,

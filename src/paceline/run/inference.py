@@ -275,7 +275,7 @@ def _build(
     device = torch.device(recipe.device)
     found = [block for _, block in blocks(loaded.model)]
     build = assemble_build(
-        recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, mesh=Mesh(data=world)
+        recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, mesh=Mesh.over(world)
     )
     for notice in build.notices:
         tell(notice)

@@ -20,6 +20,7 @@ from paceline.contract.errors import RecipeError
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import Decision
 from paceline.contract.stopwatch import Stopwatch
+from paceline.engine.compile_cache import kept_cache
 from paceline.engine.numerics import numerics
 from paceline.machine.facts import Facts
 from paceline.memory.exhausted import Situation, explained
@@ -28,7 +29,6 @@ from paceline.prepare.course import Course
 from paceline.prepare.preparation import prepare_run
 from paceline.recipe import Recipe
 from paceline.seams import Mesh
-from paceline.techniques.compile import kept_cache
 
 DIVERGED: Final = 4.0
 """Times its lowest value that the running loss may reach."""
