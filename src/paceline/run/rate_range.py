@@ -49,7 +49,7 @@ class RateRange:
     rates: tuple[float, ...]
     """``optimizer.lr`` of each step; groups with a rate of their own have theirs, grown by as much."""
     losses: tuple[float, ...]
-    """Of the step's batch, before its update."""
+    """Mean loss of the batch of each step, before its update."""
     ended: str
     """Why there was no further step."""
     smoothed: tuple[float, ...] = field(init=False)

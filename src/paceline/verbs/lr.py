@@ -28,7 +28,7 @@ FEWEST: Final = 20
 """Steps without which a loss says nothing of a rate."""
 
 WIDTH, HEIGHT = 72, 16
-"""Of the drawing in the console, in characters."""
+"""Characters of the drawing in the console."""
 
 
 def lr(
