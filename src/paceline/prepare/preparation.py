@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paceline.contract.errors import RecipeError
+from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.files import cache_folder
 from paceline.contract.records import Decision
 from paceline.contract.stopwatch import Stopwatch
@@ -27,23 +27,34 @@ from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
 from paceline.data.sources import locate_files
 from paceline.distributed.links import shared_link_rate
+from paceline.engine.statistics import running_statistics
 from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
+from paceline.models.adapters import base_of
 from paceline.models.config import checkpoint_labels, import_readers, max_positions, modality, read_config
 from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
-from paceline.models.load import import_class, load_model
+from paceline.models.load import import_class, load_model, seeded
 from paceline.models.processor import Processor
 from paceline.models.saved import SavedModel
-from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
+from paceline.models.structure import (
+    blocks,
+    final_linear,
+    linear_layers,
+    parameter_counts,
+    set_trained,
+    trained_head,
+)
 from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_source
 from paceline.optim.schedule import lr_decision
 from paceline.prepare.assemble import assemble_build
 from paceline.prepare.beside import Beside
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
+from paceline.recipe.parts import ModelPart
 from paceline.seams import Build, Mesh, World
 from paceline.tasks import task_for
 from paceline.techniques.compile import wake_tracer
+from paceline.techniques.lora import apply_lora, require_peft
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -87,6 +98,8 @@ def prepare_run(
         quarantine: takes rows that cannot be used, where the recipe says to skip them.
         mesh: of whose ranks the first on each machine downloads and encodes, for the others to read.
     """
+    if recipe.model.train == "lora":
+        require_peft()
     world = mesh.whole
     told: list[str] = []  # of the model
     with Beside(watch) as beside:
@@ -123,7 +136,7 @@ def prepare_run(
         dataset,
         tokenizer,
         replace(build, notices=(*told, *build.notices)),
-        _saved_model(recipe, dataset, images),
+        _saved_model(recipe, dataset, images, model),
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
 
@@ -191,8 +204,10 @@ def _scaled_rate(recipe: Recipe) -> tuple[Decision, ...]:
     return () if scaled is None else (scaled,)
 
 
-def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None) -> SavedModel:
+def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None, model: nn.Module) -> SavedModel:
     """What is saved beside the weights."""
+    part = recipe.model
+    adapters = part.train == "lora" and not part.lora.merge
     return SavedModel(
         label_names=dataset.label_names,
         kind=dataset.kind,
@@ -200,7 +215,8 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None)
         max_length=None if images else recipe.data.max_length,
         pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
         image=images,
-        factory=recipe.model.factory,
+        factory=part.factory,
+        base=base_of(model, part.source or "", part.revision) if adapters else None,
     )
 
 
@@ -246,6 +262,8 @@ def model_for(
         ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
     """
     part, task = recipe.model, task_for(known.kind, known.label_names, recipe.task)
+    if part.train == "lora":
+        require_peft()
     model = load_model(
         part,
         config,
@@ -259,10 +277,26 @@ def model_for(
         weights=weights,
         tell=tell,
     )
+    if part.train == "lora":
+        _adapt(model, part, recipe.seed)
+        return model
     set_trained(model, part.train)
     if part.train == "features":
         final_linear(model, task.num_outputs).requires_grad_()  # the one that is fitted
     return model
+
+
+def _adapt(model: nn.Module, part: ModelPart, seed: int) -> None:
+    """Put the adapters of ``model.lora`` into a model, drawn from ``seed``."""
+    if not part.lora.merge and running_statistics(model):
+        raise ModelError(
+            f"model.train = lora: {type(model).__name__} has batch normalisations",
+            "their running statistics follow the batches, and would not be in the saved adapters",
+            "--set model.lora.merge=true",
+        )
+    settings = part.lora.model_dump(include={"rank", "alpha", "dropout", "dora"})
+    with seeded(seed):
+        apply_lora(model, linear_layers(model, part.lora.targets), trained_head(model, part.train), **settings)
 
 
 def build_for(

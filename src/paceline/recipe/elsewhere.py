@@ -2,7 +2,7 @@
 
 Errors about unknown keys and docs/coming-from.md are both made of it. Names are those of transformers'
 TrainingArguments and example scripts, Lightning's Trainer and callbacks, Accelerate's Accelerator and configuration,
-and DeepSpeed's JSON.
+DeepSpeed's JSON, and peft's LoraConfig.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Name:
 
 
 TRAINER, LIGHTNING, ACCELERATE, DEEPSPEED = "transformers' Trainer", "Lightning", "Accelerate", "DeepSpeed"
+PEFT: Final = "PEFT"
 
 _LEFT_OUT: Final = {"false": ""}
 _UNCLIPPED: Final = {"0": "optimizer.clip_norm=null", "0.0": "optimizer.clip_norm=null"}
@@ -415,6 +416,20 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("communication_data_type",), here="parallel.reduce_dtype"),
         Name(names=("steps_per_print",), here="observe.log_every"),
         Name(names=("wall_clock_breakdown", "flops_profiler"), here="paceline trace RECIPE --steps 90:100"),
+    ),
+    PEFT: (
+        Name(names=("r", "lora_r", "lora_rank"), here="model.lora.rank", note="beside model.train=lora"),
+        Name(names=("lora_alpha",), here="model.lora.alpha", note="beside model.train=lora"),
+        Name(names=("lora_dropout",), here="model.lora.dropout", note="beside model.train=lora"),
+        Name(
+            names=("target_modules", "lora_target_modules"),
+            here="model.lora.targets",
+            values={"all-linear": ""},
+            note="beside model.train=lora; auto takes all linear layers of the blocks",
+        ),
+        Name(names=("use_dora",), here="model.lora.dora", values=_LEFT_OUT, note="beside model.train=lora"),
+        Name(names=("use_peft", "use_lora"), here="model.train=lora", values=_LEFT_OUT),
+        Name(names=("modules_to_save",), note="the head is trained in full beside the adapters, and nothing else"),
     ),
 }
 """Library -> its names, as its users meet them."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
+from paceline.recipe.catalogue.model import MODEL
 from paceline.recipe.catalogue.rates import RATES, ROUNDING
 from paceline.recipe.catalogue.speed import SPEED
 from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
@@ -22,6 +23,7 @@ from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, 
 
 GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "speed and memory": SPEED,
+    "model": MODEL,
     "several GPUs": STRATEGIES,
     "learning rates": RATES,
     "optimizer": ROUNDING,
