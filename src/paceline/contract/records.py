@@ -123,6 +123,27 @@ class StepRecord:
     """Wall time from the previous step's end to this one's; waiting for the device is seen with a delay."""
     peak_bytes: int | None
     """Highest allocated device memory so far, looked at every 50 steps; None on a CPU."""
+    loss_scale: float | None = None
+    """What fp16 multiplied the loss by in this step; None without loss scaling."""
+    zero_share: float | None = None
+    """Share of the gradients that are exactly 0 under fp16, those of embeddings left out: what underflows, and what is
+    0 by itself, as behind a ReLU. None without loss scaling, and with shards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScaling:
+    """What fp16's loss scaling did in a run."""
+
+    lowest: float
+    highest: float
+    last: float
+    """Scale of the last step."""
+    skipped: int = 0
+    """Steps whose gradients overflowed, so that nothing was changed."""
+    counted: int = 0
+    """Steps whose gradients that are 0 were counted."""
+    zero_share: float | None = None
+    """Mean of ``StepRecord.zero_share`` over these; None where none was counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,6 +374,8 @@ class RunRecord:
     """What the saved model is made of: ``weights``, those that were trained, or ``ema``, their average."""
     final_scores: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     """By split, ``EvaluationRecord.scores`` of the saved step; empty where no average is kept."""
+    loss_scaling: LossScaling | None = None
+    """None without fp16."""
 
 
 Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | TraceRecord | RunRecord

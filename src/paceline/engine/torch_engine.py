@@ -283,7 +283,7 @@ class TorchEngine(Engine):
 
     @property
     def execution(self) -> Mapping[str, str]:
-        return {"steps": self._runner.execution, **self._degraded}
+        return {"steps": self._runner.execution, **self._step.updates.execution, **self._degraded}
 
     def close(self) -> None:
         self._runner.close()

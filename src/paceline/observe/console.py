@@ -19,6 +19,7 @@ from rich.text import Text
 
 from paceline.contract.records import (
     EvaluationRecord,
+    LossScaling,
     Notice,
     Observer,
     Record,
@@ -311,11 +312,20 @@ def _trace(record: TraceRecord) -> list[str]:
 _SAVED = {"weights": "the trained weights", "ema": "the average of the weights (ema)"}
 
 
+def _scaling(found: LossScaling) -> str:
+    """Where the loss scale was, and how many gradients vanished."""
+    scales = " to ".join(dict.fromkeys(amount(scale) for scale in (found.lowest, found.highest)))
+    zeros = "" if found.zero_share is None else f", {share(found.zero_share)} of the gradients 0"
+    return f"loss scale {scales}{zeros}"
+
+
 def _summary(run: _Run, record: RunRecord) -> Facts:
     skipped = record.steps - record.applied_steps
     rows = [
         ("steps", f"{record.steps:,} in {record.epochs:.3g} epochs" + (f", {skipped:,} skipped" if skipped else ""))
     ]
+    if record.loss_scaling is not None:
+        rows.append(("fp16", _scaling(record.loss_scaling)))
     if record.best_step is not None:
         rows.append(("best", f"step {record.best_step:,}"))
     if record.final_scores:

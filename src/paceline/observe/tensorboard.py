@@ -82,6 +82,10 @@ class TensorBoard(Observer):
             values["speed/padding share"] = 1 - record.tokens / record.slots
         if record.peak_bytes is not None:
             values["memory/peak GiB"] = record.peak_bytes / 2**30
+        if record.loss_scale is not None:
+            values["fp16/loss scale"] = record.loss_scale
+        if record.zero_share is not None and not record.skipped:
+            values["fp16/gradients that are 0"] = record.zero_share
         self._scalars(values, record.step)
 
     def _scalars(self, values: dict[str, float], step: int) -> None:

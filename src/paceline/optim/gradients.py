@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import attrgetter, is_
 from typing import final
@@ -77,6 +77,14 @@ class Gradients(ABC):
     def norm(self) -> Tensor:
         """Global 2-norm, one fp32 device scalar."""
 
+    def zero_share(self, without: Collection[nn.Parameter] = ()) -> Tensor | None:
+        """Share of all gradients that are exactly 0, one fp32 device scalar; None where nobody counts.
+
+        Args:
+            without: parameters whose gradients do not count.
+        """
+        return None
+
     @abstractmethod
     def scale(self, factor: Tensor) -> None:
         """Multiply every gradient by a device scalar."""
@@ -143,6 +151,17 @@ class FlatGradients(Gradients):
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(self.flat.views)])
         total: Tensor = torch.linalg.vector_norm(norms)
         return total
+
+    def zero_share(self, without: Collection[nn.Parameter] = ()) -> Tensor | None:
+        # the whole buffers, in which what lies between two parameters is 0, and the few that do not count taken out
+        left_out = set(without)
+        pairs = list(zip(self._parameters, self.flat.views, strict=True))
+        numbers = sum(parameter.numel() for parameter, _ in pairs if parameter not in left_out)
+        if not numbers:
+            return None
+        counts = [torch.linalg.vector_norm(buffer, 0, dtype=torch.float32) for buffer in self.flat.buffers]
+        counts += [-torch.linalg.vector_norm(v, 0, dtype=torch.float32) for p, v in pairs if p in left_out]
+        return 1 - torch.stack(counts).sum() / numbers
 
     def scale(self, factor: Tensor) -> None:
         for buffer in self.flat.buffers:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -17,9 +19,12 @@ from paceline.machine.device import PLANNED
 from paceline.optim.ema import EMA
 from paceline.optim.flat import FlatLayout
 from paceline.optim.gradients import FlatGradients, Gradients, MakeAllReduce
+from paceline.optim.low_bit import library_of
 from paceline.optim.optimizer import ParameterGroup, build_optimizer
+from paceline.optim.rounding import COMPENSATION, update_in_fp32
 from paceline.optim.state import optimizer_numbers, optimizer_tensors, prime, put_numbers
 from paceline.recipe.parts import EmaPart, OptimizerPart
+from paceline.recipe.parts.optimizer import LOW_BIT
 
 Names = Mapping[nn.Parameter, str]
 
@@ -32,6 +37,8 @@ class Updates(ABC):
     capturable: str | None
     """Why ``apply`` cannot be captured in a CUDA graph; None: it can."""
     _ema: EMA | None = None
+    execution: Mapping[str, str] = MappingProxyType({})
+    """Who carries the updates out, where it is not torch or paceline."""
 
     @abstractmethod
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
@@ -133,6 +140,7 @@ class HostGated(OptimizerUpdates):
         super().__init__(optimizer)
         self._rates, self._applied = rates, 0
         self.capturable = f"{type(optimizer).__name__} reads its gate on the host"
+        self.execution = library_of(optimizer)
 
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         # a tensor that holds nothing says neither yes nor no
@@ -233,7 +241,8 @@ class FlatUpdates(Updates):
         self.parameters, self.capturable, self._layout = layout.parameters, None, layout
         self._part, self._weight_decays = part, tuple(weight_decays)
         self._weights, self._gradients = layout.move_in(), gradients.flat
-        self._states = {key: layout.allocate() for key in self._keys(part)}
+        beside = (COMPENSATION,) if part.rounding == "kahan" else ()
+        self._states = {key: layout.allocate() for key in (*self._keys(part), *beside)}
         device = layout.parameters[0].device
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._step = torch.zeros((), device=device)
@@ -256,7 +265,22 @@ class FlatUpdates(Updates):
         flats = (self._weights, self._gradients, *self._states.values())
         for index, decay in enumerate(self._weight_decays):
             tensors = [list(flat.groups[index]) for flat in flats]
-            self._update(tensors, row[index], grad_scale, found_inf, decay)
+            settings: dict[str, Any] = {
+                "lr": row[index],
+                "grad_scale": grad_scale,
+                "found_inf": found_inf,
+                "decay": decay,
+            }
+            if self._part.rounding == "nearest":
+                self._update(tensors, **settings)
+                continue
+            update_in_fp32(
+                tensors,
+                partial(self._update, **settings),
+                rounding=self._part.rounding,
+                step=self._step,
+                skipped=found_inf.bool(),
+            )
 
     def _average(self, part: EmaPart) -> EMA:
         flat = self._layout, self._weights
@@ -352,11 +376,11 @@ def build_updates(
         all_reduce: makes the all-reduce of gradients; None: there is one rank.
 
     Raises:
-        RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
+        RecipeError: as ``low_bit_optimizer``.
     """
     parameters = [parameter for group in groups for parameter in group.parameters]
     # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
-    if device.type == "cpu" or part.type == "adamw8bit":
+    if (device.type == "cpu" and part.rounding == "nearest") or part.type in LOW_BIT:
         plain = build_optimizer(groups, part, fused=False)
         return HostGated(plain, rates), FlatGradients(parameters, all_reduce=all_reduce)
     # one operation takes tensors of one number format

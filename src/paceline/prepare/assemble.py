@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +33,7 @@ from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
 from paceline.kernels.launch import are_noted
 from paceline.machine.device import PLANNED, gpu_name, is_gpu
 from paceline.models.masks import unread_masks
+from paceline.optim.layer_decay import rate_factors
 from paceline.optim.optimizer import ParameterGroup, parameter_groups
 from paceline.optim.schedule import lr_factor, rate_table
 from paceline.recipe import Recipe
@@ -217,6 +218,7 @@ def assemble(
     capturing: Phase = contextlib.nullcontext,
     mesh: Mesh = Mesh(),  # noqa: B008 - it has no state
     bucket_mib: int | None = None,
+    factors: NDArray[np.float64] | None = None,
 ) -> Assembled:
     """The build with its optimizer and learning rates, in an engine.
 
@@ -224,11 +226,17 @@ def assemble(
         capturing: counts the seconds of capturing graphs.
         mesh: the ranks that share each batch; all of them get rank 0's weights and buffers.
         bucket_mib: of gradients summed in one go, where the recipe does not say; None: as much as suits any link.
+        factors: [steps]: what every group's rate is multiplied by, in place of its schedule and of ``lr_scaling``.
     """
     part = recipe.optimizer
-    groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule, build.undecayed)
-    scaling = lr_factor(part, recipe.loop.batch_size)
-    rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
+    groups = parameter_groups(
+        list(build.model.named_parameters()), part, recipe.schedule, build.undecayed, _factors(build, part.layer_decay)
+    )
+    if factors is None:
+        scaling = lr_factor(part, recipe.loop.batch_size)
+        rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
+    else:
+        rates = np.outer(factors, [g.lr for g in groups])
     training = Training(
         recipe=recipe,
         objective=objective_for(build, mesh.data),
@@ -239,6 +247,23 @@ def assemble(
     )
     strategy = strategy_for(recipe, mesh)
     return Assembled(build, strategy.engine(build, training), strategy, groups, rates)
+
+
+def _factors(build: Build, decay: float | None) -> Mapping[str, float]:
+    """What each parameter's rate is multiplied by, by its name; those that are not named: by 1.
+
+    Raises:
+        RecipeError: the model has no blocks by which to tell.
+    """
+    if decay is None:
+        return {}
+    if not build.blocks:
+        raise RecipeError(
+            f"optimizer.layer_decay = {decay}",
+            f"no repeated blocks were found in {type(build.model).__name__}, so there is no depth to go by",
+            "leave it out; optimizer.groups gives parameters rates of their own by name",
+        )
+    return rate_factors(build.model, build.blocks, decay)
 
 
 def over(recipe: Recipe, build: Build, dataset: Dataset) -> Build:

@@ -97,10 +97,20 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
                 "constant": "schedule.type=constant",
                 "constant_with_warmup": "schedule.type=constant",
                 "polynomial": "schedule.type=module:function",
-                "cosine_with_restarts": "schedule.type=module:function",
-                "inverse_sqrt": "schedule.type=module:function",
+                "cosine_with_restarts": "schedule.type=cosine_restarts",
+                "inverse_sqrt": "schedule.type=inverse_sqrt",
             },
-            note="linear, cosine, constant, or a function of yours; schedule.warmup comes before each",
+            note="or one_cycle, as torch's OneCycleLR, or a function of yours; schedule.warmup comes before each",
+        ),
+        Name(
+            names=("num_cycles",),
+            here="schedule.cycles",
+            note="with schedule.type=cosine_restarts; one cycle is schedule.type=cosine",
+        ),
+        Name(
+            names=("layer_decay", "layerwise_lr_decay", "layer_lr_decay", "llrd"),
+            here="optimizer.layer_decay",
+            note="the head has the whole rate, the last block this times it, the embeddings the smallest",
         ),
         Name(
             names=("optim",),
@@ -113,8 +123,11 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
                 "sgd": "optimizer.type=sgd",
                 "adamw_bnb_8bit": "optimizer.type=adamw8bit",
                 "adamw_8bit": "optimizer.type=adamw8bit",
+                "adamw_torch_8bit": "optimizer.type=adamw8bit --set optimizer.low_bit=torchao",
+                "adamw_torch_4bit": "optimizer.type=adamw4bit",
             },
-            note="adamw, adam, sgd or adamw8bit, which saves memory of states; each is fused by itself",
+            note="adamw, adam, sgd or adamw8bit, which saves memory of states, as adamw4bit and adamwfp8 do; each is"
+            " fused by itself",
         ),
         Name(
             names=("adafactor",),

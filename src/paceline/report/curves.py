@@ -11,7 +11,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from paceline.observe.collect import Collected
-from paceline.observe.formats import learning_rates, rate
+from paceline.observe.formats import amount, learning_rates, rate, share
 from paceline.report.charts import Point, Series, line_chart
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -35,6 +35,8 @@ def curves(run: Collected) -> list[Markup]:
         *(chart(TITLES.get(name, name), _metric(run, name)) for name in _metric_names(run)),
         chart("Learning rate", _learning_rates(run), write=lambda value: learning_rates((value,))),
         chart("Gradient norm", _smoothed(run, "gradient norm", "gradient_norm", 3)),
+        chart("Loss scale", _of_fp16(run, "loss_scale", 4), from_zero=True, write=amount),
+        chart("Gradients that are 0", _of_fp16(run, "zero_share", 5), from_zero=True, write=share),
         chart("Samples a second", _speed(run), from_zero=True, write=rate),
     ]
     return [chart for chart in charts if chart]
@@ -115,6 +117,17 @@ def _learning_rates(run: Collected) -> list[Series]:
         colour = series[values].colour if values in series else len(series)
         series[values] = Series(name=name, points=points, colour=colour)
     return list(series.values())
+
+
+def _of_fp16(run: Collected, field: str, colour: int) -> list[Series]:
+    """What loss scaling tells of each step; gaps where a step was skipped, whose gradients tell nothing."""
+    told = [(float(step.step), getattr(step, field), step.skipped) for step in run.steps]
+    points = [
+        (at, math.nan if skipped and field == "zero_share" else value)
+        for at, value, skipped in told
+        if value is not None
+    ]
+    return [Series(name="each step", points=points, colour=colour)] if points else []
 
 
 def _speed(run: Collected) -> list[Series]:

@@ -208,6 +208,7 @@ def _summary(
         baseline=baseline,
         saved=saved(final, job.recipe.saves),
         final_scores={split: found.scores for split, found in final.items() if found.scores},
+        loss_scaling=progress.scaling,
     )
 
 

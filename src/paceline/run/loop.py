@@ -194,7 +194,8 @@ class Loop:
         loss, correct = forward.loss, total(forward.extras)
         if job.mesh.data.size > 1:
             loss, correct = job.mesh.data.all_reduce(torch.stack([loss.float(), correct]))
-        self._records.add(self._note(int(given.denominator)), (loss, update.norm, update.finite, correct))
+        scaling = [number for number in (update.loss_scale, update.zero_share) if number is not None]
+        self._records.add(self._note(int(given.denominator)), (loss, update.norm, update.finite, correct, *scaling))
         self.progress = replace(self.progress, step=step + 1, order=after)
         self.progress = self._records.arrived(self.progress)
 

@@ -70,6 +70,10 @@ class Update:
     """Scalar: global gradient norm before clipping."""
     finite: Tensor
     """Bool scalar: whether the update was made."""
+    loss_scale: Tensor | None = None
+    """Scalar: what the loss was multiplied by; None without fp16's loss scaling."""
+    zero_share: Tensor | None = None
+    """Scalar: share of the gradients that are exactly 0, embeddings left out; None where nobody counts."""
 
 
 class Engine(ABC):

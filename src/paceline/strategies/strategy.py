@@ -112,7 +112,7 @@ def torch_engine(
         Step(
             training.objective,
             gradients,
-            Dynamic(build.device) if build.loss_scaling else Unscaled(),
+            Dynamic(build.device, _tables(build.model)) if build.loss_scaling else Unscaled(),
             updates,
             recipe.optimizer.clip_norm,
         ),
@@ -126,6 +126,13 @@ def torch_engine(
         world=mesh.data,
         splitting=splitting,
     )
+
+
+def _tables(model: nn.Module) -> list[nn.Parameter]:
+    """Weights of embeddings, of which a batch uses few rows."""
+    return [
+        parameter for module in model.modules() if isinstance(module, nn.Embedding) for parameter in module.parameters()
+    ]
 
 
 @contextlib.contextmanager

@@ -46,7 +46,10 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         off="auto",
         excludes=(
             NO_STEP,
-            Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
+            Rule(
+                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
+                "its states are rounded in blocks that would cross shards",
+            ),
             Rule("techniques.channels_last=true", "a shard is cut from a weight in its usual order in memory"),
         ),
         memory="of N processes each keeps 1/N of weights, gradients and states",
