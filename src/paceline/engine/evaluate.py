@@ -47,6 +47,7 @@ def evaluate(
     epoch: int,
     world: World = _ALONE,
     agree: Agree = lambda: None,
+    meter: Meter | None = None,
 ) -> EvaluationRecord:
     """Loss and metrics of a split; every sample counts once, whatever the batch size and the number of ranks.
 
@@ -67,6 +68,7 @@ def evaluate(
         step: updates made so far. epoch: that they end in.
         world: the ranks; by default this process alone.
         agree: asked after the last batch, before what the ranks found is put together.
+        meter: a fresh one in place of the task's.
 
     Returns:
         The same record on every rank; ``seconds`` are those of the slowest.
@@ -75,7 +77,7 @@ def evaluate(
         RecipeError: a metric of the user's fails, which all ranks raise; or a loss, on the rank where it does.
     """
     started = time.perf_counter()
-    meter = build.task.meter(build.device)
+    meter = meter or build.task.meter(build.device)
     mine, places = _share(build, ids, batch_size, world)
     build.layout.expect(mine)
     for number, piece in enumerate(mine):

@@ -49,6 +49,10 @@ class SavedModel:
     image: ImageSettings | None = None
     factory: str | None = None
     """``package.module:function`` that builds the module; None for a transformers model."""
+    class_weights: tuple[float, ...] = ()
+    """By which the loss was weighted, in the order of the labels; empty: not."""
+    thresholds: tuple[float, ...] = ()
+    """Above which labels are predicted, see ``Task``; empty: the likeliest class, or above one half."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +151,12 @@ def read_saved(folder: Path) -> SavedModel:
             if image
             else None,
             factory=found["factory"],
+            class_weights=tuple(float(weight) for weight in found.get("class_weights", ())),
+            thresholds=tuple(float(threshold) for threshold in found.get("thresholds", ())),
         )
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
+    except (UnicodeDecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be used", _told(error), "save the model again") from None
 
 
@@ -192,6 +198,8 @@ def _write(
             "pairs": saved.pairs,
             "image": saved.image.plain() if saved.image else None,
             "factory": saved.factory,
+            "class_weights": list(saved.class_weights),
+            "thresholds": list(saved.thresholds),
         },
     )
 

@@ -25,6 +25,7 @@ from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
+from paceline.data.sampler import check_sampler
 from paceline.distributed.links import shared_link_rate
 from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
@@ -42,12 +43,16 @@ from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.seams import Alone, Build, Mesh, World
 from paceline.tasks import task_for
+from paceline.tasks.class_weights import class_weights
 from paceline.techniques.compile import wake_tracer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 log = logging.getLogger(__name__)
+
+MOST_TOLD = 10
+"""Weights of classes that a decision names."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def prepare_run(
             build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=Mesh(data=world))
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
-        (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe)),
+        (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe), *_weights_told(recipe, dataset)),
         dataset,
         tokenizer,
         replace(build, notices=(*told, *build.notices)),
@@ -187,6 +192,40 @@ def _scaled_rate(recipe: Recipe) -> tuple[Decision, ...]:
     return () if scaled is None else (scaled,)
 
 
+def _class_weights(recipe: Recipe, dataset: Dataset) -> tuple[float, ...]:
+    """A weight for every label, of the training split where the recipe leaves them to it; empty: none.
+
+    Raises:
+        RecipeError: they are not of these labels.
+    """
+    wish = recipe.task.class_weights
+    if wish is None:
+        return ()
+    return class_weights(wish, dataset.labels[dataset.splits["train"]], dataset.label_names)
+
+
+def _weights_told(recipe: Recipe, dataset: Dataset) -> tuple[Decision, ...]:
+    """What the training split makes of ``balanced``."""
+    if recipe.task.class_weights != "balanced":
+        return ()
+    pairs = list(zip(dataset.label_names, _class_weights(recipe, dataset), strict=True))
+    told = ", ".join(f"{name} {weight:.4g}" for name, weight in pairs[:MOST_TOLD])
+    more = f", and {len(pairs) - MOST_TOLD} more" if len(pairs) > MOST_TOLD else ""
+    return (Decision(setting="task.class_weights", value="balanced", reason=f"by the training split, {told}{more}"),)
+
+
+def _check_labels(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse what needs samples that the data do not have.
+
+    Raises:
+        RecipeError: names the setting.
+    """
+    if recipe.task.threshold == "tuned" and "validation" not in dataset.splits:
+        why = "it is found on validation, and there is no validation split"
+        fix = "--set data.splits.validation=0.1, or --set task.threshold=0.5"
+        raise RecipeError("task.threshold = tuned", why, fix)
+
+
 def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None) -> SavedModel:
     """What is saved beside the weights."""
     return SavedModel(
@@ -197,6 +236,7 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None)
         pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
         image=images,
         factory=recipe.model.factory,
+        class_weights=_class_weights(recipe, dataset),
     )
 
 
@@ -241,6 +281,7 @@ def model_for(
     Raises:
         ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
     """
+    check_sampler(recipe.loop.sampler, known.kind)
     part, task = recipe.model, task_for(known.kind, known.label_names, recipe.task)
     model = load_model(
         part,
@@ -277,11 +318,13 @@ def build_for(
     """
     if images is None and dataset.image_shape:
         images = image_settings(recipe.model, dataset.image_shape)
+    _check_labels(recipe, dataset)
+    weights = _class_weights(recipe, dataset)
     return assemble_build(
         recipe,
         model,
         dataset,
-        task_for(dataset.kind, dataset.label_names, recipe.task),
+        task_for(dataset.kind, dataset.label_names, recipe.task, class_weights=weights, device=device),
         device,
         blocks=[block for _, block in blocks(model)],
         normalisation=(images.mean, images.std) if images else ((), ()),

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
+from paceline.recipe.catalogue.loss import LOSS
 from paceline.recipe.catalogue.speed import SPEED
 from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, written
@@ -22,6 +23,7 @@ from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, 
 GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "speed and memory": SPEED,
     "several GPUs": STRATEGIES,
+    "loss and imbalance": LOSS,
 }
 """All entries, under the headings of ``paceline techniques``."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -21,25 +22,33 @@ from paceline.run.learned import no_better_than, nothing_learned
 from paceline.run.loop import Loop
 from paceline.run.progress import Progress
 from paceline.run_folder import way_on
+from paceline.seams import Task
+from paceline.tasks.threshold import by_label
 from paceline.techniques.compile import fused
 
 
 def measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
-    """Take the best weights and measure them on the held-out splits; what is known of them is not measured again."""
+    """Take the best weights and measure them on the held-out splits; what is known of them is not measured again.
+
+    Thresholds that are to be tuned are found before, on validation alone.
+    """
     job, engine = loop.job, loop.job.assembled.engine
     with job.watch.phase("checkpoint"):
         step = progress.step
         if job.recipe.loop.save_best and progress.best_step not in (None, step):
             step = _take_best(job, progress)
         engine.settle()
+    epoch = max(0, (step - 1) // job.course.steps_per_epoch)
     known = {found.split: found for found in progress.evaluations if found.step == step}
     final: dict[str, EvaluationRecord] = {}
     with job.watch.phase("evaluate"):
+        if job.recipe.task.threshold == "tuned":
+            loop.tune(engine.infer, step=step, epoch=epoch)
+            known = {}  # by other thresholds
         for split in ("validation", "test"):
             if split in known:
                 final[split] = known[split]
             elif split in job.dataset.splits:
-                epoch = max(0, (step - 1) // job.course.steps_per_epoch)
                 final[split] = loop.evaluated(engine.infer, split, step=step, epoch=epoch)
     return final
 
@@ -89,7 +98,7 @@ def end(
     with watch.phase("save"):
         weights = job.assembled.engine.whole()
         if world.is_first:
-            _save(request, prepared, weights)
+            _save(request, prepared, job.assembled.build.task, weights)
     for found in final.values():
         if found not in progress.evaluations:
             job.emit(found)
@@ -134,7 +143,7 @@ def _judged(
     return scores, [*told, no_better_than(BASELINE, scores, final, job.best_metric)]
 
 
-def _save(request: Request, prepared: Prepared, weights: Mapping[str, torch.Tensor]) -> None:
+def _save(request: Request, prepared: Prepared, task: Task, weights: Mapping[str, torch.Tensor]) -> None:
     """Save the trained model, in another folder where the run's own is gone.
 
     Raises:
@@ -144,7 +153,8 @@ def _save(request: Request, prepared: Prepared, weights: Mapping[str, torch.Tens
     lost = folder.find_again()
     if not folder.recipe.exists():  # without it nobody can use the model
         folder.write_recipe(prepared.recipe)
-    save_model(prepared.build.model, prepared.tokenizer, folder.model, prepared.saved, weights)
+    saved = replace(prepared.saved, thresholds=task.thresholds)
+    save_model(prepared.build.model, prepared.tokenizer, folder.model, saved, weights)
     if lost is not None:
         raise RunFolderError(lost.what, f"{lost.why}; the trained model is saved in it", way_on(folder.path))
     if lost := folder.find_again():
@@ -187,6 +197,7 @@ def _summary(
         memory=memory,
         data=data_record(prepared),
         baseline=baseline,
+        thresholds=by_label(job.assembled.build.task),
     )
 
 
