@@ -9,13 +9,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from paceline.recipe.entries import written
-from paceline.recipe.parts.part import Part, Reference
+from paceline.recipe.parts.part import Part
 from paceline.recipe.techniques import entry_of
 
 
 def _by_name(weights: object) -> object:
     """Labels that YAML reads as numbers or booleans are names all the same."""
-    return {written(name): weight for name, weight in weights.items()} if isinstance(weights, Mapping) else weights
+    if isinstance(weights, Mapping):
+        return {written(name): weight for name, weight in weights.items()}
+    if weights not in ("balanced", None):
+        raise ValueError(f"{weights!r} is neither balanced nor a weight for every label by its name")
+    return weights
 
 
 ClassWeights = Annotated[Literal["balanced"] | dict[str, float] | None, BeforeValidator(_by_name)]
@@ -33,10 +37,11 @@ class TaskPart(Part):
     type: Literal["auto", "classification", "multi_label", "regression"] = Field(
         "auto", description="auto reads it off the labels."
     )
-    loss: Literal["focal"] | Reference | None = Field(
+    loss: str | None = Field(
         None,
-        description="Null: cross-entropy, or the squared error. focal: scaled down the surer the model is of the right"
-        " label. Or module:function(logits, labels) returning one loss a sample (shape [S] or [S, C]).",
+        pattern=r"^(focal|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        description="focal (scaled down the surer the model is of the right label), or module:function(logits, labels)"
+        " returning one loss a sample (shape [S] or [S, C]); null: cross-entropy, or the squared error.",
     )
     focal_gamma: float = Field(
         2.0, ge=0, allow_inf_nan=False, description="Of focal: how far a loss is scaled down; 0: not at all."
@@ -74,7 +79,7 @@ class TaskPart(Part):
     def _effect(self) -> Self:
         # a default written out, as in a run's own recipe, is not a wish
         if self.focal_gamma != 2.0 and self.loss != "focal":
-            raise ValueError(f"focal_gamma = {self.focal_gamma:g}: has no effect without loss: focal")
+            raise ValueError(f"focal_gamma = {self.focal_gamma:g}: has no effect without loss: focal; leave it out")
         return self
 
     @property
