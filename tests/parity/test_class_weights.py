@@ -11,6 +11,9 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
 from paceline.contract.errors import RecipeError
+from paceline.recipe.parts import TaskPart
+from paceline.seams import Batch
+from paceline.tasks import task_for
 from paceline.tasks.class_weights import class_weights
 from tests.parity.losses import CLASSES, assert_no_split_matters, assert_same, by_hand, chosen, differ, rare, train
 
@@ -53,6 +56,18 @@ def test_a_multi_label_run_is_that_of_a_plain_loop_with_pos_weight() -> None:
 @pytest.mark.parametrize("kind", ["classification", "multi_label"])
 def test_no_split_matters(kind: str) -> None:
     assert_no_split_matters(kind, task=BALANCED)
+
+
+def test_the_loss_of_an_evaluation_is_torchs_weighted_mean() -> None:
+    """Over the whole split, whatever its batches; samples of filler do not count."""
+    logits, labels = torch.randn(20, 3), torch.from_numpy(rare()[:20])
+    meter = task_for("classification", NAMES, TaskPart(), class_weights=balanced().tolist()).meter(torch.device("cpu"))
+    weights = torch.ones(20)
+    weights[:2] = 0
+    for at in (slice(0, 7), slice(7, 20)):
+        meter.update(logits[at], Batch({}, labels[at], weights[at]))
+    expected = nn.CrossEntropyLoss(weight=balanced())(logits[2:], labels[2:]).item()
+    assert meter.compute()["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_mean_of_weighted_means_would_be_another() -> None:
