@@ -60,7 +60,7 @@ IMAGES: dict[str, Any] = {
 """What recipes/images.yaml says of the step."""
 
 PARTS = (
-    ("attention", ("flash", "fmha", "attention", "_attend_kernel", "_query_gradient", "_key_gradient", "one_query")),
+    ("attention", ("flash", "fmha", "attention", "_attend_kernel", "one_query")),
     ("convolution", ("conv", "fprop", "dgrad", "wgrad", "implicit")),
     ("normalisation", ("bn_fw", "bn_bw", "batch_norm")),
     ("matmul", ("gemm", "cutlass", "nvjet", "xmma", "cublas", "splitk", "Kernel2")),

@@ -176,7 +176,7 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
         summing: Any = Alone() if "sums" in said else Through(world, group, copies, sums="hooked" not in said)
         with shared_buffers(copies is not None):
             rounded = recipe.with_settings([f"parallel.reduce_dtype={number_format}"])
-            run = assembling.assemble(rounded, made, 100_000, mesh=Mesh(data=summing))
+            run = assembling.assemble(rounded, made, 100_000, mesh=Mesh.over(summing))
         engine = run.engine
         engine.warm_up_on(made.layout.collate(shares[0]), chosen.batch)
 

@@ -74,7 +74,7 @@ def assembled(
     )
     if compiled:
         apply_compile(blocks, backend=compiled)
-    return assemble(chosen, build, steps, mesh=Mesh(data=world), **more)
+    return assemble(chosen, build, steps, mesh=Mesh.over(world), **more)
 
 
 def order_of(chosen: Recipe) -> ShuffledOrder:

@@ -246,7 +246,7 @@ def on_images(world: World, model: nn.Module, chosen: Recipe) -> Assembled:
         task=task_for("classification", ("a", "b", "c"), chosen.task),
         device=cpu,
     )
-    return assemble(chosen, build, 20, mesh=Mesh(data=world))
+    return assemble(chosen, build, 20, mesh=Mesh.over(world))
 
 
 def step_on(run: Assembled, ids: np.ndarray, step: int = 0) -> None:

@@ -238,7 +238,7 @@ def test_sums_in_bf16_are_rounded_and_no_worse() -> None:
 
 def prepared(world: World, model: nn.Module, **part: Any) -> Build:
     case = Case(parallel=tuple(part.items()))
-    return strategy_for(case.sharded(), Mesh(data=world)).prepare(built(Case(), model))
+    return strategy_for(case.sharded(), Mesh.over(world)).prepare(built(Case(), model))
 
 
 def is_sharded(model: nn.Module) -> bool:

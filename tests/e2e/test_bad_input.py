@@ -260,6 +260,25 @@ def test_a_source_that_cannot_be_read(
     assert sorted(os.listdir(tmp_path)) == before
 
 
+@pytest.mark.parametrize(
+    ("verb", "setting", "arguments"),
+    [
+        ("train", "source", SHORT),
+        ("train", "validation", SHORT),
+        ("plan", "test", ("--gpu", "24GiB", "--read-data")),
+    ],
+)
+def test_a_file_that_is_missing_is_told_before_the_model_is_looked_for(
+    paceline: Paceline, tmp_path: Path, verb: str, setting: str, arguments: tuple[str, ...]
+) -> None:
+    """A model may take a download to be found missing."""
+    (tmp_path / "a.csv").write_text(lines())
+    both = ("--model", "nowhere/model", "--data", "a.csv", "--set", f"data.{setting}=b.csv")
+    done = paceline(verb, *both, *arguments)
+    teaches(done, f"data.{setting} = 'b.csv': no such file", "the folder '.' holds a.csv")
+    assert "nowhere/model" not in done.err
+
+
 def test_a_later_file_with_other_columns(train: Callable[..., Done], tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", reviews(24))
     write_csv(tmp_path / "b.csv", [{"review": r["text"], "label": r["label"]} for r in reviews(6)])

@@ -120,6 +120,30 @@ def test_classes_that_do_not_occur_keep_their_rows(
     assert saved["id2label"]["1"] == absent
 
 
+@pytest.mark.parametrize("observed", [(), ("--set", "observe.baseline=tfidf")], ids=["alone", "beside a baseline"])
+def test_a_class_that_only_the_head_and_later_splits_have_is_measured(
+    paceline: Paceline, tmp_path: Path, observed: tuple[str, ...]
+) -> None:
+    model = write_confident(tmp_path / "model", MEANT)
+    kept = [row for row in rows() if row["split"] != "train" or row["label"] != "neutral"]
+    # one row of validation is called neutral and is not: the model is wrong about that one alone
+    kept = [{**row, "label": "neutral"} if row["text"] == texts()[6][0] else row for row in kept]
+    write_csv(tmp_path / "data.csv", kept)
+    found, printed = train(paceline, model, *observed)
+    assert "train has no sample of 'neutral'" in printed
+    assert found["final"]["test"]["accuracy"] == 1.0
+    assert found["final"]["test"]["f1"] == 1.0
+    assert found["final"]["validation"]["accuracy"] == pytest.approx(2 / 3)
+    # entailment: predicted once, never right; neutral: half found, always right; contradiction: right
+    assert found["final"]["validation"]["f1"] == pytest.approx((0 + 2 / 3 + 1) / 3)
+    assert bool(found["baseline"]) == bool(observed), "the baseline reads the texts again, and refuses the class"
+    for asked in (("--split", "validation"), ("--data", "validation.csv")):
+        write_csv(tmp_path / "validation.csv", [row for row in kept if row["split"] == "validation"])
+        evaluated = paceline("evaluate", "model-run", *asked)
+        assert evaluated.code == 0, evaluated.err
+        assert "0.6667" in evaluated.out, f"{asked}: {evaluated.out}"
+
+
 def test_what_is_lost_of_a_head_is_told(paceline: Paceline, tmp_path: Path) -> None:
     model = write_confident(tmp_path / "model", MEANT)
     names = {"entailment": "yes", "neutral": "maybe", "contradiction": "no"}

@@ -135,6 +135,25 @@ def test_read_data_looks_at_their_lengths(paceline: Paceline, tmp_path: Path) ->
     assert not any("the most there may be" in text for text in found["memory"]["assumed"])
 
 
+def test_the_data_are_told_of_as_train_does(paceline: Paceline, tmp_path: Path) -> None:
+    doubtful = [*reviews(), {"text": "so so", "label": "nan"}, {"text": "so, so", "label": "Positive"}]
+    model, data = write_tiny_model(tmp_path / "model"), write_csv(tmp_path / "reviews.csv", doubtful)
+    recipe = write_recipe(tmp_path, model={"source": str(model)}, data={"source": str(data)})
+    quick = ("--set", "loop.max_steps=1", "--set", "observe.report=false", "--out", tmp_path / "run")
+    done = paceline("train", recipe, "--set", "device=cpu", *quick)
+    assert done.code == 0, done.err
+    done = paceline("plan", recipe, "--gpu", "v100-32gb", "--json", "--read-data")
+    assert (done.code, done.err) == (0, "")
+    notices = json.loads(done.out)["notices"]
+    for words in ("differ only by case", "called like a missing value: 'nan'", "2 classes have a single row"):
+        assert any(words in notice for notice in notices), f"{words}: {notices}"
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())["notices"]
+    assert set(notices) <= set(told), "train says the same"
+    assert json.loads(paceline("plan", recipe, "--gpu", "v100-32gb", "--json").out)["notices"] == notices, (
+        "encoded before"
+    )
+
+
 def test_the_recipe_of_a_run_folder_is_planned_as_it_is(paceline: Paceline, tmp_path: Path) -> None:
     """All its settings are written out, those that the machine decided too."""
     asked = Recipe.load(write_recipe(tmp_path), ["data.max_length=64"])

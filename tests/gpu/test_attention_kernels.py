@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.kernels import varlen_attention
 from paceline.kernels.short_attention import short_attention, supports
+from paceline.kernels.torch_attention import flash_joined
 from tests.gpu.waiting import waits_are_errors
 from tests.unit.kernels.test_short_attention import bounds, reference, relative
 
@@ -280,4 +281,4 @@ def test_the_operators_keep_the_rules_of_custom_operators(dropout: float) -> Non
     torch.library.opcheck(torch.ops.paceline.short_attention.default, arguments, test_utils=checks)
     joined = (torch.stack((q, k, v), 1).detach().requires_grad_(), *arguments[3:])
     torch.library.opcheck(torch.ops.paceline.short_attention_joined.default, joined, test_utils=checks)
-    torch.library.opcheck(varlen_attention._flash_joined, (*joined, -1), test_utils=checks)
+    torch.library.opcheck(flash_joined, (*joined, -1), test_utils=checks)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import ResNetConfig, ResNetForImageClassification
 
+from paceline.engine.compile_cache import kept_cache
 from paceline.kernels.convolution_gradients import convolution_gradients
-from paceline.techniques.compile import apply_compile, apply_compile_whole, embeddings_of, kept_cache
+from paceline.techniques.compile import apply_compile, apply_compile_whole, embeddings_of
 from paceline.techniques.fully_connected import apply_fully_connected
 from paceline.techniques.fused_qkv import apply_fused_qkv
 from paceline.techniques.recompute import apply_recompute

@@ -66,7 +66,7 @@ def made(world: World, capture: bool, reduce_dtype: str = "fp32") -> Assembled:
         task=task_for("classification", ("a", "b", "c"), chosen.task),
         device=CUDA,
     )
-    return assemble(chosen, precision.apply(build, "fp32"), 50, mesh=Mesh(data=world))
+    return assemble(chosen, precision.apply(build, "fp32"), 50, mesh=Mesh.over(world))
 
 
 def step(run: Assembled, index: int, rank: int = 0, ranks: int = 1) -> None:

@@ -74,8 +74,8 @@ def made(world: World, kind: str, number_format: str) -> Assembled:
     )
     build = precision.apply(build, number_format)
     if kind == "ddp":
-        return assemble(chosen, build, TOTAL, mesh=Mesh(data=world))
-    return assemble(chosen, strategy_for(chosen, Mesh(data=world)).prepare(build), TOTAL, mesh=Mesh(data=world))
+        return assemble(chosen, build, TOTAL, mesh=Mesh.over(world))
+    return assemble(chosen, strategy_for(chosen, Mesh.over(world)).prepare(build), TOTAL, mesh=Mesh.over(world))
 
 
 def fail(error: Exception) -> Any:

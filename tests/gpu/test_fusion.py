@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from paceline.engine.compile_cache import kept_cache
 from paceline.kernels import bias_gelu as gelu_room
 from paceline.kernels import residual_norm as norm_room
-from paceline.techniques.compile import apply_compile, embeddings_of, fused, kept_cache
+from paceline.techniques.compile import apply_compile, embeddings_of, fused
 from paceline.techniques.fusion import serves
 from tests.gpu.waiting import waits_are_errors
 from tests.parity.test_compile import FAMILIES, TOTALS, packed_loss, packed_model

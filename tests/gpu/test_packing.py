@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from paceline.data.dataset import Tokens
 from paceline.data.layout import PackedLayout, PaddedLayout
 from paceline.kernels import varlen_attention
+from paceline.kernels.torch_attention import efficient
 from paceline.kernels.varlen_attention import operator_for, padded_attention
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch, Build
@@ -90,13 +91,13 @@ def test_output_and_gradients_are_those_of_each_sequence_alone(
         assert (one - other).abs().max() <= tolerance * other.abs().max(), name
 
 
-@pytest.mark.parametrize("name", ["_efficient", "padded_attention"])
+@pytest.mark.parametrize("name", ["efficient", "padded_attention"])
 def test_the_fallbacks_of_half_precision(name: str) -> None:
     """What older GPUs take, and odd head sizes."""
     q, k, v, grad = states(torch.float16)
     expected = one_by_one(q, k, v, None)
-    if name == "_efficient":
-        out = varlen_attention._efficient(q, k, v, cu(BOUNDS), LONGEST, 0.0, SIZE**-0.5)[0]
+    if name == "efficient":
+        out = efficient(q, k, v, cu(BOUNDS), LONGEST, 0.0, SIZE**-0.5)[0]
     else:
         out = padded_attention(q, k, v, cu(BOUNDS), LONGEST)
     found = torch.autograd.grad(out, (q, k, v), grad)

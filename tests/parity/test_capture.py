@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from paceline.engine.capture import Eager, _Graph, _Input
+from paceline.engine.graph import Graph, GraphInput
+from paceline.engine.runner import Eager
 from paceline.prepare.assemble import Assembled
 from tests.parity.driving import assembled, recipe, train
 from tests.parity.reference import tiny_model
@@ -71,8 +72,8 @@ class Doubling:
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_what_is_there_already_is_not_copied_again(changes: bool) -> None:
-    place, written = _Input(torch.zeros(2), changes), torch.zeros(2)
-    graph = _Graph(Doubling(place.ours, written), [place, None], {"out": written})
+    place, written = GraphInput(torch.zeros(2), changes), torch.zeros(2)
+    graph = Graph(Doubling(place.ours, written), [place, None], {"out": written})
     given = torch.ones(2)
     first = graph.replay([given, "last"])["out"]
     copied = place.ours._version
@@ -86,8 +87,8 @@ def test_what_is_there_already_is_not_copied_again(changes: bool) -> None:
 
 
 def test_tensors_of_inference_mode_are_copied_each_time() -> None:
-    place, written = _Input(torch.zeros(2), changes=False), torch.zeros(2)
-    graph = _Graph(Doubling(place.ours, written), [place], written)
+    place, written = GraphInput(torch.zeros(2), changes=False), torch.zeros(2)
+    graph = Graph(Doubling(place.ours, written), [place], written)
     with torch.inference_mode():
         given = torch.ones(2)
         assert graph.replay([given]).tolist() == [2, 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from paceline.techniques.compile import (
     apply_compile_whole,
     embeddings_of,
     forget_largest,
-    kept_cache,
     reason_of,
     undo,
 )
@@ -286,35 +284,14 @@ def test_the_reason_is_what_the_backend_raised_not_that_it_raised() -> None:
     assert reason_of(found.value) == "OSError: no space left on device"
 
 
-def test_kernels_are_kept_where_the_user_said_or_with_our_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    ours = tmp_path / "ours"
-    with kept_cache(ours):
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(ours)
-        assert ours.stat().st_mode & 0o777 == 0o700, "what torch unpickles can be written by others"
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "theirs"))
-    with kept_cache(ours):
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "theirs")
-
-
-def test_a_note_tells_whether_these_blocks_were_compiled_before(tmp_path: Path) -> None:
-    build = assembled(tiny_model(), recipe()).build
-    assert not technique.is_kept(build, tmp_path)
-    technique.note_kept(build, tmp_path)
-    assert technique.is_kept(assembled(tiny_model(), recipe()).build, tmp_path)
-    assert not technique.is_kept(assembled(tiny_model(dropout=0.3), recipe()).build, tmp_path)
-
-
 KEPT = """
 import sys
 from pathlib import Path
 
 import torch
 from tests.parity.reference import padded, samples, tiny_model
-from paceline.techniques.compile import apply_compile, embeddings_of, kept_cache
+from paceline.engine.compile_cache import kept_cache
+from paceline.techniques.compile import apply_compile, embeddings_of
 from paceline.techniques.fused_qkv import apply_fused_qkv
 
 inputs = padded(samples()[0][:6])

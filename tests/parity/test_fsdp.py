@@ -113,7 +113,7 @@ def alone(case: Case, steps: int = STEPS) -> Outcome:
 
 def sharded(world: World, case: Case, model: nn.Module | None = None) -> Assembled:
     """As ``assemble`` puts it together, with the model sharded over the ranks."""
-    model, mesh, chosen = model or model_of(case, seed=7 + world.rank), Mesh(data=world), case.sharded()
+    model, mesh, chosen = model or model_of(case, seed=7 + world.rank), Mesh.over(world), case.sharded()
     with mock.patch.object(shard, "UNIT_BYTES", case.unit_bytes):
         build = strategy_for(chosen, mesh).prepare(built(case, model))
     return assemble(chosen, build, TOTAL, mesh=mesh)
@@ -219,7 +219,7 @@ def test_small_neighbours_are_one_unit() -> None:
 
 def ddp_and_fsdp(world: World, case: Case) -> tuple[Outcome, Outcome]:
     model = model_of(case, seed=7 + world.rank)
-    ddp = assemble(case.recipe(), built(case, model), TOTAL, mesh=Mesh(data=world))
+    ddp = assemble(case.recipe(), built(case, model), TOTAL, mesh=Mesh.over(world))
     return outcome(world, case, ddp, STEPS), together(world, case)
 
 

@@ -667,7 +667,8 @@ import sys
 from pathlib import Path
 
 import torch
-from paceline.techniques.compile import apply_compile, embeddings_of, kept_cache
+from paceline.engine.compile_cache import kept_cache
+from paceline.techniques.compile import apply_compile, embeddings_of
 from tests.parity.test_compile import packed_loss, packed_model
 from tests.parity.test_fusion import KINDS, assert_as_near, in_bf16
 

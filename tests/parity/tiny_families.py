@@ -74,7 +74,7 @@ QUIRKS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("axk2", "deepseek_v2", "deepseek_v3", "minicpm3"), MLA),
     "axk1": {**MLA, "n_group": 2, "topk_group": 1},
     "esmc": {"num_key_value_heads": 4},
-    "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
+    "funnel": {"block_sizes": [2, 2], "num_decoder_layers": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
     "esm": {"pad_token_id": 0},
     "gptj": {"rotary_dim": 8},

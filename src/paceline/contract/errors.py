@@ -114,9 +114,12 @@ class Preempted(PacelineError):
 
 
 def excerpt(text: str, limit: int = 60) -> str:
-    """``text`` quoted on one line, control characters escaped, at most ``limit`` characters of it."""
+    """``text`` quoted on one line, at most ``limit`` characters of it.
+
+    Letters of every script stay as they are; controls, direction overrides and what cannot be seen are escaped.
+    """
     shown = text[:limit]
-    return ascii(shown) + (f" … ({len(text):,} characters)" if len(text) > limit else "")
+    return repr(shown) + (f" … ({len(text):,} characters)" if len(text) > limit else "")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

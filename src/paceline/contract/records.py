@@ -161,7 +161,7 @@ class TraceRecord:
     """What was read from the trace of a window of steps, at the end of the run."""
 
     folder: str
-    """Of the window: traces and what they do not say themselves, see ``paceline.tracing``."""
+    """The window's folder: it holds traces and what they do not say themselves, see ``paceline.tracing``."""
     first_step: int
     last_step: int
     told: str
@@ -191,7 +191,7 @@ class MemoryPlan:
     phases: Mapping[str, int]
     """The highest ``allocated`` in each phase of the run."""
     samples: int
-    """Of the largest micro-batch."""
+    """Samples of the largest micro-batch."""
     slots: int
     """Its token positions, padding and filler included; of images their number."""
     num_parameters: int
@@ -205,6 +205,8 @@ class MemoryPlan:
     """Taken like ``context`` by NCCL, whose buffers carry what ranks exchange; 0: there is nothing to exchange."""
     normalises_batches: bool = False
     """Whether what becomes of a sample depends on the others of its micro-batch: by batch normalisation."""
+    notices: tuple[str, ...] = ()
+    """What a run would tell of the data; none where they were not read."""
 
     @property
     def outside(self) -> int:
@@ -226,7 +228,7 @@ class MemoryRecord:
     reserved: int
     """``torch.cuda.max_memory_reserved``: what torch's allocator took for them, cached blocks included."""
     total: int
-    """Of the GPU's memory, what was taken when most was reserved: contexts and other programs included."""
+    """What of the GPU's memory was taken when most was reserved: by contexts and other programs too."""
     plan: MemoryPlan | None = None
     """The prediction for one rank; it knows of no other programs."""
     problem: str = ""
@@ -247,8 +249,8 @@ class StageRecord:
     reserved: int
     """By torch's allocator, at the most."""
     in_use: int
-    """Of the GPU, when most was reserved: also what the driver and the code of kernels take, without what other
-    programs had taken before."""
+    """What of the GPU's memory was taken when most was reserved: also by the driver and the code of kernels, without
+    what other programs had taken before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +265,7 @@ class MemoryStages:
     batch_size: int = 0
     micro_batch_size: int = 0
     num_steps: int = 0
-    """Of the recipe's whole run."""
+    """Steps of the recipe's whole run."""
     step_seconds: float | None = None
     """Mean of some steps that nothing waited in; None where none was made."""
     samples_per_second: float | None = None

@@ -45,7 +45,7 @@ class _Thread:
 
     seconds: dict[str, float] = field(default_factory=dict)
     inner: list[float] = field(default_factory=lambda: [0.0])
-    """Of each open phase, outermost first, the seconds that phases inside it took."""
+    """Seconds that phases inside took, for each open phase; the outermost first."""
 
 
 class Stopwatch:

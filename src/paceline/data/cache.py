@@ -27,7 +27,7 @@ from paceline.contract.files import fsync_file, fsync_folder
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 
 FORMAT = 2
-"""Of an entry; part of its key, so that entries of another format are never opened."""
+"""The format of an entry; part of its key, so that entries of another format are never opened."""
 
 _MAPPED = ("flat", "types", "pixels")
 """Arrays that stay on the disk, where the system reads what is used."""

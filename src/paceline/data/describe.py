@@ -12,7 +12,7 @@ MOST_LABELS = 100
 """Labels beyond the most frequent so many are left out."""
 
 BINS = 16
-"""Of the histogram of lengths."""
+"""Number of bins in the histogram of lengths."""
 
 
 def described(dataset: Dataset, max_length: int, positions: int | None = None) -> DataRecord:
@@ -31,7 +31,7 @@ def described(dataset: Dataset, max_length: int, positions: int | None = None) -
 
 
 def text_lengths(whole: NDArray[np.int64], max_length: int, positions: int | None = None) -> TextLengths:
-    """Of lengths [n] before truncation, special tokens included; n is at least 1."""
+    """Describe lengths [n] before truncation, special tokens included; n is at least 1."""
     longest = int(whole.max())
     # a few very long texts would leave all others in the first bin: the last one takes them
     end = max(int(np.percentile(whole, 99)), 1)

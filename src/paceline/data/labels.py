@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +50,19 @@ def encode_labels(
         origins: where each sample came from, for errors.
         target: the label's column; the name of a regression's one output.
         allow_single_class: accept one class only.
-        head: class names of the checkpoint's head in index order, kept whole where it knows every class of train.
+        head: class names of the checkpoint's head in index order, kept whole where it knows every class of train; then
+            other splits may have classes that train lacks and the head knows.
         order: of the classes, as the user listed them; the others follow.
 
     Raises:
-        DataError: a class of another split is missing from train, there is only one class, or a target is too large.
+        DataError: a class of another split is missing from train and from a head that is kept, there is only one class
+            in train, or a target is too large.
     """
     if kind == "regression":
         return Labels(_targets(labels, origins, target), (target,))
     names = class_names([labels[sample] for sample in splits["train"]], kind)
     names = tuple(dict.fromkeys((*(name for name in order if name in names), *names)))
-    whole = names_in_head(names, head)
+    whole = kept_head(names, class_names(labels, kind), head)
     known = {*names, *(whole or ())}
     for split, samples in splits.items():
         unknown = set(class_names([labels[sample] for sample in samples], kind)) - known
@@ -89,7 +91,18 @@ def encode_labels(
     return Labels(_indices(labels, kind, whole), whole, notices)
 
 
-def names_in_head(names: Sequence[str], head: Sequence[str]) -> tuple[str, ...] | None:
+def kept_head(trained: Collection[str], found: Collection[str], head: Sequence[str]) -> tuple[str, ...] | None:
+    """``names_in_head`` of a head that knows every class found in the data, or at least those of train; None: neither.
+
+    Args:
+        trained: classes of the training rows.
+        found: classes of all rows.
+        head: class names of the checkpoint's head in index order.
+    """
+    return names_in_head(found, head) or names_in_head(trained, head)
+
+
+def names_in_head(names: Collection[str], head: Sequence[str]) -> tuple[str, ...] | None:
     """All names of a head in its order, spelled as the data spell them; None where it does not know one of ``names``.
 
     A head without names of its own knows its ``LABEL_2`` as ``2``, too, but for numbers that may as well be all

@@ -130,7 +130,7 @@ class ShuffledOrder:
         return order[at.step * at.batch_size : (at.step + 1) * at.batch_size]
 
     def _split(self, at: OrderState, world_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each sample of the step: its length, and its rank."""
+        """The length of each sample of the step, and the rank that gets it."""
         samples = self._samples(at)
         lengths = np.ones_like(samples) if self._lengths is None else self._lengths[samples]
         return lengths, split_evenly(lengths, self._served(len(samples), at.batch_size, world_size)[0])

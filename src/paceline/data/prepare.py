@@ -100,8 +100,8 @@ def outline(
             damage = (f"the cached data set {entry} is damaged ({error}) and was made anew",)
         else:
             if found is not None:
-                return _outline_of(_put_aside(found, part, task, quarantine, picture))
-    table = read(part, task=task.type, rows=rows, quarantine=quarantine, picture=picture)
+                return _outline_of(_put_aside(found, part, task, quarantine, picture, head))
+    table = read(part, task=task.type, rows=rows, quarantine=quarantine, picture=picture, head=head)
     if task.type not in ("auto", table.kind) and table.kind is not None:
         # files are read as the task has it; what is built in has labels of one kind
         raise DataError(f"task.type = {task.type}: {part.source} is for {table.kind}", fix="leave task.type out")
@@ -211,7 +211,7 @@ class Given:
     """What a trained model settles about data that it is measured on or labels."""
 
     tokenizer: Any
-    """Of transformers; None for a model of images or of bare tokens."""
+    """The tokenizer, one of transformers; None for a model of images or of bare tokens."""
     max_length: int | None
     label_names: tuple[str, ...]
     kind: str
@@ -399,7 +399,12 @@ def _dataset(
 
 
 def _put_aside(
-    found: Dataset, part: DataPart, task: TaskPart, quarantine: Path | None, picture: Picture | None
+    found: Dataset,
+    part: DataPart,
+    task: TaskPart,
+    quarantine: Path | None,
+    picture: Picture | None,
+    head: Sequence[str],
 ) -> Dataset:
     """A data set out of the cache, with the rows that were dropped from it in this run's file too.
 
@@ -409,7 +414,7 @@ def _put_aside(
 
     if quarantine is None or part.on_bad_row == "stop" or not found.notices:
         return found
-    told = read(part, task=task.type, quarantine=quarantine, picture=picture).notices
+    told = read(part, task=task.type, quarantine=quarantine, picture=picture, head=head).notices
     return replace(found, notices=told + found.notices[len(told) :])
 
 

@@ -20,7 +20,7 @@ SPLITS = ("train", "validation", "test")
 Ids = NDArray[np.int64]
 
 FIRST_WORDS, FIRST_CHARACTERS = 12, 256
-"""Of a text, what is compared before the whole: a few words, and the characters in which they are looked for first."""
+"""How much of a text is compared before the whole: a few words, and the characters in which they are looked for."""
 
 _QUANTILE_BINS = 10
 _SMALLEST_STRATUM = 10

@@ -49,7 +49,7 @@ class Exchange:
 
     def __init__(self, store: Store, rank: int, size: int, timeout_seconds: float) -> None:
         self._store = AnsweringStore(store, timeout_seconds)
-        self._rank, self._size, self._timeout = rank, size, timeout_seconds
+        self._rank, self._size, self.timeout_seconds = rank, size, timeout_seconds
         self._turn = self._firsts = 0
 
     def all(self, at: str, value: Any = None) -> list[Any]:
@@ -167,8 +167,8 @@ class Exchange:
                 self._raise_failure(at)
                 if pulse and (now := self._store.add(pulse, 0)) != beats:
                     since, beats = time.monotonic(), now
-            if time.monotonic() - since > self._timeout:
-                lost = self._lost(missing(), at, f" within {seconds(self._timeout)}")
+            if time.monotonic() - since > self.timeout_seconds:
+                lost = self._lost(missing(), at, f" within {seconds(self.timeout_seconds)}")
                 # this rank leaves soon, perhaps with the store, and another may have begun to wait later
                 self._publish({"lost": lost.ranks, "what": lost.what, "why": lost.why, "fix": lost.fix})
                 raise lost
@@ -213,7 +213,7 @@ class Exchange:
 
         def beat() -> None:
             with suppress(RuntimeError):
-                while not over.wait(min(PULSE_SECONDS, self._timeout / 4)):
+                while not over.wait(min(PULSE_SECONDS, self.timeout_seconds / 4)):
                     self._store.add(counter, 1)
                     self._store.add(_PULSE, 1)
 

@@ -114,26 +114,37 @@ def joined(
 
 @final
 class ProcessGroupWorld(World):
-    """The ranks of an open process group.
+    """The ranks of an open process group, or those of a part of it.
 
     Args:
         place: of this process.
-        exchange: with the other ranks.
+        exchange: with the other ranks of the run.
         leader: the rank that goes first on this machine.
+        ranks: of the part, by their numbers in the run; None: all.
+        group: torch's, of the part.
     """
 
-    def __init__(self, place: Place, exchange: Exchange, leader: int) -> None:
-        self.rank, self.size, self.local_rank = place.rank, place.world_size, place.local_rank
-        self._exchange, self._leader = exchange, leader
+    def __init__(
+        self,
+        place: Place,
+        exchange: Exchange,
+        leader: int,
+        *,
+        ranks: Sequence[int] | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._ranks = range(place.world_size) if ranks is None else ranks
+        self.rank, self.size, self.local_rank = self._ranks.index(place.rank), len(self._ranks), place.local_rank
+        self._place, self._exchange, self._leader, self._group = place, exchange, leader, group
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with span("communicate"), self._explained(ALL_REDUCE):
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self._group)
         return tensor
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         with self._explained(ALL_REDUCE):
-            work = dist.all_reduce(tensor, async_op=True)
+            work = dist.all_reduce(tensor, group=self._group, async_op=True)
 
         def wait() -> None:
             with self._explained(ALL_REDUCE):
@@ -149,7 +160,7 @@ class ProcessGroupWorld(World):
         with torch.no_grad(), self._explained("tensors of rank 0"):
             for part in _parts([tensor.detach() for tensor in tensors]):
                 joined_bytes = torch.cat([_bytes(tensor) for tensor in part])
-                dist.broadcast(joined_bytes, 0)
+                dist.broadcast(joined_bytes, self._ranks[0], group=self._group)
                 sent = joined_bytes.split([tensor.nbytes for tensor in part])
                 for tensor, content in zip(part, sent, strict=True):
                     # cloned to an address that is aligned for the type
@@ -157,11 +168,12 @@ class ProcessGroupWorld(World):
 
     def gather(self, value: Any) -> list[Any]:
         with span("communicate"):
-            return self._exchange.all("values of all ranks", value)
+            found = self._exchange.all("values of all ranks", value)
+        return [found[rank] for rank in self._ranks]
 
     def share(self, value: Any) -> Any:
         with span("communicate"):
-            return self._exchange.all("a value of rank 0", value if self.is_first else None)[0]
+            return self._exchange.all("a value of rank 0", value if self.is_first else None)[self._ranks[0]]
 
     def any(self, flag: bool) -> bool:
         # once a step, perhaps: on the CPU no kernel queue is waited for, and no key of the store is spent
@@ -176,6 +188,18 @@ class ProcessGroupWorld(World):
 
     def alone_first(self, what: str) -> AbstractContextManager[None]:
         return self._exchange.first(self._leader, what)
+
+    def part(self, groups: Sequence[Sequence[int]]) -> World:
+        own = next(ranks for ranks in groups if self.rank in ranks)
+        if len(own) == 1:
+            return Alone()
+        if list(own) == list(range(self.size)):
+            return self
+        # torch asks every rank of the run for every group, in the same order
+        timeout = timedelta(seconds=self._exchange.timeout_seconds)
+        opened = [dist.new_group(list(ranks), timeout=timeout) for ranks in groups]
+        group = opened[list(groups).index(own)]
+        return ProcessGroupWorld(self._place, self._exchange, self._leader, ranks=own, group=group)
 
     @contextmanager
     def _explained(self, at: str) -> Iterator[None]:

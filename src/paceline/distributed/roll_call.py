@@ -17,7 +17,7 @@ class Present:
     """The ranks of a run, once all are here."""
 
     place: Place
-    """Of this rank; local numbers that were guessed are counted by now."""
+    """This rank's place; local numbers that were guessed are counted by now."""
     leader: int
     """The rank that goes first on this machine."""
     machines: tuple[tuple[int, ...], ...]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.contract.errors import UserError
-from paceline.engine.capture import Eager
+from paceline.engine.runner import Eager
 from paceline.engine.step import Step
 from paceline.engine.torch_engine import TorchEngine
 from paceline.optim.gradients import FlatGradients

@@ -1,4 +1,4 @@
-"""Capture: a step's functions as CUDA graphs that are replayed, or run as they are where that cannot be.
+"""Capture: a step's functions as CUDA graphs that are replayed, or run eagerly where that cannot be.
 
 A graph holds the kernels of a function and the addresses they work on. Replaying it costs the host one call in place
 of a thousand launches. What is captured may wait for nothing on the host, and every tensor it touches must stay where
@@ -13,11 +13,8 @@ import logging
 import math
 import sys
 import warnings
-import weakref
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -25,6 +22,8 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from paceline.contract.spans import mark
+from paceline.engine.graph import Graph, GraphInput, GraphKey, copied, key_of
+from paceline.engine.runner import Runner
 from paceline.machine.device import PLANNED, named_stream
 
 log = logging.getLogger(__name__)
@@ -41,145 +40,10 @@ Phase = Callable[[], contextlib.AbstractContextManager[None]]
 Agree = Callable[[bool], bool]
 """Whether the flag is set on any rank; called by all of them at the same places."""
 
-_Key = tuple[str, tuple[Hashable, ...], str, tuple[Hashable, ...]]
-"""A function's name, its options, and the structure and the shapes of its inputs."""
-
 
 def alone(flag: bool) -> bool:
     """For functions in which ranks do not meet: each captures when it likes."""
     return flag
-
-
-class Runner(ABC):
-    """Runs functions of pytrees of tensors."""
-
-    @abstractmethod
-    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, capture: bool = True) -> Any:
-        """``function(*inputs, *options)``; ``inputs`` are pytrees of tensors, ``options`` part of what is captured.
-
-        Args:
-            capture: False: it runs eagerly, whatever has been captured.
-        """
-
-    @abstractmethod
-    def scalar(self, value: float) -> Tensor | float:
-        """A number that differs from call to call, in the form that ``run`` takes it in."""
-
-    @abstractmethod
-    def run_eagerly(self, function: Callable[[], Any]) -> Any:
-        """Run a function kernel by kernel, on the stream and in the memory of those that are captured."""
-
-    @abstractmethod
-    def probe(self, function: Callable[[], Any]) -> None:
-        """Run a function whose results nobody needs, to find out whether it can be captured."""
-
-    @abstractmethod
-    def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
-        """Be ready to ``run`` with these shapes, without running. The largest first: smaller ones reuse its memory."""
-
-    @abstractmethod
-    def eager(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, everything runs eagerly, for who watches the host; what is captured stays for later."""
-
-    @property
-    @abstractmethod
-    def replays(self) -> bool:
-        """Whether anything is captured, so that steps are replayed."""
-
-    @property
-    @abstractmethod
-    def execution(self) -> str:
-        """What became of it, for people: what is captured, or why nothing is."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release graphs and their memory."""
-
-
-@final
-class Eager(Runner):
-    """Every kernel launched by the host, every time.
-
-    Args:
-        reason: why, for the summary.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, capture: bool = True) -> Any:
-        return function(*inputs, *options)
-
-    def scalar(self, value: float) -> Tensor | float:
-        return value
-
-    def run_eagerly(self, function: Callable[[], Any]) -> Any:
-        return function()
-
-    def probe(self, function: Callable[[], Any]) -> None:
-        pass
-
-    def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
-        pass
-
-    def eager(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    @property
-    def replays(self) -> bool:
-        return False
-
-    @property
-    def execution(self) -> str:
-        return f"eager: {self._reason}"
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class _Input:
-    """Where a graph reads one of its inputs.
-
-    Args:
-        changes: the graph writes there too, so that what was read last is not there any more.
-    """
-
-    ours: Tensor
-    changes: bool
-    last: weakref.ref[Tensor] | None = None
-    version: int = 0
-
-    def take(self, given: Tensor) -> None:
-        """Copy what is given there, unless it is there already: weights and counts are the same for most steps."""
-        if self.last is not None and self.last() is given and self.version == given._version:
-            return
-        self.ours.copy_(given, non_blocking=True)
-        # of tensors made in inference mode nobody knows whether they have been changed
-        if not self.changes and not given.is_inference():
-            self.last, self.version = weakref.ref(given), given._version
-
-
-@dataclass(frozen=True)
-class _Graph:
-    graph: Any
-    inputs: list[_Input | None]
-    """None for what is no tensor, which is part of the key."""
-    outputs: Any
-    """Where it writes; the next replay overwrites it."""
-
-    def replay(self, leaves: Sequence[Any]) -> Any:
-        for place, given in zip(self.inputs, leaves, strict=True):
-            if place is not None:
-                place.take(given)
-        self.graph.replay()
-        return _copied(self.outputs)
-
-
-def _copied(outputs: Any) -> Any:
-    if type(outputs) is tuple and all(isinstance(each, Tensor) for each in outputs):  # quicker, each step
-        return tuple(each.clone() for each in outputs)
-    return _pytree.tree_map_only(Tensor, torch.clone, outputs)
 
 
 @final
@@ -224,11 +88,11 @@ class Captured(Runner):
         self._seen: set[Hashable] = set()
         self._largest: Counter[Hashable] = Counter()
         """Elements of the largest inputs that a function, with its options, has had memory for."""
-        self._graphs: dict[Hashable, _Graph] = {}
+        self._graphs: dict[Hashable, Graph] = {}
         self._failed: dict[Hashable, str] = {}
         """Why, of each that could not be captured."""
         self._compiled_late: set[Hashable] = set()
-        """Of these something would have been compiled while they were captured; they ran eagerly once more."""
+        """Keys for which something would have been compiled during their capture; they ran eagerly once more."""
         self._problem: str | None = None
         self._is_eager = False
         self._anchor: Any = None
@@ -238,7 +102,7 @@ class Captured(Runner):
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable, capture: bool = True) -> Any:
         leaves, structure = _pytree.tree_flatten(list(inputs))
-        key = _key(function, options, structure, leaves)
+        key = key_of(function, options, structure, leaves)
         if not capture:
             return self._run_in_pool(lambda: function(*inputs, *options))
         captured = None if self._is_eager else self._graphs.get(key)
@@ -254,7 +118,7 @@ class Captured(Runner):
 
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Any], *options: Hashable) -> None:
         leaves, structure = _pytree.tree_flatten(list(inputs))
-        key = _key(function, options, structure, leaves)
+        key = key_of(function, options, structure, leaves)
         if self._may_capture(key):
             self._capture(key, function, leaves, structure, options)
 
@@ -314,14 +178,14 @@ class Captured(Runner):
         if self._pool.use_count() == (1 if self._anchor is None else 2):
             self._anchor, self._pool = None, self._cuda.MemPool()
 
-    def _fits(self, key: _Key, leaves: Sequence[Any]) -> bool:
+    def _fits(self, key: GraphKey, leaves: Sequence[Any]) -> bool:
         """Whether there is memory for inputs of this size in any case; if not, it is to be made now."""
         if key[:2] not in self._largest or _elements(leaves) > self._largest[key[:2]] or self._device.type == PLANNED:
             return False
         free, _ = self._cuda.mem_get_info(self._device)
         return bool(free > self._cuda.max_memory_reserved(self._device))
 
-    def _had_memory(self, key: _Key, leaves: Sequence[Any]) -> None:
+    def _had_memory(self, key: GraphKey, leaves: Sequence[Any]) -> None:
         self._largest[key[:2]] = max(_elements(leaves), self._largest[key[:2]])
 
     def run_eagerly(self, function: Callable[[], Any]) -> Any:
@@ -344,7 +208,7 @@ class Captured(Runner):
         ):
             outputs = function()
         caller.wait_stream(self._stream)
-        outputs = _copied(outputs)
+        outputs = copied(outputs)
         if looks:
             self._forget_if_grown(before)
         return outputs
@@ -365,19 +229,19 @@ class Captured(Runner):
         blocks = (block for segment in self._pool.snapshot() for block in _blocks(segment))
         return {address for address, state in blocks if state == "active_allocated"}
 
-    def _may_capture(self, key: _Key) -> bool:
+    def _may_capture(self, key: GraphKey) -> bool:
         if self._is_eager or self._problem or key in self._failed:
             return False
         return len(self._graphs) < self._most
 
     def _capture(
         self,
-        key: _Key,
+        key: GraphKey,
         function: Callable[..., Any],
         leaves: Sequence[Any],
         structure: Any,
         options: Sequence[Hashable],
-    ) -> _Graph | None:
+    ) -> Graph | None:
         self._hold_pool()
         ours = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         before = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in ours]
@@ -401,10 +265,10 @@ class Captured(Runner):
                 self._break_off(key, problem or "capture failed on another rank", late=late)
                 return None
         places = [
-            _Input(leaf, changes=leaf._version != version) if isinstance(leaf, Tensor) else None
+            GraphInput(leaf, changes=leaf._version != version) if isinstance(leaf, Tensor) else None
             for leaf, version in zip(ours, before, strict=True)
         ]
-        captured = _Graph(graph, places, outputs)
+        captured = Graph(graph, places, outputs)
         self._graphs[key] = captured
         self._had_memory(key, leaves)
         mark("shape captured")
@@ -441,7 +305,7 @@ class Captured(Runner):
             tick.zero_()  # an empty graph is warned of
         self._anchor = graph, tick
 
-    def _break_off(self, key: _Key, problem: str, *, late: bool) -> None:
+    def _break_off(self, key: GraphKey, problem: str, *, late: bool) -> None:
         """This key runs eagerly from now on, the others are captured anew; after some failures nothing is any more.
 
         Args:
@@ -481,24 +345,16 @@ def _nothing_compiled() -> contextlib.AbstractContextManager[Any]:
     return raising
 
 
+def _elements(leaves: Sequence[Any]) -> int:
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
+
+
 def _blocks(segment: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """Address and state of each."""
     address = segment["address"]
     for block in segment["blocks"]:
         yield address, block["state"]
         address += block["size"]
-
-
-def _key(function: Callable[..., Any], options: Sequence[Hashable], structure: Any, leaves: Sequence[Any]) -> _Key:
-    return function.__name__, tuple(options), str(structure), tuple(map(_signature, leaves))
-
-
-def _elements(leaves: Sequence[Any]) -> int:
-    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
-
-
-def _signature(leaf: Any) -> Hashable:
-    return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import UserError
 from paceline.contract.spans import activity, span
-from paceline.engine.capture import Eager, Runner
 from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
+from paceline.engine.runner import Eager, Runner
 from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
 from paceline.kernels.launch import compiled_together
@@ -287,7 +287,7 @@ def total(scalars: Sequence[Tensor]) -> Tensor:
 
 
 def _bytes_on(device: torch.device, tensors: Iterable[Any]) -> int:
-    """Of all memory that these tensors, or this rank's shards of them, are in; shared memory counts once."""
+    """Bytes of all memory that these tensors, or this rank's shards of them, are in; shared memory counts once."""
     own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     storages = [tensor.untyped_storage() for tensor in own if tensor.device.type == device.type]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

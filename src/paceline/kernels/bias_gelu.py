@@ -118,7 +118,7 @@ if HAS_TRITON:
 
     @triton.jit
     def _distribution(x):
-        """Of the standard normal distribution at x: the share below, and exp(-x * x / 2)."""
+        """The share of the standard normal distribution below x, and exp(-x * x / 2)."""
         z = tl.abs(x) * 0.7071067811865476
         t = 1.0 / (1.0 + 0.3275911 * z)
         bell = tl.exp2(x * x * -0.7213475204444817)

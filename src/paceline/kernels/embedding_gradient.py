@@ -26,7 +26,7 @@ from paceline.kernels.launch import HAS_TRITON, launch, runs_kernels
 CHUNK: Final = 32
 """Sorted ids that a program adds up one after the other."""
 COLUMNS: Final = 256
-"""Of the width, what a program takes."""
+"""Columns of the gradient that a program takes."""
 JOINED: Final = 16
 """Chunks that are added to a cut row at a time."""
 

@@ -91,6 +91,7 @@ def plan_of(trace: Trace, subject: Subject, gpu: Gpu) -> MemoryPlan:
         execution=trace.execution,
         decisions=trace.decisions,
         normalises_batches=trace.normalises_batches,
+        notices=subject.dataset.notices,
     )
 
 

@@ -19,7 +19,8 @@ HALF = (torch.float16, torch.bfloat16)
 FLASH_FROM, HALF_EFFICIENT_FROM, CUDNN_MAJORS = (8, 0), {torch.float16: (5, 0), torch.bfloat16: (8, 0)}, (9, 10)
 """Compute capabilities: of data-centre Hopper and Blackwell the major ones."""
 UNKNOWN = (0, 0)
-"""Of a GPU that is known by its memory alone: taken for one that has the kernels of every GPU since 2014."""
+"""The capability of a GPU that is known by its memory alone: it is taken for one that has the kernels of every GPU
+since 2014."""
 
 chosen: dict[str, int] = {}
 """Kernel -> how many calls took it: what a plan says it assumed."""

@@ -88,7 +88,7 @@ class _Casts:
         self._device_type = device_type
         self._own = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
-        """Of each weight, by its id: itself and its cast."""
+        """Id of a weight -> the weight itself and its cast."""
 
     def around(self, name: str, op: Any) -> Callable[..., Any]:
         """The operator behind its casts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Final, final
 
 import torch
@@ -25,11 +26,11 @@ LONGEST_WAIT_SECONDS: Final = 2.0
 """How long the end of a run waits for a plan, at most."""
 
 WAIT_SHARE: Final = 0.1
-"""Of the seconds that a plan has taken by then, how many more it is waited for: a run of a few seconds is not made
-longer for a plan that is nowhere near its end."""
+"""How much longer a plan is waited for, as a share of the seconds that it has taken by then: a run of a few seconds is
+not made longer for a plan that is nowhere near its end."""
 
 NICENESS: Final = 19
-"""Of the process that plans: it gets the processors that the run leaves over."""
+"""The niceness of the process that plans: it gets the processors that the run leaves over."""
 
 
 @final
@@ -97,7 +98,8 @@ class PlanBeside(Observer):
 
     def _planned(self) -> MemoryPlan | str:
         try:
-            return self._predictor.plan(self._recipe, self._gpu, world_size=self._world_size)
+            plan = self._predictor.plan(self._recipe, self._gpu, world_size=self._world_size)
+            return replace(plan, notices=())  # they are the run's own, which has told them
         except UserError as error:
             return f"{error.what}: {error.why}" if error.why else error.what
         except Exception as error:

@@ -46,7 +46,7 @@ class Calibration:
     gpu: str
     constants: Constants
     flops_per_second: float
-    """Of one large matrix product in bf16."""
+    """Measured with one large matrix product in bf16."""
     file: Path
     """Where the constants are kept; plans read them from there."""
 

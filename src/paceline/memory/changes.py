@@ -37,7 +37,7 @@ MORE_GPUS: Final = (2, 4, 8)
 """Shared between, as machines have them."""
 
 WORTH_TELLING: Final = 0.01
-"""Of the total: a change that saves less is left out, unless it is enough."""
+"""Share of the total that a change has to save; one that saves less is left out, unless it is enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class TracedChange:
 
     change: Change
     plan: MemoryPlan
-    """Of the run with it."""
+    """The prediction for the run with the change."""
     saving_bytes: int
     """What the total loses."""
     fits: bool
@@ -174,7 +174,7 @@ def _together(
 
 
 def samples_of_a_process(recipe: Recipe, plan: MemoryPlan, gpus: int) -> tuple[int, int]:
-    """Of its largest micro-batch, and of its share of the global batch: at most."""
+    """The most samples that a process has in its largest micro-batch, and in its share of the global batch."""
     share = -(-recipe.loop.batch_size // num_processes(recipe, gpus))
     size = min(recipe.loop.micro_batch_size or share, share)
     if size == share:

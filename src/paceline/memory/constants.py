@@ -18,12 +18,12 @@ MEASURED: Final = "NVIDIA H200"
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Of one kind of GPU under one build of torch. Sizes in bytes."""
+    """What runs take beside their tensors, on one kind of GPU under one build of torch. Sizes in bytes."""
 
     source: str
     """Where they come from, for people."""
     context: int
-    """Of the GPU's memory, what is gone before torch's allocator reserves anything: the driver's context, and the code
+    """What of the GPU's memory is gone before torch's allocator reserves anything: the driver's context, and the code
     of the kernels that a step loads."""
     communicator: int | None
     """Taken by NCCL beside it, where ranks exchange anything; None: not measured on this GPU."""
@@ -32,7 +32,8 @@ class Constants:
     thread, that of the forward and that of the backward pass."""
 
     def workspace(self, *, beside: bool) -> int:
-        """Of the thread that launches, or of the backward pass's own beside it; 0 where that one has none."""
+        """The workspace of the thread that launches, or of the backward pass's own beside it; 0 where that one has
+        none."""
         return self.workspaces[beside] if beside < len(self.workspaces) else 0
 
 

@@ -41,7 +41,7 @@ PASSES: Final = {
 """Name of a span -> where in a step that is, for people."""
 
 COMPARISON: Final = "comparing the model's fast path with its plain one"
-"""Of packed batches and of early pooling, on a few texts."""
+"""The comparison of packed batches, or of early pooling, with the model's plain path, on a few texts."""
 
 STAGES: Final = {
     "evaluating": "an evaluation",
@@ -85,9 +85,9 @@ class Shortage:
 
     asked: int | None = None
     total: int | None = None
-    """Of the GPU."""
+    """The GPU's whole memory."""
     free: int | None = None
-    """Of the GPU."""
+    """What was free of the GPU's memory."""
     allocated: int | None = None
     """By tensors of this process."""
     cached: int | None = None

@@ -27,7 +27,7 @@ class Textbook:
     weights_bytes: int
     gradients_bytes: int
     states_bytes: int
-    """Of the optimizer."""
+    """The optimizer's states."""
     label: str
     """What was reckoned, and what it leaves out: one sentence, to stand beside the figure."""
 

@@ -46,7 +46,7 @@ class Gauge(ABC):
 
 @final
 class GpuGauge(Gauge):
-    """Of a GPU: by torch's allocator, and by the driver, whose count is what nvidia-smi shows.
+    """Reads a GPU's memory: by torch's allocator, and by the driver, whose count is what nvidia-smi shows.
 
     Args:
         device: the GPU.
@@ -72,7 +72,7 @@ class GpuGauge(Gauge):
 
 @final
 class NoGauge(Gauge):
-    """Of a device that counts nothing, as a CPU."""
+    """Stands in for a device that counts nothing, as a CPU."""
 
     def read(self) -> Reading:
         return Reading()

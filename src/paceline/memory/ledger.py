@@ -29,7 +29,7 @@ class Allocation:
     operator: str
     """That made it, such as ``aten.mm.default``."""
     phase: str
-    """Of the run: what was going on."""
+    """What the run was doing."""
     pool: Hashable
     name: str = ""
     """What it is, where somebody said so: parameters, gradients, ..."""
@@ -196,7 +196,7 @@ class Ledger(TorchDispatchMode):
 
     @property
     def live_bytes(self) -> int:
-        """Of all storages that are alive now."""
+        """Bytes of all storages that are alive now."""
         return sum(self.allocations[number].num_bytes for number in self._live.values())
 
     def _adds_to_new_zeros(self, tensor: Tensor) -> bool:

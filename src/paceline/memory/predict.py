@@ -122,7 +122,8 @@ def _read(found: dict[str, Any]) -> MemoryPlan:
     if "plan" in found:
         plan = found["plan"]
         decisions = tuple(Decision(**decision) for decision in plan["decisions"])
-        return MemoryPlan(**{**plan, "decisions": decisions, "assumed": tuple(plan["assumed"])})
+        told = {name: tuple(plan[name]) for name in ("assumed", "notices")}
+        return MemoryPlan(**{**plan, **told, "decisions": decisions})
     if "error" in found:
         name, what, why, fix = found["error"]
         if name == DataError.__name__:

@@ -192,7 +192,7 @@ def _strided(tensor: FakeTensor, shape: Sequence[int], strides: Sequence[int], o
 
 
 def _num_bytes(made: _Made) -> int:
-    """Of a storage that holds this tensor and nothing else."""
+    """Bytes of a storage that holds this tensor and nothing else."""
     if 0 in made.shape:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(made.shape, made.strides, strict=True))

@@ -24,7 +24,7 @@ class LargestMicroBatch:
     too_large: int | None
     """The smallest that does not fit; None: the whole batch fits."""
     plan: MemoryPlan | None
-    """Of ``samples``; None where nothing fits."""
+    """The prediction for ``samples``; None where nothing fits."""
 
 
 def usable_bytes(capacity: int) -> int:

@@ -28,6 +28,7 @@ from paceline.contract.errors import UserError
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import StageRecord
 from paceline.data.dataset import Dataset
+from paceline.engine.compile_cache import kept_cache
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.numerics import numerics
 from paceline.memory.gauge import Gauge, GpuGauge, NoGauge, Reading
@@ -38,7 +39,7 @@ from paceline.prepare.course import Course
 from paceline.prepare.preparation import build_for, encoded, model_for, shape_decisions, size_of_vocabulary
 from paceline.recipe import Recipe
 from paceline.seams import Batch, Forward, Mesh, StepInput
-from paceline.techniques.compile import fused, kept_cache
+from paceline.techniques.compile import fused
 
 SETTLING_STEPS: Final = 5
 """Steady steps before the timed ones: shapes that come again are captured, compiled code is specialised."""

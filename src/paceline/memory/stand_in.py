@@ -72,7 +72,7 @@ def _registered() -> _Backend:
 
 
 def _meta_kernels() -> torch.library.Library:
-    """Of operators that torch has none for: fused updates, which change what they are given and return nothing."""
+    """Meta kernels that torch lacks: those of fused updates, which change what they are given and return nothing."""
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr"):
         library.impl(name, lambda *args, **kwargs: None)
@@ -81,7 +81,7 @@ def _meta_kernels() -> torch.library.Library:
 
 @final
 class _Generator(torch.Generator):
-    """Of random numbers that nobody draws on the device; on the host it is torch's own."""
+    """A generator of random numbers that nobody draws on the device; on the host it is torch's own."""
 
     _planned: torch.device
 

@@ -18,6 +18,7 @@ from paceline.contract.records import Decision
 from paceline.data.builtin import PREFIX
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.prepare import cached
+from paceline.data.sources import locate_files
 from paceline.models.config import checkpoint_labels, max_positions, modality, read_config
 from paceline.models.images import own_processor, preferred_size
 from paceline.models.processor import Processor
@@ -49,10 +50,13 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
         read_data: read and encode the data as a run would, which takes as long.
 
     Raises:
+        DataError: the data are to be read and cannot be used.
         RecipeError: nothing says how large a sample is.
         ModelError: the model's configuration cannot be read.
     """
     part = recipe.model
+    if read_data:
+        locate_files(recipe.data)  # a file that is missing is sooner found than a model
     config = read_config(part)
     processor = own_processor(part, config, recipe.data.image_size)
     size = preferred_size(part, config) if part.source and processor is None else None

@@ -49,7 +49,7 @@ class Trace:
     execution: Mapping[str, str]
     decisions: tuple[Decision, ...]
     samples: int
-    """Of the largest micro-batch."""
+    """Samples of the largest micro-batch."""
     slots: int
     """Its positions; of images their number."""
     attention: tuple[str, ...]
@@ -71,7 +71,7 @@ def trace(subject: Subject, gpu: Gpu, world_size: int = 1) -> Trace:
         ModelError, RecipeError: what ``train`` would say of this model and these settings.
         Exception: of torch, from an operator that says nothing about its result's size without data.
     """
-    model, mesh = _model(subject), Mesh(data=Alone() if world_size == 1 else planned_world(world_size))
+    model, mesh = _model(subject), Mesh.over(Alone() if world_size == 1 else planned_world(world_size))
     subject = _with_strategy(subject, model, gpu, world_size)
     recipe, dataset = subject.recipe, subject.dataset
     gc.disable()  # what is freed is freed at once, cycles apart: those would be freed at moments that vary

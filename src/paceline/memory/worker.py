@@ -75,7 +75,7 @@ def answer(request: Mapping[str, Any]) -> MemoryPlan:
 
 
 def _split(subject: Subject, gpu: Gpu, num_gpus: int) -> MemoryPlan:
-    """Of the first GPU of a process that has several."""
+    """The prediction for the first GPU of a process that has several."""
     with split_over(num_gpus):
         found = trace(subject, gpu)
     said = f"on the first of {num_gpus} GPUs, what torch's DataParallel does there: read in its code, not measured"

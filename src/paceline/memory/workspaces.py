@@ -20,12 +20,13 @@ from paceline.machine.gpus import model_named
 
 FP32 = 4
 USUAL_PROCESSORS = 108
-"""Of a GPU that is not known: an A100's."""
+"""Multiprocessors of a GPU that is not known: an A100's."""
 MOST_THREADS, WARP, FEWEST, MOST_A_THREAD = 512, 32, 16, 256
-"""Of torch's sums: threads of a block, of a warp; values that a thread adds up at least, where blocks share a sum, and
+"""How torch sums: threads of a block, of a warp; values that a thread adds up at least, where blocks share a sum, and
 at most, where they do not."""
 RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
-"""Of a multiprocessor, by compute capability (CUDA C++ Programming Guide, technical specifications); else 2,048."""
+"""Threads that a multiprocessor can hold, by compute capability (CUDA C++ Programming Guide, technical specifications);
+else 2,048."""
 SUMMED_IN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
 
 

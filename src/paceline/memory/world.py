@@ -9,7 +9,7 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.seams import World
+from paceline.seams import Alone, World
 
 
 def planned_world(size: int) -> World:
@@ -53,3 +53,6 @@ class PlannedWorld(World):
 
     def alone_first(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def part(self, groups: Sequence[Sequence[int]]) -> World:
+        return PlannedWorld(len(groups[0])) if len(groups[0]) > 1 else Alone()

@@ -21,6 +21,7 @@ from paceline.contract.errors import ModelError
 from paceline.contract.label_names import are_unnamed, listed, numbered, rows_by_number
 from paceline.models import factory
 from paceline.models.config import counts_from_padding, head_labels, modality
+from paceline.models.fit import fit_images, fit_tokens, pads_when_built, require_start, tell_padding
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights
 from paceline.models.structure import head_names
 from paceline.recipe.parts import ModelPart
@@ -108,17 +109,17 @@ def load_model(
     config.problem_type = None if (kind, num_labels) == ("classification", 1) else PROBLEM_TYPES[kind]
     late = False
     if modality(part, config) == "image":
-        _fit_images(part, config, image_shape)
+        fit_images(part, config, image_shape)
     else:
-        _require_start(part, config)
-        _fit_tokens(part, config, vocabulary_size)
-        late = not _pads_when_built(part, config)
+        require_start(part, config)
+        fit_tokens(part, config, vocabulary_size)
+        late = not pads_when_built(part, config)
         if pad_id is not None and not late:
             config.pad_token_id = pad_id
     model = _pretrained(part, config, seed, old, tell) if part.source and weights else _random(part, config, seed)
     # RoBERTa and its kin count positions from their own padding, whatever the tokenizer fills with
     if pad_id is not None and late and not counts_from_padding(config):
-        _tell_padding(model, pad_id)
+        tell_padding(model, pad_id)
     return model.train()
 
 
@@ -229,91 +230,6 @@ def _random(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:
             f"model.config: makes no {config.model_type} model", _told(error), "change the setting that it names"
         ) from error
     return model
-
-
-def _require_start(part: ModelPart, config: PretrainedConfig) -> None:
-    """T5 and its kin give their decoder one token to begin with, which nothing but their configuration names."""
-    if config.model_type not in ("mt5", "t5", "umt5") or getattr(config, "decoder_start_token_id", None) is not None:
-        return
-    setting = f"model.source = {part.source}" if part.source else "model.config"
-    padding = getattr(config, "pad_token_id", None)
-    raise ModelError(
-        f"{setting}: a {config.model_type} without decoder_start_token_id",
-        "its decoder begins every text with that token, as a rule the padding",
-        f"--set model.config.decoder_start_token_id={0 if padding is None else padding}",
-    )
-
-
-def _pads_when_built(part: ModelPart, config: PretrainedConfig) -> bool:
-    """Whether the model is built around the tokenizer's padding, which freezes the row of its word embedding.
-
-    Pretrained weights are built as their configuration says: where a decoder has no padding its tokenizer's end of text
-    stands in, whose row is trained as any other. Positions that are counted from padding need one.
-    """
-    if getattr(config.get_text_config(), "pad_token_id", None) is None:
-        return counts_from_padding(config)
-    return part.source is None
-
-
-def _tell_padding(model: Any, pad_id: int) -> None:
-    """By which a decoder's head finds a text's last token."""
-    for config in (model.config, model.config.get_text_config()):
-        config.pad_token_id = pad_id
-
-
-def _fit_tokens(part: ModelPart, config: PretrainedConfig, vocabulary_size: int | None) -> None:
-    if vocabulary_size is None:
-        raise ModelError(
-            f"model: a {config.model_type} reads text, but the data are images",
-            fix="choose an image model, such as microsoft/resnet-18, or a model.config with model_type: vit",
-        )
-    given = part.source is not None or "vocab_size" in (part.config or {})
-    reads = config.get_text_config()  # of models that read more than texts, the part that reads these
-    rows = getattr(reads, "vocab_size", None)  # None: it has no table of tokens, as Canine
-    if rows is not None and not given:
-        reads.vocab_size = vocabulary_size
-    elif rows is not None and vocabulary_size > rows:
-        setting = f"model.source = {part.source}" if part.source else f"model.config.vocab_size = {rows}"
-        raise ModelError(
-            f"{setting}: has {rows:,} token embeddings, but the data are of {vocabulary_size:,} tokens",
-            "tokens without an embedding cannot be read",
-            (
-                f"set model.tokenizer to the model's own (now {part.tokenizer})"
-                if part.source
-                else "leave model.config.vocab_size out, or lower model.vocabulary_size"
-            )
-            + f"; for builtin:random --set data.random.vocabulary={rows}",
-        )
-    if part.source is None:
-        # defaults of the family that point outside a smaller vocabulary; classifiers do not read them
-        for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
-            value = getattr(config, name, None)
-            if isinstance(value, int) and value >= (rows if given and rows is not None else vocabulary_size):
-                setattr(config, name, None)
-
-
-def _fit_images(part: ModelPart, config: PretrainedConfig, shape: tuple[int, int, int] | None) -> None:
-    if shape is None:
-        raise ModelError(
-            f"model: a {config.model_type} reads images, but the data are texts",
-            fix="choose a text model, such as distilbert-base-uncased, or a model.config with model_type: bert",
-        )
-    height, width, channels = shape
-    size: Any = height if height == width else (height, width)
-    for name, found, data_setting in (("num_channels", channels, ""), ("image_size", size, "data.image_size")):
-        wanted = getattr(config, name, None)
-        if isinstance(wanted, list | tuple):  # of height and width
-            found = type(wanted)((height, width))
-        if wanted is None or wanted == found or (part.source is None and name not in (part.config or {})):
-            if wanted is not None:
-                setattr(config, name, found)
-            continue
-        pixels = isinstance(wanted, int) and data_setting
-        raise ModelError(
-            f"model: {name} = {wanted}, but the images have {found}",
-            "the first layer's weights fit one shape only",
-            f"set {data_setting}={wanted}" if pixels else f"choose a model with {name} = {found}",
-        )
 
 
 def _check_fit(part: ModelPart, model: nn.Module, account: dict[str, Any], tell: Callable[[str], None]) -> None:

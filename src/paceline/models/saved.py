@@ -63,7 +63,7 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerFast | None
     saved: SavedModel
     processor: Processor | None = None
-    """Of images, where it was the model's own that the pixels came through."""
+    """What the pixels came through, where that was the model's own image processor."""
 
 
 def save_model(

@@ -14,7 +14,7 @@ from paceline.contract.spans import Sink
 
 @dataclass
 class Phase:
-    """Of all spans of one name; bytes that torch's allocator had given out."""
+    """What was seen in all spans of one name; bytes that torch's allocator had given out."""
 
     count: int = 0
     peak: int = 0
@@ -56,7 +56,7 @@ class MemoryPhases(Sink):
         self._read, self._thread, self._lock = read, _Thread(), threading.Lock()
         self._found: dict[str, Phase] = {}
         self._open: list[_Open] = []
-        """Of all threads: they share the GPU."""
+        """The spans that are open now, of all threads: they share the GPU."""
 
     @property
     def found(self) -> Mapping[str, Phase]:

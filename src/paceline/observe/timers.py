@@ -13,7 +13,7 @@ from paceline.contract.spans import Sink
 
 @dataclass
 class Timing:
-    """Of all spans of one name."""
+    """What all spans of one name add up to."""
 
     count: int = 0
     seconds: float = 0.0

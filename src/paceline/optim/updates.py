@@ -233,7 +233,7 @@ class FlatUpdates(Updates):
     def _update(
         self, tensors: Sequence[list[Tensor]], lr: Tensor, grad_scale: Tensor, found_inf: Tensor, decay: float
     ) -> None:
-        """Of one group: its weights, gradients and states, each a list of the same shapes."""
+        """Update one group: its weights, gradients and states, each a list of the same shapes."""
 
     @property
     def applied(self) -> int:

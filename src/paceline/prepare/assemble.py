@@ -20,6 +20,7 @@ from paceline.contract.spans import activity
 from paceline.data.dataset import Dataset, Tokens
 from paceline.engine.capture import Phase
 from paceline.engine.compared import compared_samples, width_notice
+from paceline.engine.compile_cache import is_kept
 from paceline.engine.layouts import Normalisation, image_layout, packed_layout, padded_layout, resident
 from paceline.engine.statistics import kept_from_filler, running_statistics
 from paceline.engine.step import Objective
@@ -288,7 +289,7 @@ def _compiles(recipe: Recipe, build: Build, dataset: Dataset) -> tuple[bool, tup
         flops,
         samples,
         gpu_name(build.device),
-        cached=compile.is_kept(build, compiled_folder()),
+        cached=is_kept(build, compiled_folder()),
         whole_model=whole,
         # what the kernels are for: blocks that end in a norm of a sum (their norms have a bias, those of others none)
         fused=recipe.techniques.fusion is True

@@ -26,6 +26,7 @@ from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
 from paceline.data.sampler import check_sampler
+from paceline.data.sources import locate_files
 from paceline.distributed.links import shared_link_rate
 from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
@@ -41,7 +42,7 @@ from paceline.prepare.assemble import assemble_build
 from paceline.prepare.beside import Beside
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
-from paceline.seams import Alone, Build, Mesh, World
+from paceline.seams import Build, Mesh, World
 from paceline.tasks import task_for
 from paceline.tasks.class_weights import class_weights
 from paceline.techniques.compile import wake_tracer
@@ -66,8 +67,8 @@ class Prepared:
     build: Build
     saved: SavedModel
     bucket_mib: int | None = None
-    """Of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for
-    a run may go on over other links."""
+    """MiB of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for a
+    run may go on over other links."""
 
 
 def prepare_run(
@@ -78,7 +79,7 @@ def prepare_run(
     watch: Stopwatch,
     rows: object | None = None,
     quarantine: Path | None = None,
-    world: World | None = None,
+    mesh: Mesh = Mesh(),  # noqa: B008 - it has no state
 ) -> Prepared:
     """Read, split and encode the data; load or build the model; put both into a build.
 
@@ -89,16 +90,16 @@ def prepare_run(
         watch: told how long data and model take.
         rows: data in memory in place of the recipe's source.
         quarantine: takes rows that cannot be used, where the recipe says to skip them.
-        world: of whose ranks the first on each machine downloads and encodes, for the others to read.
+        mesh: of whose ranks the first on each machine downloads and encodes, for the others to read.
     """
-    world = world or Alone()
+    world = mesh.whole
     told: list[str] = []  # of the model
     with Beside(watch) as beside:
         awake = beside.start("model", partial(_wake, _gpu_here())) if recipe.device == "cuda" else None
         with watch.importing():
             import_readers(recipe.model)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
-            recipe, shapes, config, processor = _configured(recipe)
+            recipe, shapes, config, processor = _configured(recipe, rows)
         if world.local_rank:
             _while_waiting(recipe, config, watch)
         with contextlib.ExitStack() as turn:
@@ -120,7 +121,7 @@ def prepare_run(
             buckets = _buckets(recipe, facts, world)
             _see_awake(awake, recipe)
             images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
-            build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=Mesh(data=world))
+            build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh)
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
         (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe), *_weights_told(recipe, dataset)),
@@ -148,8 +149,11 @@ def _see_awake(awake: Future[None] | None, recipe: Recipe) -> None:
     torch.cuda.reset_peak_memory_stats(torch.device(recipe.device))
 
 
-def _configured(recipe: Recipe) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
+def _configured(
+    recipe: Recipe, rows: object | None
+) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
     """The recipe with the sizes of samples that the model decides, those decisions, and what they were read from."""
+    locate_files(recipe.data, rows)  # a file that is missing is sooner found than a model
     part = recipe.model
     config = read_config(part)
     processor = own_processor(part, config, recipe.data.image_size)

@@ -32,8 +32,8 @@ STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "sgd": 4}
 """Bytes of an optimizer's states for each trained number, beside 4 of the weight and 4 of its gradient."""
 
 STATES_SHARE = 0.7
-"""Of a GPU's memory, what weights, gradients and states may take for every rank to keep them whole. The rest is for
-activations, the workspace of kernels, and what the driver keeps: a margin, not a measurement."""
+"""Share of a GPU's memory that weights, gradients and states may take for every rank to keep them whole. The rest is
+for activations, the workspace of kernels, and what the driver keeps: a margin, not a measurement."""
 
 
 def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, tuple[Decision, ...]]:
@@ -138,7 +138,7 @@ def bucket_decision(recipe: Recipe, link_rate: Callable[[], float | None]) -> De
 
 
 def num_processes(recipe: Recipe, num_gpus: int) -> int:
-    """Of a run on so many GPUs: one a GPU, or, with ``dp``, one that has them all."""
+    """The processes of a run on so many GPUs: one a GPU, or, with ``dp``, one that has them all."""
     return 1 if one_process(recipe.parallel.strategy) else num_gpus
 
 

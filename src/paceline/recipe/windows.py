@@ -32,7 +32,7 @@ class StepWindow:
 
     @property
     def name(self) -> str:
-        """Of its folder: ``steps-91-100``."""
+        """The name of its folder: ``steps-91-100``."""
         return f"steps-{self.first}-{self.last}"
 
     @property

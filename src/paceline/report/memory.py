@@ -35,7 +35,7 @@ class Figure:
     predicted: str
     measured: str
     difference: str
-    """Of the prediction, in percent of what was measured."""
+    """By how much the prediction is off, in percent of what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ KEPT, PASSING, UNUSED, OUTSIDE = 6, 2, 0, 10
 """Colours of the style sheet."""
 
 MADE_LATE: Final = 0.005
-"""Of the plan's peak: what the first update leaves behind beyond it are the optimizer's states."""
+"""Share of the plan's peak: where the first update leaves more behind, that is the optimizer's states."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Row:
     added: int
     """To what is in use of the GPU."""
     predicted: int | None
-    """Of the peak, see ``predicted``."""
+    """The predicted peak, see ``predicted``."""
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class Rung:
     title: str
     chart: Markup
     keys: tuple[Piece, ...]
-    """Of the chart: names and colours of its pieces, and what they came to at the highest."""
+    """The chart's legend: names and colours of its pieces, and what they came to at the highest."""
     stages: tuple[Line, ...]
     highest: tuple[Line, ...]
     speed: str

@@ -18,7 +18,7 @@ COLOURS = dict(zip(CATEGORIES, (7, 1, 2, 6, 8, 3, 4, 5, 11, 0), strict=True))
 """Fills of the style sheet."""
 
 MOST_BARS = 40
-"""Of a chart: more could not be told apart."""
+"""The most bars in a chart: more could not be told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,14 @@ class TimeBudget:
     sentences: tuple[str, ...] = ()
     charts: tuple[Markup, ...] = ()
     pieces: tuple[Piece, ...] = ()
-    """Of a mean step of the rank that takes longest for its own work: the legend."""
+    """The legend: the pieces of a mean step, on the rank that takes longest for its own work."""
     figures: tuple[str, ...] = ()
     problem: str = ""
 
 
 def time_budgets(folder: Path) -> list[TimeBudget]:
-    """Of each window that was traced in a run folder; one of nsys' is left out, which keeps its trace to itself."""
+    """What the section shows of each window that was traced in a run folder; one of nsys' is left out, which keeps its
+    trace to itself."""
     found = []
     for window in windows_in(folder):
         try:

@@ -299,7 +299,7 @@ def _build(
     normalisation = (saved.image.mean, saved.image.std) if saved.image else ((), ())
     found = [block for _, block in blocks(loaded.model)]
     build = assemble_build(
-        recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, mesh=Mesh(data=world)
+        recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, mesh=Mesh.over(world)
     )
     for notice in build.notices:
         tell(notice)

@@ -23,7 +23,7 @@ from paceline.run.checkpoint.background import BackgroundStore, ElsewhereStore, 
 from paceline.run.checkpoint.store import Checkpoint, CheckpointStore
 from paceline.run.progress import Progress
 from paceline.run_folder import RunFolder
-from paceline.seams import Alone, Mesh, World
+from paceline.seams import Mesh, World
 from paceline.tasks import best_metric
 from paceline.tracing.recorder import WindowRecorder
 from paceline.tracing.set_up import recorder_for
@@ -40,16 +40,17 @@ class Request:
     rows: object | None
     """In-memory data in place of ``data.source``."""
     watch: Stopwatch
-    world: World = field(default_factory=Alone)
+    mesh: Mesh = field(default_factory=Mesh)
+    """The ranks along the axes that split the run's work."""
     checkpoint: Checkpoint | None = None
     """Where a resumed run goes on."""
     named: frozenset[str] = frozenset()
     """Dotted paths that the user changed on purpose when resuming."""
 
     @property
-    def mesh(self) -> Mesh:
-        """The ranks along the axes that split the run's work."""
-        return Mesh(data=self.world)
+    def world(self) -> World:
+        """All ranks of the run."""
+        return self.mesh.whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Job:
     """All ranks walk the same steps: what they decide by is the same on all of them, or asked of all."""
     mesh: Mesh
     recorder: WindowRecorder | None = None
-    """Of the steps that are traced, where any are."""
+    """Records the steps that are traced, where any are."""
 
     def keep(self, recipe: Recipe) -> None:
         """Have the run folder keep a recipe that is carried out in another way from now on."""
@@ -96,7 +97,7 @@ class Job:
 def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:
     """The job and where it begins: at the start, or where the checkpoint left off."""
     recipe, dataset, loop, world = prepared.recipe, prepared.dataset, prepared.recipe.loop, request.world
-    check_world(len(dataset.splits["train"]), world.size)
+    check_world(len(dataset.splits["train"]), request.mesh.data.size)
     course = Course(recipe, dataset, prepared.build, request.mesh)
     if loop.early_stopping and "validation" not in dataset.splits:
         raise RecipeError("loop.early_stopping: has no effect", "there is no validation split", "leave it out")

@@ -17,6 +17,7 @@ from paceline.contract.errors import Preempted, RunFolderError
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import Decision, EvaluationRecord, Notice
 from paceline.contract.spans import mark, span
+from paceline.engine.compile_cache import note_kept
 from paceline.engine.evaluate import Infer
 from paceline.engine.torch_engine import total
 from paceline.memory.split import check_split
@@ -30,7 +31,6 @@ from paceline.run.step_records import StepNote, StepRecords
 from paceline.run_folder import way_on
 from paceline.seams import Accumulated, Batch, Size
 from paceline.tasks.threshold import ThresholdMeter
-from paceline.techniques.compile import note_kept
 from paceline.tracing.recorder import WindowRecorder
 
 

@@ -13,6 +13,7 @@ from paceline.contract.files import compiled_folder
 from paceline.contract.records import EvaluationRecord, Notice, Record, RunRecord
 from paceline.contract.stop import Stop
 from paceline.distributed.agree import agree
+from paceline.engine.compile_cache import kept_cache
 from paceline.engine.numerics import numerics
 from paceline.machine.facts import Facts
 from paceline.memory.exhausted import explained
@@ -30,7 +31,6 @@ from paceline.run.memory_full import plan_beside, situation
 from paceline.run.progress import Progress
 from paceline.run.stopped import preemption_marked, then, then_with_room
 from paceline.seams import World
-from paceline.techniques.compile import kept_cache
 
 
 def run(request: Request) -> RunRecord:
@@ -101,7 +101,7 @@ def _prepared(request: Request, stack: contextlib.ExitStack) -> Prepared:
         watch=request.watch,
         rows=request.rows,
         quarantine=request.folder.quarantine if world.is_first else None,
-        world=world,
+        mesh=request.mesh,
     )
     with request.watch.phase("data"):
         # by the layout ranks share out the batches of an evaluation among themselves

@@ -75,7 +75,7 @@ def require_fresh(path: Path) -> None:
         )
     if names:
         raise RunFolderError(
-            f"{path}: not empty", f"it holds {names[0]!a} and is no run folder", "choose another --out"
+            f"{path}: not empty", f"it holds {names[0]!r} and is no run folder", "choose another --out"
         )
 
 

@@ -90,7 +90,7 @@ class RunFolder:
         """
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
             raise RunFolderError(
-                f"name = {name!a}", "a run's name starts its folder's", "use letters, digits, '_', '.' and '-'"
+                f"name = {name!r}", "a run's name starts its folder's", "use letters, digits, '_', '.' and '-'"
             )
         stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         parent = Path(parent).resolve()

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import numpy as np
 from torch import Tensor
 
 
@@ -71,6 +72,22 @@ class World(ABC):
             what: is being done; named when the first rank fails.
         """
 
+    def part(self, groups: Sequence[Sequence[int]]) -> World:
+        """The ranks of this one's group, counted from 0 in the order given there. A collective.
+
+        Tensors, values and ``share`` stay within the group. What is asked of ``any``, waited for or done first on a
+        machine is asked, waited for and done by all ranks of the run, for that is what hangs when it is not.
+
+        Args:
+            groups: every rank of this world, each in one group.
+        """
+        own = next(ranks for ranks in groups if self.rank in ranks)
+        if len(own) == 1:
+            return Alone()
+        if list(own) == list(range(self.size)):
+            return self
+        raise NotImplementedError(f"{type(self).__name__} has no groups")
+
 
 @final
 class Alone(World):
@@ -108,9 +125,23 @@ class Mesh:
     """The ranks of a run along the axes that split its work; an axis that splits nothing has one rank.
 
     Samples, their seeds, sums of losses and evaluations are split over ``data``. Along the other axes ranks work on the
-    same samples.
+    same samples. Neighbours in ``tensor``, which talk most, are neighbours in ``whole``; then come those in ``pipe``.
     """
 
+    whole: World = field(default_factory=Alone)
+    """All ranks of the run, the first of which writes."""
     data: World = field(default_factory=Alone)
     tensor: World = field(default_factory=Alone)
     pipe: World = field(default_factory=Alone)
+
+    @classmethod
+    def over(cls, whole: World, *, tensor: int = 1, pipe: int = 1) -> Mesh:
+        """The mesh of some ranks. A collective, once a run.
+
+        Args:
+            whole: all of them; as many as ``tensor * pipe`` times a whole number.
+        """
+        ranks = np.arange(whole.size).reshape(-1, pipe, tensor)
+        along = (np.moveaxis(ranks, axis, -1).reshape(-1, ranks.shape[axis]).tolist() for axis in range(3))
+        data, piped, sliced = (whole.part(groups) for groups in along)
+        return cls(whole=whole, data=data, tensor=sliced, pipe=piped)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from paceline.engine.capture import Agree, Captured, Eager, Phase, alone
+from paceline.engine.capture import Agree, Captured, Phase, alone
+from paceline.engine.runner import Eager
 from paceline.engine.step import Objective, Step
 from paceline.engine.torch_engine import TorchEngine
 from paceline.models.masks import unread_masks

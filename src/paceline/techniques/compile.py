@@ -9,19 +9,13 @@ Source: torch.compile's documentation; PyTorch recipe "Reducing torch.compile co
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import importlib
-import json
 import logging
-import os
-import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, cast, final
 
 import torch
@@ -30,7 +24,6 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 from paceline.contract.errors import RecipeError
-from paceline.contract.files import write_atomically
 from paceline.contract.records import Decision
 from paceline.machine.device import PLANNED
 from paceline.seams import Build
@@ -54,11 +47,11 @@ OPTIONS: dict[str, Any] = {
     # middle of the run (torch 2.11 even does so at every call, since a guard of it can never hold)
     "triton.mix_order_reduction_non_strict_mode": True,
 }
-"""Of torch's Inductor."""
+"""Options of torch's Inductor, for all that is compiled."""
 
 
 def static_options() -> dict[str, Any]:
-    """Of torch's Inductor, for a network of convolutions that is compiled for one size of images.
+    """Options of torch's Inductor for a network of convolutions that is compiled for one size of images.
 
     With many small layers it waits for launches, and its kernels leave much of a GPU idle: those that do not need one
     another become one (a step of ResNet-18 at 32 pixels: 1.27 -> 1.18 ms), and both gradients of a convolution are
@@ -78,9 +71,6 @@ def static_options() -> dict[str, Any]:
 
     return {**OPTIONS, "combo_kernels": True, "post_grad_custom_post_pass": SideBySide()}
 
-
-CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""Where torch and triton keep compiled kernels; a user who sets the first has chosen."""
 
 Call = Callable[..., Any]
 
@@ -305,29 +295,6 @@ def embeddings_of(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
     return list(search(model))
 
 
-@contextlib.contextmanager
-def kept_cache(folder: Path) -> Iterator[None]:
-    """Compiled kernels are looked up in and written to ``folder`` while inside, unless the user chose a place.
-
-    torch's own caches of graphs (FX graph cache, AOTAutograd cache) are on by default and live there, so that the next
-    run compiles nothing. torch reads pickles from it: it is as private as the code itself, and made for its owner only.
-    """
-    before = {name: os.environ.get(name) for name in CACHE_VARIABLES}
-    if _is_wished(before["TORCHINDUCTOR_CACHE_DIR"]):
-        yield
-        return
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 @functools.cache
 def wake_tracer(*, compiles: bool = False) -> None:
     """Import torch's tracer, and have it trace something: seconds, in which other threads may read and encode.
@@ -347,32 +314,6 @@ def wake_tracer(*, compiles: bool = False) -> None:
 def _product(rows: Tensor) -> Tensor:
     """Traced to wake the tracer, so that no code that others compile keeps a trace of it."""
     return rows @ rows.mT
-
-
-def _is_wished(place: str | None) -> bool:
-    """Whether a user chose the place; torch writes its own choice into the variable too."""
-    if place is None or "torch._inductor" not in sys.modules:
-        return place is not None  # torch has had no occasion to write it; and nobody waits for the compiler's import
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    return place != default_cache_dir()
-
-
-def is_kept(build: Build, folder: Path) -> bool:
-    """Whether ``note_kept`` was called for the same blocks, torch and device: a guess that steers an estimate only."""
-    return _mark_of(build, folder).exists()
-
-
-def note_kept(build: Build, folder: Path) -> None:
-    """Remember that the build's blocks have been compiled into ``folder``."""
-    write_atomically(_mark_of(build, folder), b"")
-
-
-def _mark_of(build: Build, folder: Path) -> Path:
-    device = torch.cuda.get_device_name(build.device) if build.device.type == "cuda" else build.device.type
-    modules = sorted({repr(module) for module in build.blocks or (build.model,)})
-    said = json.dumps([torch.__version__, device, type(build.layout).__name__, modules])
-    return folder / f"paceline-{hashlib.sha256(said.encode()).hexdigest()[:16]}.mark"
 
 
 def _compiled(model: nn.Module) -> list[nn.Module]:

@@ -104,7 +104,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 Extent = tuple[slice, slice]
-"""Of one dimension: the weights that meet a pixel, and the pixels that they meet."""
+"""Along one dimension: the weights that meet a pixel, and the pixels that they meet."""
 
 
 def _seen(layer: nn.Module, images: Tensor) -> tuple[Extent, Extent] | None:

@@ -280,4 +280,4 @@ def little_use_of_the_gpu(case: Case) -> Found | None:
 EVERY: tuple[Callable[[Case], Found | None], ...] = (
     *(recompiles, straggler, input_, launch, communication, padding, compute, memory_bandwidth),
 )
-"""Of those that take as much, the first one counts."""
+"""What can bound a step. Where several take as much, the first one counts."""

@@ -20,7 +20,7 @@ FEW = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Of one step on one rank; all in seconds, and as ``Cut`` has them."""
+    """The time budget of one step on one rank; all in seconds, and as ``Cut`` has them."""
 
     rank: int
     step: int
@@ -55,7 +55,7 @@ class Top:
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets:
-    """Of all steps and ranks of a window."""
+    """The time budgets of all steps and ranks of a window."""
 
     steps: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -98,7 +98,8 @@ class Budgets:
 
     @property
     def step_seconds(self) -> float:
-        """Of a mean step as it is in the run, without what the window adds; of the ranks, the longest counts."""
+        """Seconds of a mean step as it is in the run, without what the window adds; of the ranks, the longest
+        counts."""
         walls = [max(budget.wall - budget.added for budget in self.of_step(step)) for step in self.settled]
         return sum(walls) / len(walls)
 

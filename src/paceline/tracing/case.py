@@ -79,17 +79,17 @@ class Case:
 
     @cached_property
     def seconds(self) -> float:
-        """Of a step as it is in the run."""
+        """Seconds of a step as it is in the run."""
         return self.traced_seconds - self.added
 
     @cached_property
     def traced_seconds(self) -> float:
-        """Of a step in the window."""
+        """Seconds of a step in the window."""
         return self._mean_of(self.wall)
 
     @cached_property
     def added(self) -> float:
-        """Of a step in the window, what the run does not have."""
+        """Seconds of a step in the window that the run does not have."""
         return self.mean(lambda budget: budget.added)
 
     def wall(self, step: int) -> float:
@@ -97,7 +97,8 @@ class Case:
         return max(budget.wall for budget in self._budgets.of_step(step))
 
     def mean(self, of: Callable[[Budget], float]) -> float:
-        """Of the rank that the others wait for; of the rest, where one is always late: that is a bound of its own."""
+        """The mean over steps of what ``of`` says of the rank that the others wait for. A rank that is always late is
+        left out: that is a bound of its own."""
         return self._mean_of(lambda step: of(self._critical[step]))
 
     def category(self, name: str) -> float:
@@ -107,7 +108,7 @@ class Case:
         return self.mean(lambda budget: budget.seconds[name])
 
     def communication(self, of: Callable[[Budget], float]) -> float:
-        """Of the rank that waits least in each step: what the links take."""
+        """The mean over steps of what ``of`` says of the rank that waits least: what the links take."""
         return self._mean_of(lambda step: of(min(self._budgets.of_step(step), key=lambda each: each.seconds[EXPOSED])))
 
     @cached_property
@@ -148,7 +149,7 @@ class Case:
 
     @cached_property
     def _critical(self) -> dict[int, Budget]:
-        """Of each step, the rank that takes longest for its own work; the late one left out."""
+        """Step -> the budget of the rank that takes longest for its own work; the late one is left out."""
         late = self.late.rank if self.late else None
         return {
             step: max((one for one in self._budgets.of_step(step) if one.rank != late), key=lambda one: one.own)

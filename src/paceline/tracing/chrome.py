@@ -88,7 +88,7 @@ class Trace:
     compiling: tuple[Floats, Floats]
     """Beginnings and ends of what torch's compiler did in the thread of the steps; they may nest."""
     names: tuple[str, ...]
-    """Of kernels, copies and operators."""
+    """Names of kernels, copies and operators."""
 
 
 def read_trace(path: Path, *, operators: bool) -> Trace:

@@ -66,7 +66,7 @@ class Cut:
     """
 
     bounds: Floats
-    """Of the steps, where they were made, [N + 1]."""
+    """When each step begins, and the last one ends, on the device that makes them, [N + 1]."""
     seconds: Floats
     """By category, [N, categories]; a row adds up to the step's."""
     gaps: Floats
@@ -78,13 +78,13 @@ class Cut:
     reducing: Floats
     """The part of it that carries gradients."""
     longest_exposed: Floats
-    """Of one collective."""
+    """The seconds for which one collective was exposed, at the most."""
     compiling: Floats
     """While which torch's compiler had the host, and the device nothing to do."""
     fusible: Floats
     """That would go away if every run of neighbouring pointwise kernels were its longest one."""
     kinds: Mapping[str, Floats]
-    """Of kernels and copies, or of operators on a CPU, by kind; what runs side by side counts twice."""
+    """Seconds of kernels and copies, or of operators on a CPU, by kind; what runs side by side counts twice."""
 
     def __init__(self, trace: Trace, steps: range, *, on_gpu: bool) -> None:
         self._trace, self._host, self._num = trace, Host(trace.spans), len(steps)
@@ -160,7 +160,7 @@ class Cut:
         return place
 
     def _layers(self, place: Ints) -> tuple[Ints, Ints]:
-        """Of each thing that the device did: kernel, collective or copy; and the category."""
+        """The layer (kernel, collective or copy) and the category of each thing that the device did."""
         names, of = self._trace.names, self._trace.work.name
         inward, outward = (
             np.array([test(name) for name in names], dtype=bool)[of] for test in (is_copy_in, is_copy_out)
@@ -210,7 +210,7 @@ class Cut:
         return {kind: table[:, index] for index, kind in enumerate(KINDS)}
 
     def _covered(self, begin: Floats, end: Floats) -> Bools:
-        """Of each piece between two moments, whether one of these runs in it."""
+        """Which pieces between two moments lie within one of these intervals."""
         size = len(self._moments) + 1
         begun, ended = np.searchsorted(self._moments, begin), np.searchsorted(self._moments, end)
         change = np.bincount(begun, minlength=size) - np.bincount(ended, minlength=size)
@@ -235,7 +235,7 @@ def _device_bounds(trace: Trace, begins: Floats) -> Floats:
 
 
 def _won_by_fusing(group: Ints, seconds: Floats, can_fuse: Bools) -> Floats:
-    """Of each kernel of a stream that can be fused, the seconds that fusing it with its neighbours wins.
+    """The seconds that each kernel of a stream that can be fused wins when it is fused with its neighbours.
 
     Fused, a run reads and writes its data once, which takes as long as its longest kernel: that one wins nothing.
     A run ends at a kernel that cannot be fused, and where ``group`` changes.

@@ -40,7 +40,7 @@ class Verdict:
     others: tuple[tuple[str, float], ...]
     """Other bounds and the shares that they take, the largest first."""
     step_seconds: float
-    """Of a mean step in the window."""
+    """Seconds of a mean step in the window."""
     added_seconds: float
     """The part of it that only the window has: it launches kernels one by one that the run replays."""
     mfu: float | None

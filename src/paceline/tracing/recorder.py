@@ -31,7 +31,7 @@ from paceline.tracing.listeners import Listener
 from paceline.tracing.recompiles import Recompiles
 
 FORMAT: Final = 1
-"""Of window.json."""
+"""The format of window.json."""
 
 LARGE: Final = 200
 """Steps of torch's profiler from which a trace takes gigabytes of memory: it keeps some thousand events of each."""
@@ -50,7 +50,7 @@ class StepMeta:
     tokens: int
     slots: int
     flops: float | None
-    """Of the model's products, computed once forward and backward; None where they are not known."""
+    """Operations of the model's products, computed once forward and backward; None where they are not known."""
 
 
 Measure = Callable[[int, int, Sequence[Ids]], StepMeta]

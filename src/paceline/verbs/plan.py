@@ -67,7 +67,7 @@ class Plan:
     def plain(self) -> dict[str, Any]:
         """Nested plain data, sizes in bytes: what ``--json`` prints."""
         memory, largest = plain(self.memory), self.largest
-        del memory["decisions"]  # they are among the others
+        del memory["decisions"], memory["notices"]  # they stand beside it
         return {
             "name": self.recipe.name,
             "model": model_name(self.recipe),
@@ -100,6 +100,7 @@ class Plan:
             ],
             "formula": {**dataclasses.asdict(self.formula), "total_bytes": self.formula.total_bytes},
             "decisions": [dataclasses.asdict(decision) for decision in self.decisions],
+            "notices": list(self.memory.notices),
         }
 
 

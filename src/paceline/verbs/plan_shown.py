@@ -72,6 +72,8 @@ def sections(plan: Plan) -> Iterator[tuple[str, Rows]]:
     if plan.fits is False:
         yield "what would make it fit, the cheapest first", list(_changes_told(plan))
     yield "what train would choose there", list(_chosen(plan))
+    if memory.notices:
+        yield "notices of the data", [("", printable(notice)) for notice in memory.notices]
     yield "the textbook, and what is taken for granted", list(_beside(plan))
 
 

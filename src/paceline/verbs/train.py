@@ -23,7 +23,7 @@ from paceline.run_folder import RunFolder, way_to_more
 if TYPE_CHECKING:
     from paceline.contract.records import RunRecord
     from paceline.run.checkpoint.store import Checkpoint
-    from paceline.seams import World
+    from paceline.seams import Mesh, World
 
 
 _SHARED = "resume where every rank sees the same run folder: on storage that all machines share, or on one machine"
@@ -75,12 +75,12 @@ def train(
 
             with watch.phase("start"):
                 chosen, decisions = choose(recipe, facts, place.world_size)
-                world = stack.enter_context(_joined(place, chosen, timeout_seconds, resumes=False, folder=out))
+                mesh = stack.enter_context(_joined(place, chosen, timeout_seconds, resumes=False, folder=out))
                 folder = stack.enter_context(
-                    _shared(world, lambda: RunFolder.create(out) if out else RunFolder.create_named(recipe.name))
+                    _shared(mesh.whole, lambda: RunFolder.create(out) if out else RunFolder.create_named(recipe.name))
                 )
         return run(
-            Request(recipe=chosen, decisions=decisions, facts=facts, folder=folder, rows=data, watch=watch, world=world)
+            Request(recipe=chosen, decisions=decisions, facts=facts, folder=folder, rows=data, watch=watch, mesh=mesh)
         )
 
 
@@ -140,11 +140,11 @@ def resume(
 
             with watch.phase("start"):
                 recipe, decisions = choose(asked, facts, place.world_size)
-                world = stack.enter_context(_joined(place, recipe, timeout_seconds, resumes=True, folder=folder))
+                mesh = stack.enter_context(_joined(place, recipe, timeout_seconds, resumes=True, folder=folder))
                 # joined by now, so that the others hear of it when another run is in the folder
-                held = stack.enter_context(RunFolder.open(folder)) if world.is_first else seen
+                held = stack.enter_context(RunFolder.open(folder)) if mesh.whole.is_first else seen
             with watch.phase("checkpoint"):
-                checkpoint = _newest(held, recipe.loop.keep_last, world)
+                checkpoint = _newest(held, recipe.loop.keep_last, mesh.whole)
         require_resumable(checkpoint)
         watch.add(checkpoint.state["seconds"])
         named = frozenset(setting.partition("=")[0].strip() for setting in settings)
@@ -156,7 +156,7 @@ def resume(
                 folder=held,
                 rows=data,
                 watch=watch,
-                world=world,
+                mesh=mesh,
                 checkpoint=checkpoint,
                 named=named,
             )
@@ -195,19 +195,20 @@ def recipe_to_resume(folder: str | Path, settings: Sequence[str] = (), trust: Tr
 @contextlib.contextmanager
 def _joined(
     place: Place, recipe: Recipe, timeout_seconds: float, *, resumes: bool, folder: str | Path | None
-) -> Iterator[World]:
+) -> Iterator[Mesh]:
     """The ranks of the run, once all are here and were given the same command and recipe."""
     import torch
 
     from paceline.distributed.agree import agree
     from paceline.distributed.group import joined
+    from paceline.seams import Mesh
 
     backend = None if recipe.parallel.backend == "auto" else recipe.parallel.backend
     device = torch.device(recipe.device)
     with joined(place, backend=backend, device=device, timeout_seconds=timeout_seconds) as world:
         agree(world, "the command", {"--resume": resumes, "the run folder": str(folder) if folder else None})
         agree(world, "the recipe", recipe.resolved())
-        yield world
+        yield Mesh.over(world)
 
 
 @contextlib.contextmanager

@@ -130,6 +130,24 @@ def test_classes_of_the_head_that_do_not_occur_are_told() -> None:
     assert "entailment" in encoded.notices[0]
 
 
+@pytest.mark.parametrize(
+    ("labels", "head", "names"),
+    [
+        (["neutral", "contradiction", "entailment"], HEAD, HEAD),
+        (["neutral", "contradiction", "Entailment"], HEAD, ("Entailment", "neutral", "contradiction")),
+        (["0", "1", "2"], ("LABEL_0", "LABEL_1", "LABEL_2"), ("0", "1", "2")),
+    ],
+)
+def test_a_class_of_other_splits_alone_has_its_row_of_the_head(
+    labels: list[str], head: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    splits = _splits(train=[0, 1], validation=[2])
+    encoded = encode_labels(labels, "classification", splits, _origins(3), head=head)
+    assert encoded.names == names
+    assert [names[value] for value in encoded.values] == labels
+    assert f"train has no sample of {labels[2]!r}" in encoded.notices[0]
+
+
 def test_a_list_of_columns_keeps_its_order() -> None:
     labels = [("toxic", "rude"), ("spam",)]
     order = ("toxic", "spam", "rude")

@@ -288,6 +288,32 @@ def test_class_only_in_a_later_file(tmp_path):
         read(DataPart(source=str(tmp_path / "a.csv"), validation=str(tmp_path / "b.csv")))
 
 
+@pytest.mark.parametrize(
+    ("head", "label"),
+    [(("x", "y", "z"), "z"), (("x", "y", "z"), "Z"), (("LABEL_0", "LABEL_1", "LABEL_2"), "2")],
+    ids=["by name", "in another case", "by number"],
+)
+def test_a_class_of_later_rows_alone_that_the_head_knows(tmp_path, head, label):
+    first, second = ("0", "1") if label == "2" else ("x", "y")
+    (tmp_path / "a.csv").write_text(f"text,label\na,{first}\nb,{second}\n")
+    (tmp_path / "b.csv").write_text(f"text,label\nc,{first}\nd,{label}\n")
+    part = DataPart(source=str(tmp_path / "a.csv"), validation=str(tmp_path / "b.csv"))
+    assert read(part, head=head).labels == [first, second, first, label]
+
+
+def test_a_class_that_neither_train_nor_the_head_knows(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\na,x\nb,y\n")
+    (tmp_path / "b.csv").write_text("text,label\nc,z\nd,q\n")
+    part = DataPart(source=str(tmp_path / "a.csv"), validation=str(tmp_path / "b.csv"))
+    with pytest.raises(DataError, match=r"b.csv:3, column 'label': a class that is missing from train") as caught:
+        read(part, head=("z", "x", "y"))
+    assert "the training rows and the model's head have only x, y, z" in caught.value.why
+    # a head for other classes is lost, and knows nothing of these
+    with pytest.raises(DataError, match=r"b.csv:2, column 'label'") as caught:
+        read(part, head=("z", "q"))
+    assert "the training rows have only x, y" in caught.value.why
+
+
 def test_a_split_is_given_once(tmp_path):
     (tmp_path / "a.csv").write_text("text,label,split\na,x,train\nb,y,test\n")
     (tmp_path / "b.csv").write_text("text,label\nc,x\nd,y\n")

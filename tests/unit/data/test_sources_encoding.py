@@ -86,12 +86,34 @@ KOREAN = [("이 영화는 정말 재미있어요", "좋음"), ("배송이 너무
 CYRILLIC = [("Очень хороший фильм, рекомендую всем", "да"), ("Скучно и плохо, зря потратил время", "нет")]
 TAIWANESE = [("這家店的東西很好吃，服務也很好", "正面"), ("品質太差，不會再買了", "負面")]
 GREEK = [("Πολύ καλή ταινία, την συνιστώ σε όλους", "ναι"), ("Βαρετή και κακή, έχασα τον χρόνο μου", "όχι")]
+THAI = [("ภาพยนตร์เรื่องนี้สนุกมากและนักแสดงเล่นได้ดีเยี่ยม", "ดี"), ("การบริการแย่มากและเรารออาหารนานเกินไป", "แย่")]
+POLISH = [("Film był świetny, a aktorzy zagrali wspaniale", "tak"), ("Obsługa była niemiła, długo czekaliśmy", "nie")]
+CZECH = [("Film byl skvělý a herci hráli výborně", "ano"), ("Obsluha byla nepříjemná, dlouho jsme čekali", "ne")]
+CROATIAN = [
+    ("Film je bio odličan i glumci su igrali sjajno", "da"),
+    ("Usluga je bila loša, dugo smo čekali jelo", "ne"),
+]
+TURKISH = [("Film çok güzeldi ve oyuncular harika oynadı", "iyi"), ("Servis kötüydü, çok bekledik", "kötü")]
+HUNGARIAN = [
+    ("A film kiváló volt, nagyszerűen játszottak", "jó"),
+    ("A kiszolgálás barátságtalan volt, sokáig vártunk", "rossz"),
+]
+FRENCH = [("L’œuvre est trop longue, mais ça m’a ému ; déjà vu, bientôt là", "bien")]
+QUOTES = [("It’s good, I don’t know why they didn’t like it", "fine"), ("We’re out", "bad")]
+PORTUGUESE = [("O serviço não é bom, esperámos pela refeição", "não")]
 PLAIN = [("nothing beyond ASCII in this row", "plain")]
 
 
 @pytest.mark.parametrize(
     ("rows", "encoding", "said"),
-    [(KOREAN, "cp949", "cp949"), (CYRILLIC, "cp1251", "cp1251"), (TAIWANESE, "big5", "cp950")],
+    [
+        (KOREAN, "cp949", "cp949"),
+        (CYRILLIC, "cp1251", "cp1251"),
+        (TAIWANESE, "big5", "cp950"),
+        (THAI, "cp874", "cp874"),
+        (POLISH, "cp1250", "cp1250"),
+        (POLISH, "iso8859-2", "iso8859-2"),
+    ],
 )
 def test_other_languages_are_told_from_their_neighbours(tmp_path, rows, encoding, said):
     path = tmp_path / "a.csv"
@@ -101,6 +123,33 @@ def test_other_languages_are_told_from_their_neighbours(tmp_path, rows, encoding
     (told,) = [notice for notice in table.notices if "read as" in notice]
     assert f"read as {said} (--set data.encoding=... to change); line 2 reads" in told
     assert rows[0][0] in told
+
+
+@pytest.mark.parametrize("rows", [FRENCH, PORTUGUESE, [("Le café n³est très bon qu’à Noël", "où")], WESTERN, QUOTES])
+def test_letters_that_stand_alone_are_of_no_east_asian_encoding(tmp_path, rows):
+    """Beside an ASCII letter each looks like a character of Shift-JIS or Big5."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv(rows * 2).encode("cp1252"))
+    assert read(DataPart(source=str(path), allow_single_class=True)).texts == [text for text, _ in rows * 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "encoding"), [(CZECH, "cp1250"), (CROATIAN, "cp1250"), (HUNGARIAN, "cp1250"), (TURKISH, "cp1254")]
+)
+def test_letters_that_are_others_in_windows_1252_have_to_be_named(tmp_path, rows, encoding):
+    """Nothing but a dictionary tells; the notice shows a row, and names the setting."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv(rows).encode(encoding))
+    (told,) = [notice for notice in read(DataPart(source=str(path))).notices if "read as" in notice]
+    assert "read as cp1252 (--set data.encoding=... to change); line 2 reads" in told
+    assert rows[0][0].encode(encoding).decode("cp1252") in told
+    assert read(DataPart(source=str(path), encoding=encoding)).texts == [text for text, _ in rows]
+
+
+def test_a_few_characters_of_big5_beside_english_are_no_accents(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv([("fine silk", "好"), ("plain cotton", "壞")] * 20).encode("big5"))
+    assert set(read(DataPart(source=str(path))).labels) == {"好", "壞"}
 
 
 def test_a_few_chinese_words_that_could_be_syllables_are_chinese(tmp_path):

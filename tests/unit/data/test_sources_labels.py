@@ -79,3 +79,30 @@ def test_unseen_label_of_a_set_is_found(tmp_path):
     file.write_text("".join(json.dumps({"text": "t", "label": x, "split": split}) + "\n" for split, x in rows))
     with pytest.raises(DataError, match=r"a.jsonl:3, column 'label': a class that is missing from train \(found 'c'\)"):
         read(DataPart(source=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["pos", "neg", "pos ", "\xa0neg", "pos "], "3 labels: a.jsonl:3 has 'pos ', which counts as 'pos'"),
+        (["pos", "neg", "pos\u3000"], "1 label: a.jsonl:3 has 'pos\\u3000', which counts as 'pos'"),
+        ([["a", "b"], ["b", " a"], ["a "]], "2 labels: a.jsonl:2 has ' a', which counts as 'a'"),
+    ],
+)
+def test_blanks_that_are_left_out_of_labels_are_told(tmp_path, labels, told):
+    (notice,) = [notice for notice in table_of(tmp_path, labels).notices if "blanks" in notice]
+    assert notice.replace(f"{tmp_path}/", "") == f"blanks are left out around {told}"
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings"),
+    [
+        (["pos", "neg", "po s"], {}),
+        (["a; b", "b ;a", "a"], {"label_separator": ";"}),
+        ([" 0.5", "1.5 ", "2"], {}),
+        ([1, 0, 1], {}),
+    ],
+    ids=["none", "around separators", "numbers to learn", "no text"],
+)
+def test_nothing_is_told_of_blanks_that_mean_nothing(tmp_path, labels, settings):
+    assert not [notice for notice in table_of(tmp_path, labels, **settings).notices if "blanks" in notice]

@@ -88,7 +88,7 @@ def number_of_broadcasts(world: World, sizes: list[int], most_bytes: int) -> tup
     from paceline.distributed import group
 
     calls, broadcast, most = [], dist.broadcast, group.BROADCAST_BYTES
-    dist.broadcast = lambda tensor, source: calls.append(tensor.nbytes) or broadcast(tensor, source)  # type: ignore
+    dist.broadcast = lambda tensor, *to, **among: calls.append(tensor.nbytes) or broadcast(tensor, *to, **among)  # type: ignore
     group.BROADCAST_BYTES = most_bytes
     try:
         tensors = [torch.full((size,), float(world.rank)) for size in sizes]

@@ -586,7 +586,7 @@ def joins_as(
 def lose_patience(world: Any, seconds: float = 1.0) -> None:
     """From now on this is the time-out. Processes that start beside many others may take longer to join."""
     world.barrier("all have joined")
-    world._exchange._timeout = seconds
+    world._exchange.timeout_seconds = seconds
     dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from paceline.kernels import varlen_attention as room
+from paceline.kernels.torch_attention import flash_joined
 from paceline.kernels.varlen_attention import varlen_attention, varlen_attention_joined
 
 BOUNDS = [0, 3, 50, 57, 57]
@@ -69,7 +70,7 @@ def test_flash_attention_has_a_fake_forward_and_backward() -> None:
     """So that plan sees through it, without a GPU."""
     qkv, bounds, _ = joined(torch.bfloat16, "meta")
     qkv.retain_grad()
-    out = room._flash_joined(qkv, bounds, 47, 0.1, 0.125, -1)[0]
+    out = flash_joined(qkv, bounds, 47, 0.1, 0.125, -1)[0]
     assert (out.shape, out.dtype) == ((57, 2, 32), torch.bfloat16)
     (slope,) = torch.autograd.grad(out, qkv, torch.empty_like(out))
     assert (slope.shape, slope.dtype, slope.is_contiguous()) == (qkv.shape, torch.bfloat16, True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from paceline.kernels import sequence_attention, varlen_attention
+from paceline.kernels import sequence_attention, torch_attention, varlen_attention
 from paceline.kernels.varlen_attention import operator_for, padded_attention
 
 HEADS, SIZE = 3, 8
@@ -237,12 +237,12 @@ def test_the_operator_elsewhere() -> None:
 
 @pytest.mark.parametrize(
     ("operator", "settings"),
-    [("_flash", (50, 0.1, 0.125, -1)), ("_efficient", (50, 0.1, 0.125))],
+    [("flash", (50, 0.1, 0.125, -1)), ("efficient", (50, 0.1, 0.125))],
 )
 def test_the_gpus_operators_have_a_fake_forward_and_backward(operator: str, settings: tuple[object, ...]) -> None:
     """So that compile and plan see through them, without a GPU."""
     q, k, v = (torch.empty(100, 4, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    out = getattr(varlen_attention, operator)(q, k, v, torch.empty(5, device="meta", dtype=torch.int32), *settings)[0]
+    out = getattr(torch_attention, operator)(q, k, v, torch.empty(5, device="meta", dtype=torch.int32), *settings)[0]
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
     out.sum().backward()
     assert (q.grad.shape, v.grad.dtype) == (q.shape, q.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,7 +20,8 @@ from paceline.memory.trace import Trace
 
 GPU = Gpu(name="NVIDIA H200", memory_bytes=143771 * 2**20, compute_capability=(9, 0))
 WORKSPACES = constants_for(GPU).workspaces[0]
-SUBJECT = Subject(cast(Any, None), (), None, cast(Any, None), ("texts of 8 tokens",))
+DATASET = cast(Any, SimpleNamespace(notices=("a class of a single row",)))
+SUBJECT = Subject(cast(Any, None), (), None, DATASET, ("texts of 8 tokens",))
 KI, MI = 2**10, 2**20
 
 
@@ -225,6 +227,7 @@ def test_a_plan_says_what_it_takes_for_granted() -> None:
         "attention by flash and cudnn"
     )
     assert len(plan([made(1)], [0]).assumed) == 2, "no attention, nothing of it"
+    assert plan([made(1)], [0]).notices == ("a class of a single row",), "as they are told of the data"
 
 
 def test_constants_of_a_gpu_that_was_not_measured_are_its_generations() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,14 @@ def test_it_begins_with_the_first_update_and_once(stand_in: type[StandIn]) -> No
     assert settled(beside) == RECORDS.plan()
     assert stand_in.made[0].asked == [(RECIPE, GPU, 3)]
     beside.close()
+    beside.close()
+
+
+def test_the_run_itself_tells_of_its_data(stand_in: type[StandIn]) -> None:
+    stand_in.answers = staticmethod(lambda: replace(RECORDS.plan(), notices=("a class of one row",)))
+    beside = PlanBeside(RECIPE, GPU)
+    beside.start()
+    assert settled(beside) == RECORDS.plan(), "the summary would have the notice twice"
     beside.close()
 
 

@@ -206,6 +206,19 @@ def test_a_run_of_less_than_one_gib_is_told_in_mib() -> None:
     assert on_gpu[4].startswith("  GPU            32.00 GiB  30.75 GiB counted on")
 
 
+def test_notices_of_the_data_are_shown_and_in_the_object() -> None:
+    notices = ("2 texts occur more than once with different labels (5 rows)", "a class\x1b[2J that is called like nan")
+    found = changed("v100-32gb", notices=notices)
+    assert section(shown(found), "notices of the data") == [
+        "    2 texts occur more than once with different labels (5 rows)",
+        r"    a class\x1b[2J that is called like nan",
+    ]
+    told = found.plain()
+    assert told["notices"] == list(notices)
+    assert "notices" not in told["memory"], "once is enough"
+    assert "notices" not in shown(made("v100-32gb")), "there are none"
+
+
 def test_a_gpu_whose_memory_is_not_known_is_no_limit() -> None:
     found = made(Gpu(name="a slice of a GPU"))
     assert (found.fits, found.spare_bytes, found.largest, found.changes) == (None, None, None, ())

@@ -29,6 +29,34 @@ _CYRILLIC_SHARE = 0.38
 _ONLY_CYRILLIC = frozenset("ыьэюяі")
 """Where Hebrew has no letters."""
 
+_FEWEST_THAI = 15
+"""Different characters, at the least; a few Chinese words may look like Thai."""
+
+_SURELY_CHINESE = 0.9
+"""Share of usual Chinese characters in Chinese; Thai, read as such, has about seven in ten."""
+
+_THAI_BEHIND = frozenset("ะัาำิีึืฺุู็่้๊๋์ํ๎")
+_THAI_BEFORE = frozenset("เแโใไ")
+_THAI_PLACED, _FEWEST_PLACED = 0.25, 10
+"""Share of those in all Thai letters, at the least, which is over a third in running text; and their number."""
+
+_CENTRAL = ("cp1250", "iso8859-2")
+_SYMBOLS, _FEWEST_SYMBOLS = 0.05, 3
+"""Symbols inside words that no Western text has: as a share of the characters beyond ASCII, and in number."""
+
+_BETWEEN_LETTERS = frozenset("’‘´`·•\xad\xa0–—…“”„«»‹›")
+"""What Western texts have between two letters besides letters."""
+
+_STAND_ALONE = frozenset((0x85, 0x91, 0x92, 0x93, 0x94, 0x96, 0x97, *range(0xDF, 0x100)))
+"""Quotes, dashes and small letters of Latin encodings."""
+
+_KANA_LEADS = frozenset((0x81, 0x82, 0x83))
+"""First bytes of kana and punctuation in Shift-JIS, whose second is often an ASCII letter; no letters in Latin ones."""
+
+_ALONE = 0.25
+"""Share of bytes by themselves in a Latin alphabet, at the least; an East Asian text has less than a tenth, where a
+character whose second byte is ASCII follows another such one."""
+
 _FEWEST_LETTERS = 20
 _SHORT_TRAILS = 0.1
 """Share of Big5's characters whose second byte is ASCII, at the least: it is 40 %, and none in the EUC encodings."""
@@ -61,15 +89,10 @@ def plausible(sample: bytes) -> str | None:
     valid = sum(character > "\x7f" for character in text) - damaged
     if valid > damaged:
         return "utf-8"
-    if _is_korean(sample):
-        return "cp949"
-    if _share(sample, "gb18030", _is_usual_chinese) >= _PLAUSIBLE:
-        return "gb18030"
-    if _is_big5(sample):
-        return "cp950"
-    if _share(sample, "cp932", _is_japanese) >= _PLAUSIBLE:
-        return "cp932"
-    if _is_cyrillic(sample):
+    alone, found = _stand_alone(sample), _of_other_scripts(sample)
+    if found and not (alone and _is_by_chance(sample, found)):
+        return found
+    if not alone and _is_cyrillic(sample):
         return "cp1251"
     # a text in one byte a character holds a few pairs that are UTF-8 by chance; more of them are rows of UTF-8
     if 3 * valid > damaged:
@@ -77,7 +100,90 @@ def plausible(sample: bytes) -> str | None:
     # Western languages are mostly ASCII letters; Greek, Hebrew and the like are not, and would train as mojibake
     if 2 * sum(byte > 0x7F for byte in sample) > sum(chr(byte).isalpha() for byte in sample if byte < 0x80):
         return None
+    return _latin_alphabet(sample)
+
+
+def _stand_alone(sample: bytes) -> bool:
+    """Whether letters beyond ASCII stand by themselves behind ASCII ones, or quotes and small letters among ASCII."""
+    beyond = [at for at, byte in enumerate(sample) if byte > 0x7F]
+    alone = sum(
+        sample[at - 1 : at].isascii()
+        and sample[at + 1 : at + 2].isascii()
+        and (sample[at] in _STAND_ALONE or (sample[at - 1 : at].isalpha() and sample[at] not in _KANA_LEADS))
+        for at in beyond
+    )
+    return alone > _ALONE * len(beyond)
+
+
+def _is_by_chance(sample: bytes, encoding: str) -> bool:
+    """Whether accented letters, each with what follows it, only look like characters: not all do, or none is kana."""
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(sample)
+    except UnicodeDecodeError:
+        return True
+    return encoding == "cp932" and not any("\u3000" <= character <= "\u30ff" for character in text)
+
+
+def _of_other_scripts(sample: bytes) -> str | None:
+    """The encoding of Thai, Korean, Chinese or Japanese; None: it is none of them."""
+    if _is_thai(sample):
+        return "cp874"
+    if _is_korean(sample):
+        return "cp949"
+    if _share(sample, "gb18030", _is_usual_chinese) >= _PLAUSIBLE:
+        return "gb18030"
+    if _is_big5(sample):
+        return "cp950"
+    return "cp932" if _share(sample, "cp932", _is_japanese) >= _PLAUSIBLE else None
+
+
+def _latin_alphabet(sample: bytes) -> str | None:
+    """Western, or Central European where Western would have symbols inside words; None: neither."""
+    inside, beyond = _symbols_in_words(sample, "cp1252"), sum(byte > 0x7F for byte in sample)
+    if inside >= max(_FEWEST_SYMBOLS, _SYMBOLS * beyond):
+        central = min(_CENTRAL, key=lambda encoding: _symbols_in_words(sample, encoding))
+        fits = _share(sample, central, _is_latin) >= _PLAUSIBLE
+        if fits and 10 * _symbols_in_words(sample, central) <= inside:
+            return central
     return "cp1252" if _share(sample, "cp1252", _is_latin) >= _PLAUSIBLE else None
+
+
+def _symbols_in_words(sample: bytes, encoding: str) -> int:
+    """How many characters beyond ASCII stand between two letters and are none: ``by³a`` is no word, ``była`` is."""
+    text = sample.decode(encoding, "replace")
+    between = ((text[at - 1 : at], text[at], text[at + 1 : at + 2]) for at in _places_beyond_ascii(text))
+    return sum(
+        before.isalpha() and after.isalpha() and not _may_stand_in_a_word(character)
+        for before, character, after in between
+    )
+
+
+def _places_beyond_ascii(text: str) -> Iterator[int]:
+    return (at for at, character in enumerate(text) if character > "\x7f")
+
+
+def _may_stand_in_a_word(character: str) -> bool:
+    if character in "ªº":
+        return False  # letters to Unicode, but they end a word
+    return character.isalpha() or character in _BETWEEN_LETTERS
+
+
+def _is_thai(sample: bytes) -> bool:
+    """Whether vowels and tones stand where Thai has them: some before a consonant, the others behind one."""
+    beyond = _decoded(sample, "cp874")
+    thai = sum("\u0e01" <= character <= "\u0e5b" for character in beyond)
+    if len(set(beyond)) < _FEWEST_THAI or thai < 0.95 * len(beyond):
+        return False
+    if _share(sample, "gb18030", _is_usual_chinese) >= _SURELY_CHINESE:
+        return False
+    text = sample.decode("cp874", "replace")
+    consonants = [("ก" <= character <= "ฮ") for character in text] + [False]
+    behind = [at for at, character in enumerate(text) if character in _THAI_BEHIND]
+    before = [at for at, character in enumerate(text) if character in _THAI_BEFORE]
+    right = sum(consonants[at - 1] or text[at - 1 : at] in _THAI_BEHIND for at in behind)
+    right += sum(consonants[at + 1] for at in before)
+    placed = len(behind) + len(before)
+    return placed >= max(_FEWEST_PLACED, _THAI_PLACED * thai) and right >= 0.98 * placed
 
 
 def _utf16(head: bytes) -> str | None:

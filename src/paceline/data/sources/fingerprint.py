@@ -13,7 +13,7 @@ from paceline.data.sources.lines import unreadable
 from paceline.data.sources.locate import file_format, locate
 from paceline.recipe.parts import DataPart
 
-_READING = 3
+_READING = 4
 """Raised when reading the same bytes gives other rows than before."""
 
 _FIELDS = ("text", "pair", "label", "split", "label_separator", "encoding", "delimiter", "image_size", "on_bad_row")

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from paceline.contract.errors import DataError, nearest
+from paceline.contract.errors import DataError, excerpt, nearest
 from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import SPLITS, Roles
 from paceline.data.dataset import Origins
 from paceline.data.sources import images
-from paceline.data.sources.labels import Cell, indicator_cell, label_cell
+from paceline.data.sources.labels import Cell, blanks_around, indicator_cell, label_cell
 from paceline.data.sources.lines import holds_nul
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, MAX_LABEL_CHARACTERS, Row
 
@@ -35,6 +35,10 @@ class Gathered:
     lines: array[int] = field(default_factory=lambda: array("q"))
     file_index: array[int] = field(default_factory=lambda: array("i"))
     files: list[str] = field(default_factory=list)
+    num_stripped: int = 0
+    """Rows whose label has blanks around it, which are left out."""
+    first_stripped: str = ""
+    """The first of them, in words."""
     _file_numbers: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -120,6 +124,7 @@ class Gatherer:
                 into.pairs.append(pair)
             if label is not None:
                 into.labels.append(label)
+                self._note_blanks(row)
             if named is not None:
                 into.splits.append(named)
             if self.keep_rows:
@@ -141,6 +146,18 @@ class Gatherer:
             )
         column = None if isinstance(value, Path) else self.roles.content
         return images.load(value, self.image_size, self.picture, file=row.file, line=row.line or None, column=column)
+
+    def _note_blanks(self, row: Row) -> None:
+        if len(self.roles.label) > 1:
+            return  # 0/1 columns hold no names
+        written = blanks_around(row.values[self.roles.label[0]], self.label_separator)
+        if written is None:
+            return
+        if not self.into.num_stripped:
+            place = f"{row.file}:{row.line}" if row.line else row.file
+            counts_as = excerpt(written.strip())
+            self.into.first_stripped = f"{place} has {excerpt(written)}, which counts as {counts_as}"
+        self.into.num_stripped += 1
 
     def _label(self, row: Row) -> Cell:
         columns = self.roles.label

@@ -76,6 +76,18 @@ def label_cell(value: object, separator: str | None) -> Cell | None:
     raise TypeError(f"a label is text, a number or a list of names, not {type(value).__name__}")
 
 
+def blanks_around(value: object, separator: str | None) -> str | None:
+    """The first name in a label cell that ``label_cell`` strips, as it is written; None: it strips none.
+
+    Blanks beside ``separator`` are usual, and are not meant.
+    """
+    if isinstance(value, str):
+        names: Sequence[object] = (value,) if separator is None else ()
+    else:
+        names = value if isinstance(value, list | tuple) else ()
+    return next((name for name in names if isinstance(name, str) and name != name.strip()), None)
+
+
 def indicator_cell(values: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
     """The names of the 0/1 columns that are 1 in this row.
 

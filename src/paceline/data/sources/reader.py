@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import cast
 
 from paceline.contract.errors import DataError
+from paceline.contract.label_names import listed
 from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import Roles, find_roles
+from paceline.data.labels import kept_head
 from paceline.data.sources import images
 from paceline.data.sources.fingerprint import files_named
 from paceline.data.sources.gather import Gathered, Gatherer
@@ -34,6 +36,7 @@ def read(
     rows: object | None = None,
     quarantine: Path | None = None,
     picture: images.Picture | None = None,
+    head: Sequence[str] = (),
 ) -> Table:
     """All rows of a recipe's data, checked.
 
@@ -49,6 +52,8 @@ def read(
             ``part.source``.
         quarantine: file for the rows dropped under ``part.on_bad_row = 'skip'``.
         picture: the model's own image processor, where it has one.
+        head: class names of the checkpoint's head in index order: rows of later splits may have classes that no
+            training row has and a head that is kept knows.
 
     Raises:
         DataError: the data cannot be used; says where, why, and the smallest change that helps.
@@ -60,10 +65,27 @@ def read(
     roles, notices = _gather(part, rows, gathered, bad, picture)
     found = Interpreted(kind="", labels=[])
     if len(gathered):
-        found = _interpret(gathered, roles, task, bad)
-    notices += (*found.notices, *bad.settle(len(gathered)))
+        found = _interpret(gathered, roles, task, bad, head)
+    notices += (*found.notices, *_stripped(gathered, found.kind), *bad.settle(len(gathered)))
     _check_enough(part, gathered, roles, found)
     return _table(gathered, roles, found, tuple(notices))
+
+
+def locate_files(part: DataPart, rows: object | None = None) -> dict[str, Path]:
+    """The file or folder of each setting that names one, found without reading any.
+
+    Args:
+        part: the recipe's data part.
+        rows: as in ``read``.
+
+    Raises:
+        DataError: nothing is there, or no reader takes it.
+    """
+    if rows is None and part.source.startswith(BUILTIN):
+        return {}
+    from_file = rows is None and not part.source.startswith(PREFIX)
+    named = [(setting, name) for setting, name in files_named(part) if from_file or setting != "source"]
+    return {setting: locate(name, f"data.{setting}") for setting, name in named}
 
 
 def read_unlabelled(
@@ -191,15 +213,14 @@ def _opened(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool
 
 def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[Source]:
     """What to read, in order; each opened when its turn comes, but all known to exist before the first."""
-    from_file = rows is None and not part.source.startswith(PREFIX)
-    named = [(setting, name) for setting, name in files_named(part) if from_file or setting != "source"]
-    paths = {setting: locate(name, f"data.{setting}") for setting, name in named}
+    paths = locate_files(part, rows)
     if rows is not None:
         yield from read_memory(rows)
-    elif not from_file:
+    elif "source" not in paths:
         yield from read_hub(part.source)
-    for setting, name in named:
-        sources = open_sources(paths[setting], name, part, bad, labelled=labelled)
+    for setting, path in paths.items():
+        name = getattr(part, setting)
+        sources = open_sources(path, name, part, bad, labelled=labelled)
         if setting == "source":
             yield from sources
         elif len(sources) == 1:
@@ -256,8 +277,16 @@ def _require_columns(roles: Roles, source: Source, columns: Sequence[str]) -> No
             )
 
 
-def _interpret(gathered: Gathered, roles: Roles, task: str, bad: BadRows) -> Interpreted:
-    """The labels as a whole; rows whose label fits neither the column nor the training split are dropped."""
+def _stripped(gathered: Gathered, kind: str) -> Iterator[str]:
+    """That classes are told apart without the blanks around them; numbers are the same with and without."""
+    count = gathered.num_stripped
+    if count and kind != "regression":
+        labels = f"{count:,} label{'s' * (count != 1)}"
+        yield f"blanks are left out around {labels}: {gathered.first_stripped}"
+
+
+def _interpret(gathered: Gathered, roles: Roles, task: str, bad: BadRows, head: Sequence[str]) -> Interpreted:
+    """The labels as a whole; rows whose label fits neither the column nor the known classes are dropped."""
     column = roles.columns["label"]
     found = interpret(gathered.labels, task, column, gathered.files[0])
     problems = []
@@ -268,7 +297,7 @@ def _interpret(gathered: Gathered, roles: Roles, task: str, bad: BadRows) -> Int
         )
         problems.append((problem.index, error))
     known = {index for index, _ in problems}
-    problems += list(_unseen_classes(gathered, found, column, known))
+    problems += list(_unseen_classes(gathered, found, column, known, head))
     for index, error in sorted(problems, key=lambda entry: entry[0]):
         values = {"text": gathered.contents[index], "label": gathered.labels[index]}
         bad.report(error, row_text({} if roles.is_image else values))
@@ -279,20 +308,22 @@ def _interpret(gathered: Gathered, roles: Roles, task: str, bad: BadRows) -> Int
 
 
 def _unseen_classes(
-    gathered: Gathered, found: Interpreted, column: str, ignored: set[int]
+    gathered: Gathered, found: Interpreted, column: str, ignored: set[int], head: Sequence[str]
 ) -> Iterator[tuple[int, DataError]]:
-    """Rows of later splits whose class no training row has."""
+    """Rows of later splits whose class neither a training row has nor a head that is kept."""
     if found.kind == "regression" or "train" not in gathered.splits:
         return
-    sets = [label if isinstance(label, tuple) else (label,) for label in found.labels]
-    trained = {
-        name
-        for index, (names, split) in enumerate(zip(sets, gathered.splits, strict=True))
-        if split == "train" and index not in ignored
-        for name in names
-    }
+    sets = [label if isinstance(label, tuple) else (str(label),) for label in found.labels]
+    trained, everywhere = set[str](), set[str]()
     for index, (names, split) in enumerate(zip(sets, gathered.splits, strict=True)):
-        unseen = [name for name in names if name not in trained]
+        if index not in ignored:
+            everywhere.update(names)
+            trained.update(names if split == "train" else ())
+    whole = kept_head(trained, everywhere, head)
+    known = {*trained, *(whole or ())}
+    who = "the training rows and the model's head have" if whole else "the training rows have"
+    for index, (names, split) in enumerate(zip(sets, gathered.splits, strict=True)):
+        unseen = [name for name in names if name not in known]
         if unseen and index not in ignored:
             file, line = gathered.place(index)
             yield (
@@ -302,9 +333,8 @@ def _unseen_classes(
                     file=file,
                     line=line,
                     column=column,
-                    found=str(unseen[0]),
-                    why=f"the row is of the {split} split; the training rows have only"
-                    f" {', '.join(sorted(map(str, trained))[:10])}",
+                    found=unseen[0],
+                    why=f"the row is of the {split} split; {who} only {listed(sorted(known))}",
                     fix="correct the label, move rows of the class to train, or remove them",
                 ),
             )

@@ -22,7 +22,7 @@ Switch = Literal["auto"] | bool
 
 
 LARGEST = 1e30
-"""Of rates and decays: far beyond it an update is no number in fp32; where exactly depends on the optimizer."""
+"""The largest rate or decay: far beyond it an update is no number in fp32; where exactly depends on the optimizer."""
 
 
 def within_fp32(value: float | None) -> float | None:

@@ -63,7 +63,7 @@ class Store(ABC):
 
 @final
 class ElsewhereStore(Store):
-    """Of a rank that does not write: another one does."""
+    """The store of a rank that does not write: another one does."""
 
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, is_best: bool = False) -> None:
         pass

@@ -61,7 +61,7 @@ class Measurement:
     """The GPU's name, or ``cpu``."""
     ranks: int
     bytes: int
-    """Of the whole message: the tensor that is summed, or all ranks' parts together."""
+    """Size of the whole message: the tensor that is summed, or all ranks' parts together."""
     calls: int
     seconds: float
     """Median of the slowest rank."""

@@ -16,7 +16,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+"""The option of prctl(2) that has a process get a signal when its parent ends."""
 
 NOT_STARTED = 127
 """As shells exit when a command cannot be run."""

@@ -14,7 +14,7 @@ DRAIN_READS = 32
 """More than enough for a pipe's 64 KiB (1 MiB at most, pipe(7)); bounded, as a stray descendant may go on writing."""
 
 TAIL_LINES = 200
-"""Of what a rank wrote last, as much is kept."""
+"""How many of the last lines that a rank wrote are kept."""
 
 
 @final

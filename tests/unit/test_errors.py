@@ -1,0 +1,51 @@
+"""What people wrote is shown as they wrote it, and cannot act on a terminal or break its encoding."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paceline.contract.errors import DataError, excerpt
+
+
+@pytest.mark.parametrize(
+    "text", ["好评", "とても良い", "좋아요", "très bon", "füße", "очень", "ดีมาก", "e\u0301té", "👍"]
+)
+def test_letters_of_every_script_are_shown_as_they_are(text):
+    assert excerpt(text) == f"'{text}'"
+    assert f"(found '{text}')" in str(DataError("an unknown class", found=text))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[2Jb", r"'a\x1b[2Jb'"),
+        ("a\nb\tc", r"'a\nb\tc'"),
+        ("好\u202e评", r"'好\u202e评'"),
+        ("pos\u200b", r"'pos\u200b'"),
+        ("pos\xa0", r"'pos\xa0'"),
+        ("\ud800", r"'\ud800'"),
+        ("\x9b2J", r"'\x9b2J'"),
+    ],
+)
+def test_what_cannot_be_seen_or_acts_on_a_terminal_is_escaped(text, shown):
+    assert excerpt(text) == shown
+
+
+def test_a_long_text_is_cut_by_characters():
+    assert excerpt("好" * 100, 60) == f"'{'好' * 60}' … (100 characters)"
+
+
+def test_a_console_without_these_letters_is_no_crash(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("loop: {epochs: 很多}\ndata: {source: a.csv}\nmodel: {source: bert}\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.verbs.cli", "train", recipe],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(b"paceline: loop.epochs = "), done.stderr
+    assert b"Traceback" not in done.stderr, "the encoding of the console is not the user's mistake"
