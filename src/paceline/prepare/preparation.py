@@ -40,20 +40,17 @@ from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_s
 from paceline.optim.schedule import lr_decision
 from paceline.prepare.assemble import assemble_build
 from paceline.prepare.beside import Beside
+from paceline.prepare.labels import check_threshold, weights_of, weights_told
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.seams import Build, Mesh, World
 from paceline.tasks import task_for
-from paceline.tasks.class_weights import class_weights
 from paceline.techniques.compile import wake_tracer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 log = logging.getLogger(__name__)
-
-MOST_TOLD = 10
-"""Weights of classes that a decision names."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ def prepare_run(
             build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh)
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
-        (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe), *_weights_told(recipe, dataset)),
+        (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe), *weights_told(recipe.task, dataset)),
         dataset,
         tokenizer,
         replace(build, notices=(*told, *build.notices)),
@@ -196,40 +193,6 @@ def _scaled_rate(recipe: Recipe) -> tuple[Decision, ...]:
     return () if scaled is None else (scaled,)
 
 
-def _class_weights(recipe: Recipe, dataset: Dataset) -> tuple[float, ...]:
-    """A weight for every label, of the training split where the recipe leaves them to it; empty: none.
-
-    Raises:
-        RecipeError: they are not of these labels.
-    """
-    wish = recipe.task.class_weights
-    if wish is None:
-        return ()
-    return class_weights(wish, dataset.labels[dataset.splits["train"]], dataset.label_names)
-
-
-def _weights_told(recipe: Recipe, dataset: Dataset) -> tuple[Decision, ...]:
-    """What the training split makes of ``balanced``."""
-    if recipe.task.class_weights != "balanced":
-        return ()
-    pairs = list(zip(dataset.label_names, _class_weights(recipe, dataset), strict=True))
-    told = ", ".join(f"{name} {weight:.4g}" for name, weight in pairs[:MOST_TOLD])
-    more = f", and {len(pairs) - MOST_TOLD} more" if len(pairs) > MOST_TOLD else ""
-    return (Decision(setting="task.class_weights", value="balanced", reason=f"by the training split, {told}{more}"),)
-
-
-def _check_labels(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse what needs samples that the data do not have.
-
-    Raises:
-        RecipeError: names the setting.
-    """
-    if recipe.task.threshold == "tuned" and "validation" not in dataset.splits:
-        why = "it is found on validation, and there is no validation split"
-        fix = "--set data.splits.validation=0.1, or --set task.threshold=0.5"
-        raise RecipeError("task.threshold = tuned", why, fix)
-
-
 def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None) -> SavedModel:
     """What is saved beside the weights."""
     return SavedModel(
@@ -240,7 +203,7 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None)
         pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
         image=images,
         factory=recipe.model.factory,
-        class_weights=_class_weights(recipe, dataset),
+        class_weights=weights_of(recipe.task, dataset),
     )
 
 
@@ -322,8 +285,8 @@ def build_for(
     """
     if images is None and dataset.image_shape:
         images = image_settings(recipe.model, dataset.image_shape)
-    _check_labels(recipe, dataset)
-    weights = _class_weights(recipe, dataset)
+    check_threshold(recipe.task, dataset)
+    weights = weights_of(recipe.task, dataset)
     return assemble_build(
         recipe,
         model,

@@ -62,7 +62,7 @@ def _best(scores: NDArray[np.float32], is_so: NDArray[np.bool_], *, both: bool) 
 
 
 def _f1(right: NDArray[np.int64], taken: NDArray[np.int64], true: int) -> NDArray[np.float64]:
-    """Of so many right ones among those taken, of all that are true; 0 where there is neither."""
+    """F1 of so many right ones among those taken, where so many are true; 0 where there is neither."""
     return 2.0 * right / np.maximum(taken + true, 1)
 
 
