@@ -141,7 +141,7 @@ def read_saved(folder: Path) -> SavedModel:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         image = found["image"]
-        return SavedModel(
+        saved = SavedModel(
             label_names=tuple(str(name) for name in found["label_names"]),
             kind=str(found["kind"]),
             modality=str(found["modality"]),
@@ -154,10 +154,25 @@ def read_saved(folder: Path) -> SavedModel:
             class_weights=tuple(float(weight) for weight in found.get("class_weights", ())),
             thresholds=tuple(float(threshold) for threshold in found.get("thresholds", ())),
         )
+        _check_numbers(saved)
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
     except (UnicodeDecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be used", _told(error), "save the model again") from None
+    return saved
+
+
+def _check_numbers(saved: SavedModel) -> None:
+    """Refuse weights and thresholds that are not those of these labels.
+
+    Raises:
+        ValueError: says how many there are.
+    """
+    labels, weights, thresholds = len(saved.label_names), len(saved.class_weights), len(saved.thresholds)
+    of_two = saved.kind == "classification" and labels == 2
+    allowed = {"multi_label": labels}.get(saved.kind, int(of_two))
+    if weights not in (0, labels) or thresholds not in (0, allowed):
+        raise ValueError(f"{weights} class_weights and {thresholds} thresholds for {labels} labels")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
