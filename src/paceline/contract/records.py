@@ -103,7 +103,7 @@ class StepRecord:
     epoch: int
     """Epoch that the update belongs to, from 0."""
     loss: float
-    """Mean loss per counted label over the global batch."""
+    """Mean loss per counted label over the global batch; with class weights, their weighted mean."""
     gradient_norm: float
     """Global norm before clipping, loss scaling removed."""
     learning_rates: tuple[float, ...]
@@ -116,7 +116,7 @@ class StepRecord:
     correct: float | None
     """Number of right predictions in the batch, from the training forward pass; None for regression."""
     counted: int
-    """Number of labels that the loss was divided by."""
+    """Number of labels of the batch, which the loss was divided by where no class has a weight."""
     skipped: bool
     """True when the gradient was not finite under fp16 loss scaling and nothing was changed."""
     seconds: float
@@ -354,6 +354,8 @@ class RunRecord:
     evaluations: tuple[EvaluationRecord, ...]
     final: Mapping[str, Mapping[str, float]]
     """Metrics and loss of the saved model by split, for example ``final["test"]["accuracy"]``."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Label -> the probability above which it is predicted, where that is not one half."""
     peak_bytes: int | None
     decisions: tuple[Decision, ...]
     notices: tuple[str, ...] = ()

@@ -59,6 +59,10 @@ class SavedModel:
     """What the model's adapters stand beside, which are all that is saved; None: whole weights are."""
     group_norm: int | None = None
     """Groups of the norms that stand in place of batch norms."""
+    class_weights: tuple[float, ...] = ()
+    """By which the loss was weighted, in the order of the labels; empty: not."""
+    thresholds: tuple[float, ...] = ()
+    """Above which labels are predicted, see ``Task``; empty: the likeliest class, or above one half."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +152,7 @@ def read_saved(folder: Path) -> SavedModel:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         image = found["image"]
-        return SavedModel(
+        saved = SavedModel(
             label_names=tuple(str(name) for name in found["label_names"]),
             kind=str(found["kind"]),
             modality=str(found["modality"]),
@@ -161,11 +165,28 @@ def read_saved(folder: Path) -> SavedModel:
             factory=found["factory"],
             base=_base(found["base"]) if found.get("base") else None,
             group_norm=found.get("group_norm"),
+            class_weights=tuple(float(weight) for weight in found.get("class_weights", ())),
+            thresholds=tuple(float(threshold) for threshold in found.get("thresholds", ())),
         )
+        _check_numbers(saved)
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (UnicodeDecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be used", _told(error), "save the model again") from None
+    return saved
+
+
+def _check_numbers(saved: SavedModel) -> None:
+    """Refuse weights and thresholds that are not those of these labels.
+
+    Raises:
+        ValueError: says how many there are.
+    """
+    labels, weights, thresholds = len(saved.label_names), len(saved.class_weights), len(saved.thresholds)
+    of_two = saved.kind == "classification" and labels == 2
+    allowed = {"multi_label": labels}.get(saved.kind, int(of_two))
+    if weights not in (0, labels) or thresholds not in (0, allowed):
+        raise ValueError(f"{weights} class_weights and {thresholds} thresholds for {labels} labels")
 
 
 def _base(found: Mapping[str, Any]) -> Base:
@@ -219,6 +240,8 @@ def _write(
             "factory": saved.factory,
             **({"base": asdict(saved.base)} if saved.base else {}),
             "group_norm": saved.group_norm,
+            "class_weights": list(saved.class_weights),
+            "thresholds": list(saved.thresholds),
         },
     )
 

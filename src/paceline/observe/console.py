@@ -45,6 +45,9 @@ from paceline.observe.pace import Pace
 REDRAW_SECONDS = 0.1
 """The bar is not drawn more often than this."""
 
+MOST_THRESHOLDS = 10
+"""Labels whose thresholds are told; all are in summary.json and the report."""
+
 Facts = list[tuple[str, str]]
 """Label and value; either may be empty."""
 
@@ -341,6 +344,10 @@ def _summary(run: _Run, record: RunRecord) -> Facts:
     for split, metrics in record.baseline.items():
         values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
         rows.append(("baseline", f"{printable(split)}: {values}"))
+    if record.thresholds:
+        told = [f"{printable(label)} {threshold:.4g}" for label, threshold in record.thresholds.items()]
+        more = f", and {len(told) - MOST_THRESHOLDS} more" if len(told) > MOST_THRESHOLDS else ""
+        rows.append(("thresholds", f"{', '.join(told[:MOST_THRESHOLDS])}{more}"))
     speed = [f"{rate(record.samples_per_second)} samples/s"]
     if record.tokens_per_second != record.samples_per_second:
         speed += [f"{rate(record.tokens_per_second)} tokens/s", f"padding {share(record.padding_share)}"]

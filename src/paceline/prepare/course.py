@@ -16,6 +16,7 @@ from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.mixing import draw, partners
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
+from paceline.data.sampler import sampling_weights
 from paceline.engine.statistics import check_smallest, fewest_together
 from paceline.machine.device import is_gpu
 from paceline.recipe import Recipe
@@ -33,7 +34,7 @@ class Course:
     Args:
         recipe: checked against this machine.
         dataset: with a training split.
-        build: of the recipe; knows the sizes of samples and counts labels.
+        build: of the recipe; knows the sizes of samples and what their losses are divided by.
         mesh: the ranks; samples are split over its data axis.
 
     Raises:
@@ -52,6 +53,7 @@ class Course:
             lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
             # alone, a sample may have no spread to be normalised by
             fewest=fewest_together(build.model),
+            weights=sampling_weights(dataset.labels[train]) if loop.sampler == "balanced" else None,
         )
         self.steps_per_epoch = self._order.steps_per_epoch(loop.batch_size)
         if not self.steps_per_epoch:
@@ -95,7 +97,7 @@ class Course:
             step: the run's updates before it.
         """
         plan = self.plan(at)
-        denominator = self._build.task.count(self._dataset.labels[plan.samples])
+        denominator = self._build.task.denominator(self._dataset.labels[plan.samples])
         return self._shared(at, self._mixed(plan, StepInput(step, plan.microbatches, denominator)))
 
     def warms_up(self, device: torch.device) -> bool:

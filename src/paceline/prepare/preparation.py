@@ -25,6 +25,7 @@ from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
+from paceline.data.sampler import check_sampler
 from paceline.data.sources import locate_files
 from paceline.distributed.links import shared_link_rate
 from paceline.engine.statistics import running_statistics
@@ -49,6 +50,7 @@ from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_s
 from paceline.optim.schedule import lr_decision
 from paceline.prepare.assemble import assemble_build
 from paceline.prepare.beside import Beside
+from paceline.prepare.labels import check_threshold, weights_of, weights_told
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.recipe.parts import ModelPart
@@ -134,7 +136,7 @@ def prepare_run(
             build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh)
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
-        (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe)),
+        (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe), *weights_told(recipe.task, dataset)),
         dataset,
         tokenizer,
         replace(build, notices=(*told, *build.notices)),
@@ -245,6 +247,7 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None,
         factory=part.factory,
         base=base_of(model, part.source or "", part.revision) if adapters else None,
         group_norm=part.group_norm,
+        class_weights=weights_of(recipe.task, dataset),
     )
 
 
@@ -297,6 +300,7 @@ def model_for(
     Raises:
         ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
     """
+    check_sampler(recipe.loop.sampler, known.kind)
     part, task = recipe.model, task_for(known.kind, known.label_names, recipe.task)
     if part.train == "lora":
         require_peft()
@@ -355,11 +359,13 @@ def build_for(
     """
     if images is None:
         images = _image_settings(recipe, dataset)
+    check_threshold(recipe.task, dataset)
+    weights = weights_of(recipe.task, dataset)
     return assemble_build(
         recipe,
         model,
         dataset,
-        task_for(dataset.kind, dataset.label_names, recipe.task),
+        task_for(dataset.kind, dataset.label_names, recipe.task, class_weights=weights, device=device),
         device,
         blocks=[block for _, block in blocks(model)],
         normalisation=(images.mean, images.std) if images else ((), ()),

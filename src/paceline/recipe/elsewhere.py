@@ -2,7 +2,8 @@
 
 Errors about unknown keys and docs/coming-from.md are both made of it. Names are those of transformers'
 TrainingArguments and example scripts, Lightning's Trainer and callbacks, Accelerate's Accelerator and configuration,
-DeepSpeed's JSON, peft's LoraConfig, and the training scripts of timm and torchvision.
+DeepSpeed's JSON, peft's LoraConfig, the training scripts of timm and torchvision, and what scikit-learn, PyTorch,
+XGBoost and LightGBM have for rare labels.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Name:
 TRAINER, LIGHTNING, ACCELERATE, DEEPSPEED = "transformers' Trainer", "Lightning", "Accelerate", "DeepSpeed"
 PEFT: Final = "PEFT"
 TIMM = "timm's and torchvision's scripts"
+IMBALANCE = "losses and rare labels, in scikit-learn, PyTorch and XGBoost"
 
 _LEFT_OUT: Final = {"false": ""}
 _UNCLIPPED: Final = {"0": "optimizer.clip_norm=null", "0.0": "optimizer.clip_norm=null"}
@@ -138,10 +140,9 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("adam_epsilon",), here="optimizer.eps"),
         Name(
             names=("label_smoothing_factor", "label_smoothing"),
-            here="task.loss=module:function",
+            here="task.label_smoothing",
             values={"0": "", "0.0": ""},
-            note="no setting of its own: a function of yours, such as cross_entropy(..., label_smoothing=0.1,"
-            " reduction='none')",
+            note="of the loss of evaluations too, as the Trainer has it",
         ),
         Name(
             names=("group_by_length", "length_column_name", "pad_to_max_length"),
@@ -472,6 +473,27 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
             here="optimizer.ema.every",
             note="in applied steps; optimizer.ema.decay goes with it",
         ),
+    ),
+    IMBALANCE: (
+        Name(
+            names=("class_weight",),
+            here="task.class_weights",
+            values={"balanced": "task.class_weights=balanced", "null": "", "none": ""},
+            note="balanced, or a map from label names to weights",
+        ),
+        Name(
+            names=("pos_weight", "scale_pos_weight", "is_unbalance"),
+            here="task.class_weights=balanced",
+            note="or a map from label names to weights: {negative: 1, positive: 5}",
+        ),
+        Name(
+            names=("focal_loss",),
+            here="task.loss=focal",
+            values=_LEFT_OUT,
+            note="task.focal_gamma is its gamma, and task.class_weights its alpha",
+        ),
+        Name(names=("gamma", "fl_gamma"), here="task.loss=focal --set task.focal_gamma={}", note="of the focal loss"),
+        Name(names=("weightedrandomsampler",), here="loop.sampler=balanced", note="of classes, equally often"),
     ),
 }
 """Library -> its names, as its users meet them."""

@@ -17,6 +17,7 @@ from functools import cache
 
 from paceline.recipe.catalogue.data import DATA
 from paceline.recipe.catalogue.evaluation import EVALUATION
+from paceline.recipe.catalogue.loss import LOSS
 from paceline.recipe.catalogue.model import MODEL
 from paceline.recipe.catalogue.optimizer import OPTIMIZER
 from paceline.recipe.catalogue.rates import RATES, ROUNDING
@@ -29,6 +30,7 @@ GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "several GPUs": STRATEGIES,
     "data": DATA,
     "model": MODEL,
+    "loss and imbalance": LOSS,
     "optimizer": (*OPTIMIZER, *ROUNDING),
     "learning rates": RATES,
     "evaluation": EVALUATION,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,14 +25,16 @@ from paceline.run.loop import Loop
 from paceline.run.progress import Progress
 from paceline.run.scores import saved
 from paceline.run_folder import way_on
-from paceline.seams import Tensors
+from paceline.seams import Task, Tensors
+from paceline.tasks.threshold import by_label
 from paceline.techniques.compile import fused
 
 
 def measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
     """Take the best weights and measure them on the held-out splits; what is known of them is not measured again.
 
-    Where an average of the weights is kept, and is what is to be saved, it takes their place in the end.
+    Where an average of the weights is kept, and is what is to be saved, it takes their place in the end. Thresholds
+    that are to be tuned are found before, on validation alone, with the weights that are to be saved.
     """
     job, engine = loop.job, loop.job.assembled.engine
     with job.watch.phase("checkpoint"):
@@ -38,15 +42,22 @@ def measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
         if job.recipe.loop.save_best and progress.best_step not in (None, step):
             step = _take_best(job, progress)
         engine.settle()
+    epoch = max(0, (step - 1) // job.course.steps_per_epoch)
     known = {found.split: found for found in progress.evaluations if found.step == step}
     final: dict[str, EvaluationRecord] = {}
     save: str = job.recipe.saves
     with job.watch.phase("evaluate"):
+        if job.recipe.task.threshold == "tuned":
+            if save == "best":
+                found = loop.evaluated(engine.infer, "validation", step=step, epoch=epoch)
+                save = saved({"validation": found}, save)
+            with (engine.averaged() if save == "ema" else None) or contextlib.nullcontext():
+                loop.tune(engine.infer, step=step, epoch=epoch)
+            known = {}  # by other thresholds
         for split in ("validation", "test"):
             if split in known:
                 final[split] = known[split]
             elif split in job.dataset.splits:
-                epoch = max(0, (step - 1) // job.course.steps_per_epoch)
                 final[split] = loop.evaluated(engine.infer, split, step=step, epoch=epoch, save=save)
             save = saved(final, save)  # the validation split says which are better
     if save == "ema":
@@ -105,7 +116,7 @@ def end(
     with watch.phase("save"):
         weights = job.assembled.engine.whole()
         if world.is_first:
-            _save(request, prepared, weights)
+            _save(request, prepared, job.assembled.build.task, weights)
     for found in final.values():
         if found not in progress.evaluations:
             job.emit(found)
@@ -150,7 +161,7 @@ def _judged(
     return scores, [*told, no_better_than(BASELINE, scores, final, job.best_metric)]
 
 
-def _save(request: Request, prepared: Prepared, weights: Mapping[str, torch.Tensor]) -> None:
+def _save(request: Request, prepared: Prepared, task: Task, weights: Mapping[str, torch.Tensor]) -> None:
     """Save the trained model, in another folder where the run's own is gone.
 
     Raises:
@@ -163,7 +174,8 @@ def _save(request: Request, prepared: Prepared, weights: Mapping[str, torch.Tens
     model, part = prepared.build.model, prepared.recipe.model
     if part.train == "lora" and part.lora.merge:
         weights = merged(model, weights)
-    save_model(model, prepared.tokenizer, folder.model, prepared.saved, weights)
+    told = replace(prepared.saved, thresholds=task.thresholds)
+    save_model(model, prepared.tokenizer, folder.model, told, weights)
     if lost is not None:
         raise RunFolderError(lost.what, f"{lost.why}; the trained model is saved in it", way_on(folder.path))
     if lost := folder.find_again():
@@ -209,6 +221,7 @@ def _summary(
         saved=saved(final, job.recipe.saves),
         final_scores={split: found.scores for split, found in final.items() if found.scores},
         loss_scaling=progress.scaling,
+        thresholds=by_label(job.assembled.build.task),
     )
 
 

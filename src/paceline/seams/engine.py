@@ -35,7 +35,7 @@ class StepInput:
     microbatches: tuple[Ids, ...]
     """Samples of each forward pass, equally many passes on all ranks; one without samples is run on filler."""
     denominator: float
-    """Label count of the global batch."""
+    """Label count of the global batch; with class weights, the sum of its labels' weights."""
     widths: tuple[int | None, ...] = ()
     """Positions that each micro-batch is filled up to; None, or no entry: as wide as it is by itself."""
     same_shapes: bool = True

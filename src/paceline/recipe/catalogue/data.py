@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from paceline.recipe.catalogue.speed import NO_STEP
-from paceline.recipe.entries import TechniqueEntry
+from paceline.recipe.entries import Rule, TechniqueEntry
 
 _MIXING = "paceline.data.mixing"
+_WEIGHED = Rule("task.class_weights!=null", "the weights of a batch are those of its own labels, not of its partners'")
 _BOTH = "the partners' images of each micro-batch, until both are mixed"
 
 DATA: tuple[TechniqueEntry, ...] = (
@@ -26,7 +27,7 @@ DATA: tuple[TechniqueEntry, ...] = (
         "layout",
         "changes the result",
         off=0.0,
-        excludes=(NO_STEP,),
+        excludes=(NO_STEP, _WEIGHED),
         place="data.augment.mixup",
         example=0.2,
         room=_MIXING,
@@ -38,7 +39,7 @@ DATA: tuple[TechniqueEntry, ...] = (
         "layout",
         "changes the result",
         off=0.0,
-        excludes=(NO_STEP,),
+        excludes=(NO_STEP, _WEIGHED),
         place="data.augment.cutmix",
         example=1.0,
         room=_MIXING,

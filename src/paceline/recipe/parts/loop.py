@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.recipe.parts.part import EXECUTION, Part
+from paceline.recipe.techniques import entry_of
 
 
 class EarlyStoppingPart(Part):
@@ -39,6 +40,10 @@ class LoopPart(Part):
     )
     drop_last: bool = Field(False, description="Leave out the last, smaller batch of an epoch.")
     shuffle: bool = Field(True, description="A new order of the samples each epoch, drawn from the seed.")
+    sampler: Literal["balanced"] | None = Field(
+        None,
+        description=f"{entry_of('balanced_sampler').summary} An epoch draws as many as there are; null: each once.",
+    )
     evaluate_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
         "epoch", description="An epoch, a number of steps, or never."
     )
