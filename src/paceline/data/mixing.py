@@ -64,6 +64,6 @@ def mixed_batch(batch: Batch, other: Batch, mix: Mix) -> Batch:
 
 
 def partners(samples: Ids, microbatches: Sequence[Ids]) -> tuple[Ids, ...]:
-    """Of each sample of the micro-batches, the one before it in the global batch; of its first, the last."""
+    """Each sample's partner: the one before it in the global batch; the first sample's is the last."""
     order = np.argsort(samples)
     return tuple(samples[order[np.searchsorted(samples, ids, sorter=order)] - 1] for ids in microbatches)

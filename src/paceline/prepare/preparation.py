@@ -146,7 +146,7 @@ def prepare_run(
 
 
 def _refuse_several_passes(recipe: Recipe) -> None:
-    """Of windows and views, those that a run cannot learn from."""
+    """Refuse windows and views that a run cannot learn from."""
     if "windows" in recipe.techniques.tta:
         raise RecipeError(
             "techniques.tta = windows: a run has no use for it",
