@@ -98,6 +98,9 @@ def assemble_build(
     if texts is not None and build.layout_kind is LayoutKind.PADDED:
         build = replace(build, notices=(*build.notices, *_of_width(recipe, build, dataset, texts)))
     build = early_pooling.apply(build, switches.early_pooling, ids)
+    strategy = strategy_for(recipe, mesh)
+    # compared with the whole model in the same way, and then every technique finds the layers that this rank has
+    build = strategy.cut(build)
     # memory order before anything holds views of the weights
     if switches.channels_last is not False:
         build = channels_last.apply(build, switches.channels_last)
@@ -118,7 +121,7 @@ def assemble_build(
     # both take hold of a block's graph: our kernels are put in before it is compiled, or run as it is
     build = compile.apply(build, switches.compile if compiles else False, fusion=switches.fusion is True)
     # last: what is shared is whatever a block's forward pass has become by now
-    return strategy_for(recipe, mesh).prepare(build)
+    return strategy.prepare(build)
 
 
 def _plain_build(

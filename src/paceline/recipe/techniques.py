@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import cache
 
 from paceline.recipe.catalogue.speed import SPEED
-from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
+from paceline.recipe.catalogue.strategies import AXES, STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, written
 
 GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "speed and memory": SPEED,
-    "several GPUs": STRATEGIES,
+    "several GPUs": (*STRATEGIES, *AXES),
 }
 """All entries, under the headings of ``paceline techniques``."""
 
@@ -60,6 +60,10 @@ OWN_SETTINGS = {own.name: own for entry in STRATEGIES for own in entry.settings}
 def users_of(own: OwnSetting) -> tuple[str, ...]:
     """The strategies with which a setting has an effect."""
     return tuple(entry.name for entry in STRATEGIES if own in entry.settings)
+
+
+SHARING = (STRATEGY, *(entry.setting for entry in AXES))
+"""The settings that say how processes share the work."""
 
 
 @cache
