@@ -71,10 +71,11 @@ def trace(subject: Subject, gpu: Gpu, world_size: int = 1) -> Trace:
         ModelError, RecipeError: what ``train`` would say of this model and these settings.
         Exception: of torch, from an operator that says nothing about its result's size without data.
     """
-    whole = Alone() if world_size == 1 else planned_world(world_size)
-    model, mesh = _model(subject), Mesh.over(whole, tensor=subject.recipe.parallel.tensor)
+    world = Alone() if world_size == 1 else planned_world(world_size)
+    model, mesh = _model(subject), Mesh.over(world, tensor=subject.recipe.parallel.tensor)
     subject = _with_strategy(subject, model, gpu, world_size)
     recipe, dataset = subject.recipe, subject.dataset
+    whole, trained = parameter_counts(model)  # of the model, of which a rank may keep a share
     gc.disable()  # what is freed is freed at once, cycles apart: those would be freed at moments that vary
     try:
         with stand_in(gpu) as (device, ledger):
@@ -88,7 +89,6 @@ def trace(subject: Subject, gpu: Gpu, world_size: int = 1) -> Trace:
                 largest = _train(assembled, recipe, course, ledger, mesh.data.size)
                 _evaluate(assembled, recipe, dataset, ledger, ("validation", "test"))
             size = assembled.build.layout.size(largest)
-            whole, trained = parameter_counts(model)
             return Trace(
                 allocations=tuple(ledger.allocations),
                 events=tuple(ledger.events),

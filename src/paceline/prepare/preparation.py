@@ -61,6 +61,10 @@ class Prepared:
     tokenizer: Any
     build: Build
     saved: SavedModel
+    num_parameters: int
+    """The model's weights on all ranks, in single numbers."""
+    num_trained: int
+    """Those among them that are trained."""
     bucket_mib: int | None = None
     """MiB of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for a
     run may go on over other links."""
@@ -108,7 +112,11 @@ def prepare_run(
             with watch.phase("model"):
                 tokens = size_of_vocabulary(recipe, known, known.tokenizer)
                 model = model_for(recipe, config, known, tokens, tell=told.append)
-                recipe, decisions = _shared_by_ranks(recipe, decisions, model, facts, world)
+                # only counted: a list of them here would outlive shards that take their place, see ``importing``
+                whole, trained = parameter_counts(model)
+                recipe, decisions = choose_strategy(
+                    recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained
+                )
             _wake_tracer(recipe, watch)
             with watch.phase("data"):
                 dataset = encoding.result()
@@ -125,6 +133,8 @@ def prepare_run(
         tokenizer,
         replace(build, notices=(*told, *build.notices)),
         _saved_model(recipe, dataset, images),
+        whole,
+        trained,
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
 
@@ -158,15 +168,6 @@ def _configured(recipe: Recipe) -> tuple[Recipe, list[Decision], PretrainedConfi
         config,
         processor,
     )
-
-
-def _shared_by_ranks(
-    recipe: Recipe, decisions: tuple[Decision, ...], model: nn.Module, facts: Facts, world: World
-) -> tuple[Recipe, tuple[Decision, ...]]:
-    """The recipe and its decisions, with the strategy by which ranks share this model."""
-    # only counted: a list of them here would outlive shards that take their place, see ``importing``
-    whole, trained = parameter_counts(model)
-    return choose_strategy(recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained)
 
 
 def _buckets(recipe: Recipe, facts: Facts, world: World) -> tuple[Decision, ...]:

@@ -20,14 +20,14 @@ _REDUCE_DTYPE = OwnSetting(
 AXES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "tensor",
-        "Processes that share each block: some attention heads and some columns of its MLP each. Around them the batch"
-        " is split as in ddp.",
+        "Neighbouring processes share each block: some attention heads and MLP columns each.",
         "shard",
         "up to rounding",
         off=1,
         excludes=(
             NO_STEP,
-            Rule("parallel.strategy=fsdp|dp", "blocks that are cut already are summed over the other processes as in ddp"),
+            Rule("parallel.strategy=fsdp", "its shards are cut from whole weights"),
+            Rule("parallel.strategy=dp", "it is one process"),
             Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shares"),
             Rule("techniques.early_pooling=true", _WHOLE),
             Rule("techniques.fused_qkv=true", _WHOLE),

@@ -28,7 +28,7 @@ from paceline.strategies.tensor.share import Cut
 
 @final
 class _Enter(torch.autograd.Function):
-    """Forward the identity, backward the sum over ranks."""
+    """Forward the identity, backward the all-reduce."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, world: World) -> Tensor:
@@ -43,7 +43,7 @@ class _Enter(torch.autograd.Function):
 
 @final
 class _Leave(torch.autograd.Function):
-    """Forward the sum over ranks, in place; backward the identity."""
+    """Forward the all-reduce, in place; backward the identity."""
 
     @staticmethod
     def forward(ctx: Any, partial: Tensor, world: World) -> Tensor:
@@ -99,7 +99,7 @@ class Inside:
         return _Leave.apply(partial, self.world)  # type: ignore[no-untyped-call,no-any-return]
 
     def _draw_apart(self, device: torch.device) -> None:
-        # of the host, where nothing has to be waited for; 2^16 ranks are kept apart
+        # of the host, where nothing has to be waited for; up to 2^16 ranks have seeds of their own
         seed = int(torch.randint(2**46, (), device="cpu")) * 2**16 + self.world.rank
         for generator in generators(device):
             self._before.append(generator.get_state())
