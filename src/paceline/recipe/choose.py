@@ -142,6 +142,11 @@ def num_processes(recipe: Recipe, num_gpus: int) -> int:
     return 1 if one_process(recipe.parallel.strategy) else num_gpus
 
 
+def num_shares(recipe: Recipe, processes: int) -> int:
+    """The shares that so many processes split each batch into: one a process, or one a group that shares blocks."""
+    return max(1, processes // recipe.parallel.tensor)
+
+
 def with_smallest_gpu(facts: Facts, sizes: Iterable[int | None]) -> Facts:
     """The facts with GPUs as large as the smallest of several machines.
 
@@ -227,15 +232,15 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
             f"there are {world_size} processes, which are no whole number of groups of {part.tensor}",
             " or ".join(f"--set parallel.tensor={n}" for n in fitting) + f", or start {part.tensor} processes",
         )
-    num_shares = world_size // part.tensor
-    if recipe.loop.batch_size < num_shares:
+    shares = num_shares(recipe, world_size)
+    if recipe.loop.batch_size < shares:
         size, groups = recipe.loop.batch_size, "" if part.tensor == 1 else f" in groups of {part.tensor}"
         most = size * part.tensor
         raise RecipeError(
             f"loop.batch_size = {size}: {world_size} processes{groups}",
             f"the batch is global, split over all {'groups' if groups else 'processes'}, and some would never get a"
             " sample",
-            f"--set loop.batch_size={num_shares}, or start "
+            f"--set loop.batch_size={shares}, or start "
             + (f"{most} processes or fewer" if most > 1 else "1 process"),
         )
 
