@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch._dynamo  # noqa: F401
+import torch._dynamo
 import torchmetrics.classification  # noqa: F401
 import transformers.models.bert.modeling_bert
 
@@ -77,7 +77,9 @@ def test_a_stopped_run_goes_on_over_another_mesh(
     before: int, after: int, settings: Any, steady: Path, reviews: Path, tmp_path: Path, meeting: Any
 ) -> None:
     chosen = recipe(steady, reviews, **CHANGES, parallel={"tensor": 2})
-    stopped = on_ranks(before, meeting(), chosen, tmp_path / "run", trouble=Trouble(rank=1, signals={7: signal.SIGTERM}))
+    stopped = on_ranks(
+        before, meeting(), chosen, tmp_path / "run", trouble=Trouble(rank=1, signals={7: signal.SIGTERM})
+    )
     assert {rank.error and rank.error.exit_code for rank in stopped} == {75}, [rank.error for rank in stopped]
     resumed = finished(on_ranks(after, meeting(), list(settings), tmp_path / "run"))
     alike(resumed, finished(on_ranks(1, meeting(), recipe(steady, reviews, **CHANGES), tmp_path / "alone")))

@@ -26,6 +26,7 @@ from tests.parity.tiny_families import configuration
 
 STEPS = 10
 TOLERANCE = 1e-6
+RATES = {"sgd": 0.02, "adamw": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Case:
         plain = driving.recipe(
             techniques={**driving.PLAIN, **dict(self.techniques)},
             # Adam divides by the size of a gradient, which blows up the rounding of those that are nothing else
-            optimizer={"clip_norm": self.clip_norm, "type": self.optimizer, "lr": 0.02 if self.optimizer == "sgd" else 1e-3},
+            optimizer={"clip_norm": self.clip_norm, "type": self.optimizer, "lr": RATES[self.optimizer]},
             loop={"batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size, "max_steps": STEPS},
         )
         return Recipe.parse({**plain.plain(), "parallel": {"tensor": tensor}})
@@ -118,7 +119,8 @@ def assembled(case: Case, mesh: Mesh, seed: int = 5) -> Assembled:
 def train(case: Case, run: Assembled, mesh: Mesh, steps: int = STEPS, first: int = 0) -> Outcome:
     data, chosen = data_of(case), case.recipe()
     size = chosen.loop.micro_batch_size or chosen.loop.batch_size
-    order = ShuffledOrder(np.arange(reference.SAMPLES), micro_batch_size=size, lengths=getattr(data.inputs, "lengths", None))
+    lengths = getattr(data.inputs, "lengths", None)
+    order = ShuffledOrder(np.arange(reference.SAMPLES), micro_batch_size=size, lengths=lengths)
     at = OrderState(seed=0, epoch=0, step=0, batch_size=chosen.loop.batch_size)
     losses, norms = [], []
     gradients: dict[str, Tensor] = {}
@@ -134,9 +136,7 @@ def train(case: Case, run: Assembled, mesh: Mesh, steps: int = STEPS, first: int
         at = order.after(at)
     whole = {name: tensor.clone() for name, tensor in run.engine.whole().items()}
     held = {name: p.detach().clone() for name, p in run.build.model.named_parameters()}
-    return Outcome(
-        losses, norms, gradients, whole, held, sorted(cuts_of(run.build.model)), dict(run.build.execution)
-    )
+    return Outcome(losses, norms, gradients, whole, held, sorted(cuts_of(run.build.model)), dict(run.build.execution))
 
 
 def together(world: World, case: Case, tensor: int = 2) -> Outcome:
@@ -238,7 +238,7 @@ def test_with_dropout_ranks_stay_equal_and_their_heads_have_masks_of_their_own(f
     for (one, _), (other, _) in (found[:2], found[2:]):
         for name in one.held:
             if name not in one.cut:
-                assert torch.equal(one.gradients[name], other.gradients[name]), f"ranks differ in the gradient of {name}"
+                assert torch.equal(one.gradients[name], other.gradients[name]), f"ranks differ in {name}'s gradient"
                 assert torch.equal(one.held[name], other.held[name]), f"ranks differ in {name}"
     assert masks
     assert not any(torch.equal(mask, other) for mask, other in zip(masks, others, strict=True)), "heads share a mask"

@@ -110,13 +110,8 @@ def prepare_run(
             with watch.importing():
                 import_class(recipe.model, config)
             with watch.phase("model"):
-                tokens = size_of_vocabulary(recipe, known, known.tokenizer)
-                model = model_for(recipe, config, known, tokens, tell=told.append)
-                # only counted: a list of them here would outlive shards that take their place, see ``importing``
-                whole, trained = parameter_counts(model)
-                recipe, decisions = choose_strategy(
-                    recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained
-                )
+                model, counts = _counted_model(recipe, config, known, told)
+                recipe, decisions = choose_strategy(recipe, decisions, facts, world.size, *counts)
             _wake_tracer(recipe, watch)
             with watch.phase("data"):
                 dataset = encoding.result()
@@ -124,8 +119,7 @@ def prepare_run(
         with watch.phase("model"):
             buckets = _buckets(recipe, facts, world)
             _see_awake(awake, recipe)
-            images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
-            build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh)
+            build, images = _built(recipe, model, dataset, processor, mesh)
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
         (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe)),
@@ -133,10 +127,27 @@ def prepare_run(
         tokenizer,
         replace(build, notices=(*told, *build.notices)),
         _saved_model(recipe, dataset, images),
-        whole,
-        trained,
+        *counts,
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
+
+
+def _counted_model(
+    recipe: Recipe, config: PretrainedConfig | None, known: Outline, told: list[str]
+) -> tuple[nn.Module, tuple[int, int]]:
+    """The model, and its parameters and those that are trained, before ranks share them."""
+    tokens = size_of_vocabulary(recipe, known, known.tokenizer)
+    model = model_for(recipe, config, known, tokens, tell=told.append)
+    # only counted: a list of them would outlive shards that take their place, see ``importing``
+    return model, parameter_counts(model)
+
+
+def _built(
+    recipe: Recipe, model: nn.Module, dataset: Dataset, processor: Processor | None, mesh: Mesh
+) -> tuple[Build, ImageSettings | None]:
+    """The build, and how pixels become floats in it."""
+    images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
+    return build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh), images
 
 
 def _while_waiting(recipe: Recipe, config: PretrainedConfig | None, watch: Stopwatch) -> None:

@@ -69,7 +69,6 @@ def choose_strategy(
     decisions: tuple[Decision, ...],
     facts: Facts,
     world_size: int,
-    *,
     num_parameters: int,
     num_trained: int,
 ) -> tuple[Recipe, tuple[Decision, ...]]:
@@ -240,8 +239,7 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
             f"loop.batch_size = {size}: {world_size} processes{groups}",
             f"the batch is global, split over all {'groups' if groups else 'processes'}, and some would never get a"
             " sample",
-            f"--set loop.batch_size={shares}, or start "
-            + (f"{most} processes or fewer" if most > 1 else "1 process"),
+            f"--set loop.batch_size={shares}, or start " + (f"{most} processes or fewer" if most > 1 else "1 process"),
         )
 
 

@@ -48,8 +48,8 @@ def pairs_of(block: nn.Module, config: Any) -> list[Found] | None:
         config: the model's, asked for the number of heads where the attention does not know it.
     """
     linears = [(name, module) for name, module in block.named_modules() if type(module) is nn.Linear]
-    others = [module for module in block.modules() if getattr(module, "weight", None) is not None]
-    if any(module.weight.ndim > 1 and type(module) is not nn.Linear for module in others):
+    plain = {linear.weight for _, linear in linears}
+    if any(weight.ndim > 1 and weight not in plain for weight in block.parameters()):
         return None  # such as an embedding of relative positions, a number a head
     for begun in (3, 1):
         attention, mlp = linears[: begun + 1], linears[begun + 1 :]

@@ -36,7 +36,7 @@ class _Enter(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         # a copy: others may read what autograd hands over
         return ctx.world.all_reduce(gradient.clone(memory_format=torch.contiguous_format)), None
 
@@ -51,7 +51,7 @@ class _Leave(torch.autograd.Function):
         return world.all_reduce(partial)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -60,8 +60,8 @@ class Inside:
     """What lies between the two ends of one pair.
 
     In training, ranks draw different random numbers there, for each has other heads. The seed of each is drawn from
-    the numbers that all ranks have in common, which go on behind it as if nothing had been drawn: so recomputation, which
-    begins anew from the same numbers, finds the same masks.
+    the numbers that all ranks have in common, and behind it all go on with these. So recomputation, which begins with
+    the same numbers, finds the same masks.
 
     Args:
         world: the ranks along the tensor axis.
@@ -115,7 +115,9 @@ class ColumnLinear(nn.Module):
         cuts: how they were cut, by name.
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, inside: Inside, cuts: Mapping[str, Cut]) -> None:
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, inside: Inside, cuts: Mapping[str, Cut]
+    ) -> None:
         super().__init__()
         self.weight, self.bias, self.cuts = weight, bias, cuts
         self._inside = inside
@@ -135,7 +137,9 @@ class RowLinear(nn.Module):
         cuts: how the weight was cut.
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, inside: Inside, cuts: Mapping[str, Cut]) -> None:
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, inside: Inside, cuts: Mapping[str, Cut]
+    ) -> None:
         super().__init__()
         self.weight, self.bias, self.cuts = weight, bias, cuts
         self._inside = inside

@@ -32,6 +32,6 @@ class Cut:
 
     def _stretches(self, whole: Tensor) -> Tensor:
         """View of this rank's share, with ``dim`` as two: the stretches, and what it has of each."""
-        apart = whole.unflatten(self.dim, (self.parts, -1))
+        apart: Tensor = whole.unflatten(self.dim, (self.parts, -1))
         length = apart.shape[self.dim + 1] // self.size
         return apart.narrow(self.dim + 1, self.rank * length, length)

@@ -8,19 +8,19 @@ Source: Shoeybi et al., Megatron-LM, arXiv 1909.08053; Korthikanti et al., arXiv
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.compare import Results, beyond_rounding, exactly, results, trial_of
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.machine.device import PLANNED
 from paceline.optim.gradients import Shards
-from paceline.optim.state import Splitting, without_wrappers
+from paceline.optim.state import Splitting
 from paceline.optim.updates import build_updates
 from paceline.seams import Build, Engine, World
 from paceline.strategies.alone import untrained
@@ -72,7 +72,7 @@ class TensorParallel(Strategy):
             all_reduce_of(build, training, data) if data.size > 1 else None,
             shards,
         )
-        splitting = Shared(without_wrappers(cuts), self.mesh.whole, tensor)
+        splitting = Shared(cuts, self.mesh.whole, tensor)
         return torch_engine(
             build, training, updates, gradients, self.mesh, not_captured=NOT_CAPTURED, splitting=splitting
         )
@@ -169,5 +169,3 @@ def _bits(tensor: Tensor) -> Tensor:
     size = plain.element_size()
     number = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
     return plain.view(number).sum(dtype=torch.int64) if plain.numel() else torch.zeros((), dtype=torch.int64)
-
-
