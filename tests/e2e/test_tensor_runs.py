@@ -50,7 +50,7 @@ def test_four_ranks_share_batch_and_blocks_and_leave_what_one_process_leaves(
     ended = on_ranks(4, meeting(), recipe(steady, reviews, **CHANGES, parallel={"tensor": 2}), tmp_path / "run")
     whole = finished(ended)
     alike(whole, finished(alone))
-    assert whole.summary["execution"]["tensor"] == "2 shares of each block"
+    assert whole.summary["execution"]["tensor"] == "2 shards of each block"
     assert whole.summary["execution"]["layout"] == "packed"
     for step, (_, _, samples) in enumerate(alone[0].samples):
         shares = [rank.shares[step] for rank in ended]

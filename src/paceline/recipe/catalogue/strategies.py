@@ -28,7 +28,7 @@ AXES: tuple[TechniqueEntry, ...] = (
             NO_STEP,
             Rule("parallel.strategy=fsdp", "its shards are cut from whole weights"),
             Rule("parallel.strategy=dp", "it is one process"),
-            Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shares"),
+            Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
             Rule("techniques.early_pooling=true", _WHOLE),
             Rule("techniques.fused_qkv=true", _WHOLE),
             Rule("techniques.fusion=true", _MEETS),

@@ -12,7 +12,7 @@ from paceline.contract.errors import RecipeError
 from paceline.seams import World
 from paceline.strategies.tensor.find import HEADS, SIZES, Found, heads_of, pairs_of
 from paceline.strategies.tensor.layers import ColumnLinear, Inside, RowLinear
-from paceline.strategies.tensor.share import Cut
+from paceline.strategies.tensor.shard import Cut
 
 SETTING = "parallel.tensor"
 
@@ -90,7 +90,7 @@ def _replace(
 ) -> None:
     whole: Any = block.get_submodule(name)
     kept = {
-        key: nn.Parameter(cuts[key].share(tensor.detach()), tensor.requires_grad) if key in cuts else tensor
+        key: nn.Parameter(cuts[key].shard(tensor.detach()), tensor.requires_grad) if key in cuts else tensor
         for key, tensor in (("weight", whole.weight), ("bias", whole.bias))
         if tensor is not None
     }

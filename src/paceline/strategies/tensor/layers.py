@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from paceline.engine.rng import generators
 from paceline.machine.device import PLANNED
 from paceline.seams import World
-from paceline.strategies.tensor.share import Cut
+from paceline.strategies.tensor.shard import Cut
 
 
 @final

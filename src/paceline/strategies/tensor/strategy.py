@@ -27,14 +27,14 @@ from paceline.strategies.alone import untrained
 from paceline.strategies.ddp.strategy import all_reduce_of
 from paceline.strategies.strategy import Strategy, Training, torch_engine
 from paceline.strategies.tensor.cut import SETTING, apply_cut, cuts_of, found_in
-from paceline.strategies.tensor.share import Cut
+from paceline.strategies.tensor.shard import Cut
 
 NOT_CAPTURED = "ranks meet inside each block, and a graph of one rank does not wait for another's"
 
 
 @final
 class TensorParallel(Strategy):
-    """Every rank of the tensor axis a share of each block; every rank of the data axis a share of each batch."""
+    """Every rank of the tensor axis a shard of each block; every rank of the data axis a share of each batch."""
 
     def why_not_retried(self) -> str:
         return "ranks that share blocks meet in every one, and one that is out of memory leaves the others waiting"
@@ -47,7 +47,7 @@ class TensorParallel(Strategy):
                 once it is cut.
         """
         model, world = build.model, self.mesh.tensor
-        # shares of different models would go unnoticed
+        # shards of different models would go unnoticed
         self.mesh.whole.broadcast_([*model.parameters(), *model.buffers()])
         for _ in found_in(model, build.blocks, world.size):  # refused before anything is computed
             pass
@@ -56,7 +56,7 @@ class TensorParallel(Strategy):
             why = f"cut over {world.size} processes it is another model: {reason}"
             raise RecipeError(f"{SETTING} = {world.size}", why, f"--set {SETTING}=1")
         apply_cut(model, build.blocks, world)
-        execution = {**build.execution, "tensor": f"{world.size} shares of each block"}
+        execution = {**build.execution, "tensor": f"{world.size} shards of each block"}
         return replace(build, execution=execution, meets_in_forward=True)
 
     def engine(self, build: Build, training: Training) -> Engine:
@@ -72,7 +72,7 @@ class TensorParallel(Strategy):
             all_reduce_of(build, training, data) if data.size > 1 else None,
             shards,
         )
-        splitting = Shared(cuts, self.mesh.whole, tensor)
+        splitting = CutTensors(cuts, self.mesh.whole, tensor)
         return torch_engine(
             build, training, updates, gradients, self.mesh, not_captured=NOT_CAPTURED, splitting=splitting
         )
@@ -95,8 +95,8 @@ def difference(build: Build, world: World) -> str | None:
         plain = results(trial, build.forward, build.task, batch)
         apply_cut(trial, [trial.get_submodule(name) for name in names], world)
         cuts = cuts_of(trial)
-        shares = {name: cuts[name].share(whole) if name in cuts else whole for name, whole in plain.gradients.items()}
-        return Results(plain.logits, shares), results(trial, build.forward, build.task, batch)
+        shards = {name: cuts[name].shard(whole) if name in cuts else whole for name, whole in plain.gradients.items()}
+        return Results(plain.logits, shards), results(trial, build.forward, build.task, batch)
 
     with exactly(build.device):
         name = type(build.model).__name__
@@ -104,8 +104,8 @@ def difference(build: Build, world: World) -> str | None:
 
 
 @final
-class Shared(Splitting):
-    """Tensors of which ranks keep shares, and others, which are the same on all of them.
+class CutTensors(Splitting):
+    """Tensors of which ranks keep shards, and others, which are the same on all of them.
 
     Args:
         cuts: by the parameter's name, of those that are cut; states of the optimizer are cut as their parameter is.
@@ -134,16 +134,16 @@ class Shared(Splitting):
     def put(self, current: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
         for name, tensor in current.items():
             cut = self._cut(name, tensor)
-            tensor.copy_(saved[name] if cut is None else cut.share(saved[name]))
+            tensor.copy_(saved[name] if cut is None else cut.shard(saved[name]))
 
     def _cut(self, name: str, tensor: Tensor) -> Cut | None:
         if name in self._cuts:
             return self._cuts[name]
         return self._cuts.get(name.rpartition(".")[0]) if tensor.ndim else None
 
-    def _gathered(self, cut: Cut, share: Tensor) -> Tensor:
-        whole = share.new_zeros(cut.whole_shape(share.shape))
-        cut.put(whole, share)
+    def _gathered(self, cut: Cut, shard: Tensor) -> Tensor:
+        whole = shard.new_zeros(cut.whole_shape(shard.shape))
+        cut.put(whole, shard)
         self._tensor.all_reduce(whole.view(-1).view(torch.uint8))  # as bytes: beside zeros no bit changes
         return whole
 
