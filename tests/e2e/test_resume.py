@@ -36,6 +36,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pure bf16": {"techniques": {"precision": "pure_bf16"}},
     "groups": {"optimizer": {"lr": 1e-3, "groups": [{"match": "*classifier*", "lr": 1e-2}]}},
     "head": {"model": {"train": "head"}},
+    "lora": {"model": {"train": "lora", "lora": {"dropout": 0.1}}},
+    "windows": {"data": {"max_length": 10, "overflow": "windows"}},
     "deterministic": {"deterministic": True},
     "evaluation every two steps": {"loop": {"evaluate_every": 2, "best_metric": "-loss"}},
     "no evaluation": {"loop": {"evaluate_every": "never"}},

@@ -75,7 +75,7 @@ def outcome(record: RunRecord) -> Outcome:
         "notices",
     )
     return Outcome(
-        model=(folder / "model" / "model.safetensors").read_bytes(),
+        model=next((folder / "model").glob("*.safetensors")).read_bytes(),
         tensors=named,
         engine=dict(last.state["engine"]),
         progress=_without_times(last.state["progress"]),

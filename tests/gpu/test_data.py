@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils import _pytree
 
 from paceline.data.augment import Augmentation
 from paceline.data.dataset import Images, Tokens
-from paceline.data.layout import ImageLayout, PackedLayout, PaddedLayout
+from paceline.data.layout import ImageLayout, PackedLayout, PaddedLayout, WindowedLayout
 from paceline.kernels.images import images as arranged
 from paceline.recipe.parts import AugmentPart
 from paceline.seams import Batch, Layout
@@ -39,17 +40,26 @@ def images(device: torch.device, resident: bool, augment: AugmentPart | None = N
     return ImageLayout(pixels, generator.integers(0, 10, 1_000), device, **settings)
 
 
+def windowed(device: torch.device, resident: bool) -> Layout:
+    """Texts of one to three windows, packed."""
+    counts = np.random.default_rng(2).integers(1, 4, 1_000)
+    tokens, labels = texts(int(counts.sum()))
+    settings: dict[str, Any] = {"token_types": True, "first_position": 2, "bucket": 256, "resident": resident}
+    whole = replace(tokens, windows=np.concatenate([[0], np.cumsum(counts)]))
+    return WindowedLayout(PackedLayout(tokens, labels, device, **settings), whole, device)
+
+
 def augmented(device: torch.device, resident: bool) -> Layout:
     return images(device, resident, EVERYTHING)
 
 
-def texts() -> tuple[Tokens, np.ndarray]:
+def texts(count: int = 1_000) -> tuple[Tokens, np.ndarray]:
     generator = np.random.default_rng(0)
-    lengths = generator.integers(1, 513, 1_000)
+    lengths = generator.integers(1, 513, count)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     second = generator.integers(0, lengths + 1).astype(np.int32)
     tokens = Tokens(generator.integers(100, 60_000, offsets[-1]).astype(np.uint16), offsets, 1, second)
-    return tokens, generator.integers(0, 2, (1_000, 3)).astype(np.float32)
+    return tokens, generator.integers(0, 2, (count, 3)).astype(np.float32)
 
 
 def assert_equal(one: Batch, other: Batch, *, rounding: bool = False) -> None:
@@ -63,7 +73,7 @@ def assert_equal(one: Batch, other: Batch, *, rounding: bool = False) -> None:
             assert torch.equal(mine.cpu(), yours.cpu())
 
 
-@pytest.mark.parametrize("make", [padded, packed, images])
+@pytest.mark.parametrize("make", [padded, packed, windowed, images])
 def test_resident_and_read_ahead_batches_are_the_cpus(make: Any) -> None:
     on_cpu, resident, ahead = make(CPU, False), make(CUDA, True), make(CUDA, False)
     ahead.expect(list(IDS))
@@ -78,7 +88,7 @@ def test_resident_and_read_ahead_batches_are_the_cpus(make: Any) -> None:
         ahead.close()
 
 
-@pytest.mark.parametrize("make", [padded, packed, images, augmented])
+@pytest.mark.parametrize("make", [padded, packed, windowed, images, augmented])
 @pytest.mark.parametrize("resident", [False, True])
 def test_collate_waits_for_nothing(make: Any, resident: bool) -> None:
     layout = make(CUDA, resident)

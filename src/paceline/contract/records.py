@@ -52,6 +52,12 @@ class TextLengths:
     cut: Cut
     others: tuple[Cut, ...]
     """What other values of ``data.max_length`` would take; empty where nothing is cut."""
+    overflow: str = "head"
+    """``data.overflow``: what is kept of a text that is longer."""
+    windows: int = 1
+    """The most windows that a text has."""
+    max_windows: int | None = None
+    """``data.max_windows``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,7 +158,7 @@ def _dataset(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dat
         inputs = Images(arrays["pixels"])
     else:
         known = {**meta["tokens"], "specials": tuple(meta["tokens"]["specials"])}
-        optional: dict[str, Any] = {name: arrays.get(name) for name in ("second", "types", "whole")}
+        optional: dict[str, Any] = {name: arrays.get(name) for name in ("second", "types", "whole", "windows")}
         inputs = Tokens(arrays["flat"], arrays["offsets"], **optional, **known)
     return Dataset(
         inputs=inputs,
@@ -176,8 +176,8 @@ def _input_arrays(inputs: Tokens | Images) -> dict[str, NDArray[Any]]:
     if isinstance(inputs, Images):
         return {"pixels": inputs.pixels}
     arrays: dict[str, NDArray[Any]] = {"flat": inputs.flat, "offsets": inputs.offsets}
-    types = {"second": inputs.second, "types": inputs.types}
-    return {**arrays, **{name: array for name, array in types.items() if array is not None}}
+    optional = {"second": inputs.second, "types": inputs.types, "windows": inputs.windows}
+    return {**arrays, **{name: array for name, array in optional.items() if array is not None}}
 
 
 def _whole_array(inputs: Tokens | Images) -> dict[str, NDArray[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,14 +50,31 @@ class Tokens:
     """Whether the filling stands before the text."""
     specials: tuple[int, ...] = ()
     """Ids of the tokenizer's special tokens; a text may name one of them, such as ``<pad>``."""
+    windows: NDArray[np.int64] | None = None
+    """[n + 1]: sample i is the sequences ``windows[i]:windows[i + 1]``, of which ``offsets``, ``second`` and ``types``
+    are then; None: a sample is one sequence."""
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.offsets if self.windows is None else self.windows) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[n]: number of tokens of each sample."""
-        return np.diff(self.offsets)
+        """[n]: number of tokens of each sample, over all of its windows."""
+        return np.diff(self.offsets if self.windows is None else self.offsets[self.windows])
+
+    @property
+    def num_windows(self) -> NDArray[np.int64]:
+        """[n]: number of sequences that each sample is."""
+        return np.ones(len(self), dtype=np.int64) if self.windows is None else np.diff(self.windows)
+
+    def window_lengths(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[W]: number of tokens of each window of these samples, sample by sample."""
+        rows = ids if self.windows is None else ranges(self.windows[ids], self.num_windows[ids])
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def each_window(self) -> Tokens:
+        """The same tokens with every window a sample of its own."""
+        return replace(self, windows=None, whole=None)
 
     def begins_of_second(self, always: bool) -> NDArray[np.signedinteger] | None:
         """[n]: where type 1 begins in each sample, its length for nowhere; None: no types are to be given by it.
@@ -120,5 +137,27 @@ class Dataset:
         """Token id of the filling; None for images."""
         return self.inputs.pad_id if isinstance(self.inputs, Tokens) else None
 
+    def each_window(self) -> Dataset:
+        """The same data with every window a sample of its own, which has its text's label, split and origin; the same
+        object where no sample has windows."""
+        if not isinstance(self.inputs, Tokens) or self.inputs.windows is None:
+            return self
+        counts, begins = self.inputs.num_windows, self.inputs.windows
+        origins = self.origins
+        return replace(
+            self,
+            inputs=self.inputs.each_window(),
+            labels=self.labels.repeat(counts, axis=0),
+            splits={name: ranges(begins[ids], counts[ids]) for name, ids in self.splits.items()},
+            origins=replace(origins, file_index=origins.file_index.repeat(counts), lines=origins.lines.repeat(counts)),
+        )
+
     def __len__(self) -> int:
         return len(self.inputs)
+
+
+def ranges(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``begins[0], begins[0] + 1, ...``, ``counts[0]`` numbers; then those from ``begins[1]``, and so on."""
+    before = counts.cumsum() - counts
+    within: NDArray[np.int64] = np.arange(counts.sum()) - before.repeat(counts)
+    return within + begins.repeat(counts)

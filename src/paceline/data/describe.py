@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.contract.records import Cut, DataRecord, TextLengths
 from paceline.data.dataset import Dataset, Tokens
+from paceline.data.overflow import HEAD, Overflow
 
 MOST_LABELS = 100
 """Labels beyond the most frequent so many are left out."""
@@ -15,18 +18,23 @@ BINS = 16
 """Number of bins in the histogram of lengths."""
 
 
-def described(dataset: Dataset, max_length: int, positions: int | None = None) -> DataRecord:
+def described(
+    dataset: Dataset, max_length: int, positions: int | None = None, *, overflow: Overflow = HEAD
+) -> DataRecord:
     """Counts and lengths over the training split.
 
     Args:
         max_length: tokens kept of a sample.
         positions: tokens that the model takes at most; None: any number.
+        overflow: what is kept of longer ones.
     """
     train, inputs = dataset.splits["train"], dataset.inputs
     lengths = None
     if isinstance(inputs, Tokens):
         whole = inputs.lengths if inputs.whole is None else inputs.whole
         lengths = text_lengths(whole[train], max_length, positions)
+        most = int(inputs.num_windows[train].max())
+        lengths = replace(lengths, overflow=overflow.kind, windows=most, max_windows=overflow.max_windows)
     return DataRecord(labels=_label_counts(dataset, train), lengths=lengths)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.contract.errors import DataError
 from paceline.data.dataset import Tokens
+from paceline.data.overflow import HEAD, Overflow, overlapping, pieces, pieces_of_pair
 
 _CHUNK = 1000
 """Texts given to the tokenizer at once: enough to keep its threads busy, few enough to stay small in memory."""
@@ -32,10 +33,14 @@ def encode_texts(
     texts: Sequence[str],
     pairs: Sequence[str] | None,
     max_length: int,
+    overflow: Overflow = HEAD,
     *,
     keep_going: KeepGoing = wanted,
 ) -> Tokens:
     """Tokens of every text, equal to ``tokenizer(text, pair, truncation=True, max_length=max_length)``.
+
+    That keeps the beginning, or the end where the tokenizer's ``truncation_side`` says so. With another ``overflow``
+    the text is encoded whole and cut here; special tokens stand where they do in a text that fits.
 
     Token types are kept where the tokenizer names them among its ``model_input_names``, and the side, id and type of
     its filling: so that a padded batch is what ``tokenizer(texts, pairs, padding=True, ...)`` gives.
@@ -47,15 +52,18 @@ def encode_texts(
         tokenizer: of transformers, fast or slow.
         texts: [n] texts, or first texts of pairs.
         pairs: [n] second texts, or None.
-        max_length: tokens kept of a sample, special tokens included.
+        max_length: tokens kept of a sample, or of a window of it, special tokens included.
+        overflow: what is kept of a longer sample.
         keep_going: called every thousand texts.
 
     Raises:
-        DataError: ``max_length`` has no room for a text beside the special tokens.
+        DataError: ``max_length`` has no room for a text beside the special tokens, or for windows that overlap so far.
     """
     _require_room(tokenizer, pairs is not None, max_length)
+    if overflow != HEAD:
+        return _encode_and_cut(tokenizer, texts, pairs, max_length, overflow, keep_going)
     dtype = np.uint16 if _largest_id(tokenizer) < 2**16 else np.uint32
-    pieces: list[NDArray[np.unsignedinteger]] = []
+    found: list[NDArray[np.unsignedinteger]] = []
     typed = "token_type_ids" in tokenizer.model_input_names
     kept = _kept_types(tokenizer, texts, pairs, max_length) if typed and len(texts) else "none"
     types: list[NDArray[np.uint8]] = []
@@ -64,7 +72,7 @@ def encode_texts(
     with _truncating(tokenizer, max_length), closing(encoding) as encoded:
         for ids, given, lost in encoded:
             keep_going()
-            pieces.append(np.fromiter(chain.from_iterable(ids), dtype=dtype))
+            found.append(np.fromiter(chain.from_iterable(ids), dtype=dtype))
             lengths += map(len, ids)
             cut += lost
             if kept == "all":
@@ -75,18 +83,118 @@ def encode_texts(
     offsets = np.concatenate(([0], short.cumsum()))
     whole = _whole_lengths(tokenizer, texts, pairs, short, cut, max_length, keep_going)
     return Tokens(
-        flat=np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype),
+        flat=np.concatenate(found) if found else np.empty(0, dtype=dtype),
         offsets=offsets,
-        pad_id=padding_id(tokenizer),
         whole=None if np.array_equal(whole, short) else whole,
         second=np.array(second, dtype=np.int32) if kept == "second" else None,
         types=np.concatenate(types) if kept == "all" else None,
         pairs=pairs is not None,
-        typed=typed,
-        pad_type=int(tokenizer.pad_token_type_id) if kept == "all" else 0,
-        pad_left=tokenizer.padding_side == "left",
-        specials=tuple(sorted(tokenizer.all_special_ids)),
+        **_of_tokenizer(tokenizer, kept),
     )
+
+
+def _encode_and_cut(
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_length: int,
+    overflow: Overflow,
+    keep_going: KeepGoing,
+) -> Tokens:
+    """``encode_texts`` where the tokenizer itself cuts otherwise."""
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=pairs is not None)
+    if overflow.has_windows and pairs is None:
+        overlapping(room, overflow)  # refused also where no text is too long
+    dtype = np.uint16 if _largest_id(tokenizer) < 2**16 else np.uint32
+    typed = "token_type_ids" in tokenizer.model_input_names
+    kept = _kept_types(tokenizer, texts, pairs, max_length) if typed and len(texts) else "none"
+    flat, types = list[NDArray[np.unsignedinteger]](), list[NDArray[np.uint8]]()
+    second, whole, windows = list[int](), list[int](), [0]
+    encoding = _encoded_whole(tokenizer, texts, pairs, max_length)
+    with _truncating(tokenizer, None), closing(encoding) as encoded:
+        for number, one in enumerate(encoded):
+            if number % _CHUNK == 0:
+                keep_going()
+            places = _kept_places(one, room, overflow)
+            ids: NDArray[np.unsignedinteger] = np.array(one.ids, dtype=dtype)
+            given = np.array(one.types, dtype=np.uint8)
+            flat += [ids[at] for at in places]
+            whole.append(len(ids))
+            windows.append(windows[-1] + len(places))
+            if kept == "all":
+                types += [given[at] for at in places]
+            elif kept == "second":
+                second += [len(at) - int(given[at].sum()) for at in places]
+    lengths = np.array([len(piece) for piece in flat], dtype=np.int64)
+    before = np.array(whole, dtype=np.int64)
+    return Tokens(
+        flat=np.concatenate(flat) if flat else np.empty(0, dtype=dtype),
+        offsets=np.concatenate(([0], lengths.cumsum())),
+        whole=before if (before > max_length).any() else None,
+        second=np.array(second, dtype=np.int32) if kept == "second" else None,
+        types=np.concatenate(types) if kept == "all" else None,
+        pairs=pairs is not None,
+        windows=np.array(windows, dtype=np.int64) if overflow.has_windows else None,
+        **_of_tokenizer(tokenizer, kept),
+    )
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A sample with all of its tokens."""
+
+    ids: list[int]
+    types: list[int]
+    text: NDArray[np.int64] | None
+    """[len(ids)]: 0 for a token of the text, 1 for one of the second text, -1 for one that the tokenizer has added;
+    None where the sample is short enough to stay whole."""
+
+
+def _kept_places(one: _Whole, room: int, overflow: Overflow) -> list[NDArray[np.int64]]:
+    """Positions of a sample's tokens that are kept, special ones included: one array, or one a window."""
+    if one.text is None:
+        return [np.arange(len(one.ids))]
+    added, first, second = (np.flatnonzero(one.text == which) for which in (-1, 0, 1))
+    if not len(second):
+        return [np.sort(np.concatenate([added, first[at]])) for at in pieces(len(first), room, overflow)]
+    cut = pieces_of_pair(len(first), len(second), room, overflow)
+    return [np.sort(np.concatenate([added, first[a], second[b]])) for a, b in cut]
+
+
+def _encoded_whole(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
+) -> Generator[_Whole]:
+    """Samples one after the other, uncut; of those longer than ``max_length`` with what each token is of."""
+    for chunk, others in _chunks(texts, pairs):
+        if tokenizer.is_fast:
+            given = chunk if others is None else list(zip(chunk, others, strict=True))
+            for one in tokenizer.backend_tokenizer.encode_batch_fast(given):
+                text = None
+                if len(one) > max_length:
+                    text = np.array([-1 if which is None else which for which in one.sequence_ids])
+                    text[np.flatnonzero(one.special_tokens_mask)] = -1
+                yield _Whole(one.ids, one.type_ids, text)
+            continue
+        settings = {"truncation": False, "return_attention_mask": False, "verbose": False}
+        found = tokenizer(chunk, others, return_token_type_ids=True, return_special_tokens_mask=True, **settings)
+        alone = tokenizer(chunk, add_special_tokens=False, **settings)["input_ids"]
+        names = ("input_ids", "token_type_ids", "special_tokens_mask")
+        for first, ids, types, mask in zip(alone, *(found[name] for name in names), strict=True):
+            added = np.array(mask, dtype=bool)
+            # the tokens that are not added are those of the first text, then those of the second
+            text = np.where(added, -1, (~added).cumsum() > len(first)).astype(np.int64)
+            yield _Whole(ids, types, text if len(ids) > max_length else None)
+
+
+def _of_tokenizer(tokenizer: Any, kept: str) -> dict[str, Any]:
+    """What all samples have from their tokenizer; ``kept`` as ``_kept_types`` has it."""
+    return {
+        "pad_id": padding_id(tokenizer),
+        "typed": "token_type_ids" in tokenizer.model_input_names,
+        "pad_type": int(tokenizer.pad_token_type_id) if kept == "all" else 0,
+        "pad_left": tokenizer.padding_side == "left",
+        "specials": tuple(sorted(tokenizer.all_special_ids)),
+    }
 
 
 def _whole_lengths(
@@ -147,8 +255,7 @@ def _encoded(
         max_length: None: nothing is cut.
         types: whether token types are asked for.
     """
-    starts = [*range(0, len(texts), _CHUNK), len(texts)]
-    chunks = [(list(texts[a:b]), None if pairs is None else list(pairs[a:b])) for a, b in pairwise(starts)]
+    chunks = _chunks(texts, pairs)
     if tokenizer.is_fast:
         inputs = [chunk if others is None else list(zip(chunk, others, strict=True)) for chunk, others in chunks]
         special = tokenizer.num_special_tokens_to_add(pair=False)
@@ -169,6 +276,11 @@ def _encoded(
             verbose=False,  # about texts longer than the model takes, which are only counted
         )
         yield found["input_ids"], found["token_type_ids"] if types else [], []
+
+
+def _chunks(texts: Sequence[str], pairs: Sequence[str] | None) -> list[tuple[list[str], list[str] | None]]:
+    starts = [*range(0, len(texts), _CHUNK), len(texts)]
+    return [(list(texts[a:b]), None if pairs is None else list(pairs[a:b])) for a, b in pairwise(starts)]
 
 
 def _lost(encoding: Any, kept: int, max_length: int | None, special: int) -> int:

@@ -20,6 +20,7 @@ from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.doubts import doubts
 from paceline.data.encode import KeepGoing, encode_texts, padding_id, truncate, wanted
 from paceline.data.labels import Labels, empty_labels, encode_known_labels, encode_labels, place
+from paceline.data.overflow import HEAD, Overflow
 from paceline.data.sources.images import Picture
 from paceline.data.splits import Ids, duplicate_keys, split_rows
 from paceline.data.table import Table
@@ -172,6 +173,8 @@ def _outline(
         raise DataError(f"{part.source} has no labels", fix="name the label's column with data.label")
     if part.image_size is not None and table.images is None:
         raise DataError(f"data.image_size = {part.image_size}: no effect on texts", fix="leave data.image_size out")
+    overflow = Overflow.of(part)
+    _require_texts(table, part, overflow)
     kind, keys = table.kind, duplicate_keys(table)
     divided = split_rows(table.labels, kind, keys, table.splits, part.splits)
     labels = encode_labels(
@@ -188,7 +191,7 @@ def _outline(
     tokenizer = None if table.texts is None else _tokenizer(table, part, source, divided.splits["train"])
 
     def finish(keep_going: KeepGoing) -> Dataset:
-        inputs = _inputs(table, tokenizer, part.max_length, keep_going)
+        inputs = _inputs(table, tokenizer, part.max_length, overflow, keep_going)
         notices = table.notices + divided.notices + labels.notices
         if not part.source.startswith(PREFIX):  # what is built in is not the user's to mend
             notices += doubts(table, keys, divided.splits)
@@ -216,6 +219,7 @@ class Given:
     label_names: tuple[str, ...]
     kind: str
     modality: str
+    overflow: Overflow = HEAD
     pairs: bool = False
     """Whether a sample is two texts."""
     image_shape: tuple[int, int, int] | None = None
@@ -305,7 +309,8 @@ def _for_inference(table: Table, labels: Labels, part: DataPart, given: Given) -
     _require_modality(table, part, given.modality)
     if table.texts is not None and given.tokenizer is None:
         raise _no_tokenizer(part)
-    inputs = _inputs(table, given.tokenizer, given.max_length or part.max_length)
+    _require_texts(table, part, given.overflow)
+    inputs = _inputs(table, given.tokenizer, given.max_length or part.max_length, given.overflow)
     if isinstance(inputs, Images) and given.image_shape is not None:
         inputs = Images(_of_shape(inputs.pixels, given.image_shape, part))
     return _dataset(inputs, labels, given.kind, {"all": everything}, table.origins, table.notices + labels.notices)
@@ -344,13 +349,26 @@ def _no_tokenizer(part: DataPart) -> DataError:
     )
 
 
-def _inputs(table: Table, tokenizer: Any, max_length: int, keep_going: KeepGoing = wanted) -> Tokens | Images:
+def _require_texts(table: Table, part: DataPart, overflow: Overflow) -> None:
+    """Refuse another choice than ``head`` where there is nothing to choose."""
+    if overflow.kind != HEAD.kind and table.texts is None:
+        held = "images" if table.images is not None else "bare tokens, of which none is known to be special"
+        raise DataError(
+            f"data.overflow = {overflow.kind}: no effect on {part.source}",
+            why=f"it says what is kept of a long text, and these are {held}",
+            fix="leave data.overflow out",
+        )
+
+
+def _inputs(
+    table: Table, tokenizer: Any, max_length: int, overflow: Overflow, keep_going: KeepGoing = wanted
+) -> Tokens | Images:
     if table.images is not None:
         return Images(table.images)
     if table.tokens is not None:
         return truncate(table.tokens, max_length)
     assert table.texts is not None
-    tokens = encode_texts(tokenizer, table.texts, table.pairs, max_length, keep_going=keep_going)
+    tokens = encode_texts(tokenizer, table.texts, table.pairs, max_length, overflow, keep_going=keep_going)
     empty = np.flatnonzero(tokens.lengths == 0)
     if len(empty):
         raise DataError(
@@ -458,7 +476,7 @@ def _cache_key(
 ) -> str:
     """Name of the entry: everything that decides what an encoded data set looks like."""
     # absolute, so that a run finds the entry from every folder
-    idle = {"max_length", "augment", "resident", "pad_to_multiple_of"}
+    idle = {"max_length", "augment", "resident", "pad_to_multiple_of", "aggregate"}
     settings = absolute_data(part).model_dump(mode="json", exclude=idle)
     decides = [FORMAT, content, settings, task.type, tokenizer, part.max_length, modality, list(head)]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]

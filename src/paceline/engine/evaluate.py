@@ -103,13 +103,8 @@ def largest_batch(
 ) -> Ids | None:
     """The batch with the most positions among those of all evaluations of a run; None where it has none."""
     evaluated = [splits[name] for name in names if name in splits]
-    pieces = [piece for ids in evaluated for piece in _batches(layout, ids, batch_size)]
+    pieces = [piece for ids in evaluated for piece in layout.batches(ids, batch_size)]
     return max(pieces, key=lambda piece: layout.size(piece).slots, default=None)
-
-
-def _batches(layout: Layout, ids: Ids, batch_size: int) -> list[Ids]:
-    ordered = layout.sorted(ids)
-    return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
 
 
 def _share(build: Build, ids: Ids, batch_size: int, world: World) -> tuple[list[Ids], list[int]]:
@@ -117,7 +112,7 @@ def _share(build: Build, ids: Ids, batch_size: int, world: World) -> tuple[list[
 
     A rank without a batch of its own in the last round runs the split's last one too: nobody takes in the result.
     """
-    pieces = _batches(build.layout, ids, batch_size)
+    pieces = build.layout.batches(ids, batch_size)
     slots = np.array([build.layout.size(piece).slots for piece in pieces], dtype=np.int64)
     places: list[int] = np.flatnonzero(split_evenly(slots, world.size) == world.rank).tolist()
     rounds = -(-len(pieces) // world.size)

@@ -121,9 +121,9 @@ def flops_counter(build: Build, dataset: Dataset) -> Callable[[NDArray[Any]], fl
     frozen = [block for block in build.blocks if block not in trained]
 
     def of_texts(ids: NDArray[Any]) -> float | None:
-        lengths = inputs.lengths[ids]
+        lengths = inputs.window_lengths(ids)
         mean = flops_per_text(trained, lengths) + flops_per_text(frozen, lengths) / TRAINING_PASSES
-        return mean * len(ids) or None
+        return mean * len(lengths) or None
 
     return of_texts
 

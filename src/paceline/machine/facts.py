@@ -40,6 +40,7 @@ PACKAGES = (
     "tensorboard",
     "bitsandbytes",
     "torchao",
+    "peft",
 )
 """Distributions whose versions are recorded."""
 

@@ -130,6 +130,8 @@ def _assumed(
         pad_id = getattr(config, "pad_token_id", None) or 0
         inputs = Tokens(np.zeros(int(offsets[-1]), dtype=np.uint16), offsets, pad_id)
         said = (f"{data.max_length} tokens in every text, the most there may be; --read-data looks",)
+        if data.overflow == "windows":
+            said = (f"one window of {data.max_length} tokens in every text; --read-data counts windows",)
     if recipe.techniques.compile == "auto":
         few = f"{count:,} samples, as few as its batches take: compiling pays in a longer run"
         said += (f"{few}; --set techniques.compile=true plans that, --read-data counts them",)

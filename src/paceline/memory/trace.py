@@ -239,5 +239,8 @@ class _Noted(Layout):
     def sorted(self, ids: Ids) -> Ids:
         return self._layout.sorted(ids)
 
+    def batches(self, ids: Ids, batch_size: int) -> list[Ids]:
+        return self._layout.batches(ids, batch_size)
+
     def close(self) -> None:
         self._layout.close()

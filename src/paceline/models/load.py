@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from paceline.contract.errors import ModelError
 from paceline.contract.label_names import are_unnamed, listed, numbered, rows_by_number
 from paceline.models import factory
+from paceline.models.adapters import CONFIG
 from paceline.models.config import counts_from_padding, head_labels, modality
 from paceline.models.fit import fit_images, fit_tokens, pads_when_built, require_start, tell_padding
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights
@@ -210,6 +211,12 @@ def _pretrained(
 ) -> nn.Module:
     source = part.source or ""
     folder = fetch(source, CONFIG_FILES + WEIGHT_FILES, revision=part.revision, code=part.trust_remote_code)
+    if (folder / CONFIG).is_file():
+        raise ModelError(
+            f"model.source = {source}: holds adapters, and not the model that they stand beside",
+            "a run goes on from whole weights",
+            "name a model that was saved with model.lora.merge=true, or by peft's merge_and_unload()",
+        )
     if not any(folder.glob("*.safetensors")):
         raise no_safetensors(part, folder)
     with seeded(seed):
@@ -218,6 +225,8 @@ def _pretrained(
     _settle_head(part, model, account, old, seed, tell)
     config = model.config
     config.name_or_path = source
+    if folder.parent.name == "snapshots":  # the Hub's cache, where a folder is called by its commit
+        config._commit_hash = folder.name
     return model
 
 
@@ -254,6 +263,12 @@ def _check_fit(part: ModelPart, model: nn.Module, account: dict[str, Any], tell:
             f"{len(missing)} of {len(sizes)} weights are missing, such as {min(missing)}"
             + (f"; it holds {unknown[0]} instead" if unknown else ""),
             "choose a checkpoint of this architecture, or correct model_type in its config.json",
+        )
+    if missing and part.train == "lora" and not part.lora.merge:
+        raise ModelError(
+            f"{source}: has no weights for {listed(sorted(missing))}",
+            "they start random, and would not be in the saved adapters",
+            "--set model.lora.merge=true",
         )
     if missing:
         tell(f"{source}: has no weights for {listed(sorted(missing))}; they start random")

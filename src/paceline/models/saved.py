@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,15 @@ from torch import nn
 from paceline.contract.errors import DiskFullError, ModelError
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
-from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, require_files
+from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
+from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, fetch, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
-from paceline.models.load import check_weights, from_folder, quiet
+from paceline.models.load import check_weights, from_folder, quiet, seeded
 from paceline.models.processor import Processor, open_processor
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 FILE = "paceline.json"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -44,11 +45,15 @@ class SavedModel:
     """``text`` or ``image``."""
     max_length: int | None = None
     """Tokens kept of a sample; None for images."""
+    overflow: Mapping[str, Any] | None = None
+    """What is kept of a longer text, as fields of the recipe's data part; None: its beginning."""
     pairs: bool = False
     """Whether a sample is two texts."""
     image: ImageSettings | None = None
     factory: str | None = None
     """``package.module:function`` that builds the module; None for a transformers model."""
+    base: Base | None = None
+    """What the model's adapters stand beside, which are all that is saved; None: whole weights are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +77,8 @@ def save_model(
     """Write a model so that a crash leaves the old folder or the new one, never a mixture.
 
     A transformers model is written by ``save_pretrained`` with its tokenizer, or its image processor's settings, and
-    loads in plain transformers; a factory's module as ``model.safetensors``. Names lose what torch.compile, DDP and
+    loads in plain transformers; a factory's module as ``model.safetensors``; adapters as peft has them, where ``saved``
+    names a base. Names lose what torch.compile, DDP and
     recomputation put before them.
 
     The folder is written beside its place and renamed. Replacing an older one takes two renames: should the machine
@@ -114,7 +120,7 @@ def load_saved(folder: Path, *, factory: str | None = None, trust_remote_code: b
     """
     folder = Path(folder)
     _recover(folder)
-    require_files(folder, (FILE, *CONFIG_FILES, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json"))
+    require_files(folder, (FILE, CONFIG, *CONFIG_FILES, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json"))
     saved = read_saved(folder)
     if saved.factory is None:
         model = _read_transformers(folder, saved, trust_remote_code)
@@ -142,16 +148,23 @@ def read_saved(folder: Path) -> SavedModel:
             kind=str(found["kind"]),
             modality=str(found["modality"]),
             max_length=found["max_length"],
+            overflow=None if found.get("overflow") is None else dict(found["overflow"]),
             pairs=bool(found.get("pairs", False)),
             image=ImageSettings(**{**image, "mean": tuple(image["mean"]), "std": tuple(image["std"])})
             if image
             else None,
             factory=found["factory"],
+            base=_base(found["base"]) if found.get("base") else None,
         )
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be used", _told(error), "save the model again") from None
+
+
+def _base(found: Mapping[str, Any]) -> Base:
+    told = {name: None if found[name] is None else str(found[name]) for name in ("revision", "digest")}
+    return Base(source=str(found["source"]), **told)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -173,7 +186,12 @@ def _write(
     folder: Path,
     saved: SavedModel,
 ) -> None:
-    if saved.factory is None:
+    if saved.base is not None:
+        config: Any = module.config
+        config.architectures = [type(module).__name__]
+        config.save_pretrained(folder)
+        save_adapters(module, state, folder, saved.base, "SEQ_CLS" if saved.modality == "text" else None)
+    elif saved.factory is None:
         with quiet():
             module.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
     else:
@@ -189,9 +207,11 @@ def _write(
             "kind": saved.kind,
             "modality": saved.modality,
             "max_length": saved.max_length,
+            **({} if saved.overflow is None else {"overflow": dict(saved.overflow)}),
             "pairs": saved.pairs,
             "image": saved.image.plain() if saved.image else None,
             "factory": saved.factory,
+            **({"base": asdict(saved.base)} if saved.base else {}),
         },
     )
 
@@ -223,6 +243,8 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
             "nothing that comes with a model is run unless the command allows it",
             "set attn_implementation to sdpa in config.json; or read that code, then add --trust-remote-code",
         )
+    if saved.base is not None:
+        return _read_adapters(folder, config, saved.modality, saved.base, trust_remote_code)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder}: model.safetensors is missing", fix="train again, or use a copy that has it")
     model, account = from_folder(folder, config, saved.modality, trust_remote_code=trust_remote_code)
@@ -231,6 +253,18 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
         why = f"{absent[0]} is missing or of another shape"
         raise ModelError(f"{folder}: not the weights of this model", why, "use a copy that is whole")
     return model
+
+
+def _read_adapters(
+    folder: Path, config: PretrainedConfig, modality: str, base: Base, trust_remote_code: bool
+) -> nn.Module:
+    """The base model with the adapters of ``folder`` added in."""
+    setting = f"{folder / FILE}: base.source"
+    of_base = fetch(base.source, WEIGHT_FILES, revision=base.revision, code=trust_remote_code, setting=setting)
+    check_base(base, folder)
+    with seeded(0):  # of what is drawn, nothing stays
+        model, _ = from_folder(of_base, config, modality, trust_remote_code=trust_remote_code)
+        return load_adapters(model, folder)
 
 
 def _told(error: Exception) -> str:

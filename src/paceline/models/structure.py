@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from torch import nn
 
-from paceline.contract.errors import ModelError
+from paceline.contract.errors import ModelError, nearest
 
 Named = tuple[str, nn.Module]
 
@@ -90,15 +91,70 @@ def set_trained(model: nn.Module, train: str) -> list[str]:
     elif train == "features":
         trained = set()
     else:
-        trained = set(head_names(model))
-        if not trained:
-            what = f"model.train = {train}: {type(model).__name__} has no parameters outside its base model"
-            raise ModelError(what, "those are what is called its head", "set model.train=all")
+        trained = set(trained_head(model, train))
         if train.startswith("last:"):
             trained |= _last(model, int(train.partition(":")[2]))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
     return [name for name in names if name in trained]
+
+
+def trained_head(model: nn.Module, train: str) -> list[str]:
+    """``head_names``, of a model that is trained as ``model.train`` says.
+
+    Raises:
+        ModelError: it has no head of its own.
+    """
+    if names := head_names(model):
+        return names
+    what = f"model.train = {train}: {type(model).__name__} has no parameters outside its base model"
+    raise ModelError(what, "those are what is called its head", "set model.train=all")
+
+
+def linear_layers(model: nn.Module, targets: Literal["auto"] | Sequence[str] = "auto") -> list[str]:
+    """Names of the linear layers that adapters are put beside, in the order of the model; none of them is of the head.
+
+    Layers of torch's own TransformerEncoderLayer and MultiheadAttention are left out: these read the weights of their
+    layers themselves, and would pass by what stands beside them.
+
+    Args:
+        targets: last parts of the names; ``auto``: all linear layers of the blocks.
+
+    Raises:
+        ModelError: there is none, or none of a name.
+    """
+    head = set(head_names(model))
+    passed_by = {id(c) for m in model.modules() if isinstance(m, _READ_WEIGHTS) for c in m.modules()}
+    found = [
+        name
+        for name, module in model.named_modules()
+        # GPT-2 and its kin call theirs Conv1D
+        if (type(module) is nn.Linear or type(module).__name__ == "Conv1D")
+        and id(module) not in passed_by
+        and f"{name}.weight" not in head
+    ]
+    if targets == "auto":
+        inside = tuple(f"{name}." for name, _ in blocks(model))
+        chosen = [name for name in found if name.startswith(inside)]
+        if not chosen:
+            what = f"model.train = lora: {type(model).__name__} has no linear layers in its blocks"
+            raise ModelError(what, "adapters stand beside those", "set model.train=head, or last:K")
+        return chosen
+    for target in targets:
+        if not any(_ends(name, target) for name in found):
+            raise ModelError(
+                f"model.lora.targets: {type(model).__name__} has no linear layer {target} outside its head",
+                nearest(target, {name.rpartition(".")[2] for name in found}),
+                "set model.lora.targets=auto",
+            )
+    return [name for name in found if any(_ends(name, target) for target in targets)]
+
+
+_READ_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+def _ends(name: str, ending: str) -> bool:
+    return f".{name}".endswith(f".{ending}")
 
 
 def _last(model: nn.Module, number: int) -> set[str]:

@@ -42,9 +42,15 @@ def _tokens(lengths: TextLengths) -> str:
 def _cuts(lengths: TextLengths) -> str:
     if not lengths.cut.texts:
         return f"nothing, at data.max_length = {lengths.max_length:,}"
+    at = f"at data.max_length = {lengths.max_length:,}"
+    if lengths.overflow == "windows":
+        told = f"{share(lengths.cut.texts)} of texts have windows, up to {lengths.windows:,}, {at}"
+        if lengths.windows == lengths.max_windows:
+            return f"what is behind data.max_windows = {lengths.max_windows:,}: {told}"
+        return f"nothing: {told}"
     now = f"{share(lengths.cut.texts)} of texts, {share(lengths.cut.tokens)} of all tokens"
     others = "; ".join(_other(cut) for cut in lengths.others)
-    return f"{now}, at data.max_length = {lengths.max_length:,}" + (f" ({others})" if others else "")
+    return f"{now}, {at}, data.overflow = {lengths.overflow}" + (f" ({others})" if others else "")
 
 
 def _other(cut: Cut) -> str:

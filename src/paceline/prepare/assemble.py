@@ -18,6 +18,7 @@ from paceline.contract.files import compiled_folder
 from paceline.contract.records import Decision
 from paceline.contract.spans import activity
 from paceline.data.dataset import Dataset, Tokens
+from paceline.data.layout import WindowedLayout
 from paceline.engine.capture import Phase
 from paceline.engine.compared import compared_samples, width_notice
 from paceline.engine.compile_cache import is_kept
@@ -46,9 +47,11 @@ from paceline.techniques import (
     embedding_gradient,
     fully_connected,
     fused_qkv,
+    overflow,
     packing,
     precision,
     recompute,
+    tta,
 )
 
 _OTHER_MODEL = "choose another model, or wrap it in a factory whose forward returns logits"
@@ -85,6 +88,8 @@ def assemble_build(
         ModelError: the data have a token that the model has no embedding for, or a text that it takes beside no other.
     """
     switches = recipe.techniques
+    # until all else is put together, each window of a text is a sample: what is compared stays small
+    whole, dataset = dataset, dataset.each_window()
     build = _plain_build(recipe, model, dataset, task, device, normalisation)
     build = replace(build, blocks=tuple(blocks))
     found = next(iter(dataset.splits.values()))
@@ -120,6 +125,9 @@ def assemble_build(
         build = recompute.apply(build)
     # both take hold of a block's graph: our kernels are put in before it is compiled, or run as it is
     build = compile.apply(build, switches.compile if compiles else False, fusion=switches.fusion is True)
+    build = _of_windows(recipe, build, whole)
+    if switches.tta:
+        build = tta.apply(build, switches.tta)
     # last: what is shared is whatever a block's forward pass has become by now
     return strategy.prepare(build)
 
@@ -174,6 +182,22 @@ def _packed(recipe: Recipe, build: Build, dataset: Dataset, ids: Ids) -> Build:
     return build
 
 
+def _of_windows(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
+    """The build whose samples are texts again, where they have windows."""
+    texts = dataset.inputs
+    if not isinstance(texts, Tokens) or texts.windows is None:
+        return build
+    how: str | overflow.Join = recipe.data.aggregate
+    if "windows" in recipe.techniques.tta:
+        how = tta.of_windows(build.task, overflow.mean)
+        counts = texts.num_windows
+        told = (
+            f"techniques.tta = windows: a text is computed {counts.mean():.1f} times on average, {counts.max()} at most"
+        )
+        build = replace(build, notices=(*build.notices, told))
+    return overflow.apply(build, WindowedLayout(build.layout, texts, build.device), how)
+
+
 def _of_width(recipe: Recipe, build: Build, dataset: Dataset, texts: Tokens) -> tuple[str, ...]:
     narrow = padded_layout(recipe, build.model, dataset, build.device, on_host=True, bucket=1)
     with contextlib.closing(narrow):
@@ -220,9 +244,11 @@ def over(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
     Raises:
         ModelError: they have a token that the model has no embedding for, or a text that it takes beside no other.
     """
-    check_token_ids(recipe, build.model, dataset)
+    each = dataset.each_window()
+    check_token_ids(recipe, build.model, each)
     build = replace(build, layout=build.layout.over(dataset.inputs, dataset.labels))
-    check_text_ends(build.model, build.forward, build.layout, dataset, build.device)
+    layout = build.layout.of_windows if isinstance(build.layout, WindowedLayout) else build.layout
+    check_text_ends(build.model, build.forward, layout, each, build.device)
     return build
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paceline.contract.errors import RecipeError
+from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.files import cache_folder
 from paceline.contract.records import Decision
 from paceline.contract.stopwatch import Stopwatch
@@ -27,23 +27,34 @@ from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
 from paceline.data.sources import locate_files
 from paceline.distributed.links import shared_link_rate
+from paceline.engine.statistics import running_statistics
 from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
+from paceline.models.adapters import base_of
 from paceline.models.config import checkpoint_labels, import_readers, max_positions, modality, read_config
 from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
-from paceline.models.load import import_class, load_model
+from paceline.models.load import import_class, load_model, seeded
 from paceline.models.processor import Processor
 from paceline.models.saved import SavedModel
-from paceline.models.structure import blocks, final_linear, parameter_counts, set_trained
+from paceline.models.structure import (
+    blocks,
+    final_linear,
+    linear_layers,
+    parameter_counts,
+    set_trained,
+    trained_head,
+)
 from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_source
 from paceline.optim.schedule import lr_decision
 from paceline.prepare.assemble import assemble_build
 from paceline.prepare.beside import Beside
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
+from paceline.recipe.parts import ModelPart
 from paceline.seams import Build, Mesh, World
 from paceline.tasks import task_for
 from paceline.techniques.compile import wake_tracer
+from paceline.techniques.lora import apply_lora, require_peft
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -91,15 +102,17 @@ def prepare_run(
         quarantine: takes rows that cannot be used, where the recipe says to skip them.
         mesh: of whose ranks the first on each machine downloads and encodes, for the others to read.
     """
+    if recipe.model.train == "lora":
+        require_peft()
     world = mesh.whole
+    _refuse_several_passes(recipe)
     told: list[str] = []  # of the model
     with Beside(watch) as beside:
         awake = beside.start("model", partial(_wake, _gpu_here())) if recipe.device == "cuda" else None
         with watch.importing():
             import_readers(recipe.model)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
-            locate_files(recipe.data, rows)  # a file that is missing is sooner found than a model
-            recipe, shapes, config, processor = _configured(recipe)
+            recipe, shapes, config, processor = _configured(recipe, rows)
         if world.local_rank:
             _while_waiting(recipe, config, watch)
         with contextlib.ExitStack() as turn:
@@ -126,7 +139,7 @@ def prepare_run(
         dataset,
         tokenizer,
         replace(build, notices=(*told, *build.notices)),
-        _saved_model(recipe, dataset, images),
+        _saved_model(recipe, dataset, images, model),
         *counts,
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
@@ -150,6 +163,30 @@ def _built(
     return build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh), images
 
 
+def _refuse_several_passes(recipe: Recipe) -> None:
+    """Of windows and views, those that a run cannot learn from."""
+    if "windows" in recipe.techniques.tta:
+        raise RecipeError(
+            "techniques.tta = windows: a run has no use for it",
+            "it is for evaluate and predict, of models trained on something else than windows",
+            "--set data.overflow=windows, which trains on them; or --tta windows of evaluate and predict",
+        )
+    if recipe.model.train != "features":
+        return
+    if recipe.data.overflow == "windows":
+        raise RecipeError(
+            "data.overflow = windows: cannot work with model.train = features",
+            "the last layer is fitted to one row of features a text, and a text of several windows has as many",
+            "--set data.overflow=head+tail, or --set model.train=head, which is trained in steps",
+        )
+    if recipe.techniques.tta:
+        raise RecipeError(
+            f"techniques.tta = {', '.join(recipe.techniques.tta)}: cannot work with model.train = features",
+            "the last layer is fitted to features of one view",
+            "leave it out here; evaluate and predict have --tta",
+        )
+
+
 def _while_waiting(recipe: Recipe, config: PretrainedConfig | None, watch: Stopwatch) -> None:
     """What a rank gets done that waits for another's turn."""
     with watch.importing():
@@ -166,8 +203,11 @@ def _see_awake(awake: Future[None] | None, recipe: Recipe) -> None:
     torch.cuda.reset_peak_memory_stats(torch.device(recipe.device))
 
 
-def _configured(recipe: Recipe) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
+def _configured(
+    recipe: Recipe, rows: object | None
+) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
     """The recipe with the sizes of samples that the model decides, those decisions, and what they were read from."""
+    locate_files(recipe.data, rows)  # a file that is missing is sooner found than a model
     part = recipe.model
     config = read_config(part)
     processor = own_processor(part, config, recipe.data.image_size)
@@ -201,16 +241,20 @@ def _scaled_rate(recipe: Recipe) -> tuple[Decision, ...]:
     return () if scaled is None else (scaled,)
 
 
-def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None) -> SavedModel:
+def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None, model: nn.Module) -> SavedModel:
     """What is saved beside the weights."""
+    part = recipe.model
+    adapters = part.train == "lora" and not part.lora.merge
     return SavedModel(
         label_names=dataset.label_names,
         kind=dataset.kind,
         modality="image" if images else "text",
         max_length=None if images else recipe.data.max_length,
+        overflow=recipe.data.kept_of_long_texts(),
         pairs=isinstance(dataset.inputs, Tokens) and dataset.inputs.pairs,
         image=images,
-        factory=recipe.model.factory,
+        factory=part.factory,
+        base=base_of(model, part.source or "", part.revision) if adapters else None,
     )
 
 
@@ -256,6 +300,8 @@ def model_for(
         ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
     """
     part, task = recipe.model, task_for(known.kind, known.label_names, recipe.task)
+    if part.train == "lora":
+        require_peft()
     model = load_model(
         part,
         config,
@@ -269,10 +315,26 @@ def model_for(
         weights=weights,
         tell=tell,
     )
+    if part.train == "lora":
+        _adapt(model, part, recipe.seed)
+        return model
     set_trained(model, part.train)
     if part.train == "features":
         final_linear(model, task.num_outputs).requires_grad_()  # the one that is fitted
     return model
+
+
+def _adapt(model: nn.Module, part: ModelPart, seed: int) -> None:
+    """Put the adapters of ``model.lora`` into a model, drawn from ``seed``."""
+    if not part.lora.merge and running_statistics(model):
+        raise ModelError(
+            f"model.train = lora: {type(model).__name__} has batch normalisations",
+            "their running statistics follow the batches, and would not be in the saved adapters",
+            "--set model.lora.merge=true",
+        )
+    settings = part.lora.model_dump(include={"rank", "alpha", "dropout", "dora"})
+    with seeded(seed):
+        apply_lora(model, linear_layers(model, part.lora.targets), trained_head(model, part.train), **settings)
 
 
 def build_for(

@@ -2,7 +2,7 @@
 
 Errors about unknown keys and docs/coming-from.md are both made of it. Names are those of transformers'
 TrainingArguments and example scripts, Lightning's Trainer and callbacks, Accelerate's Accelerator and configuration,
-and DeepSpeed's JSON.
+DeepSpeed's JSON, and peft's LoraConfig.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Name:
 
 
 TRAINER, LIGHTNING, ACCELERATE, DEEPSPEED = "transformers' Trainer", "Lightning", "Accelerate", "DeepSpeed"
+PEFT: Final = "PEFT"
 
 _LEFT_OUT: Final = {"false": ""}
 _UNCLIPPED: Final = {"0": "optimizer.clip_norm=null", "0.0": "optimizer.clip_norm=null"}
@@ -193,6 +194,19 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("data_seed",), here="seed", note="the order of samples follows from it too"),
         Name(names=("full_determinism",), here="deterministic"),
         Name(names=("max_seq_length", "model_max_length"), here="data.max_length"),
+        Name(
+            names=("truncation_side",),
+            only=True,
+            here="data.overflow",
+            values={"right": "", "left": "data.overflow=tail"},
+            note="head+tail keeps both ends, windows all of a text",
+        ),
+        Name(
+            names=("doc_stride", "return_overflowing_tokens"),
+            here="data.overflow=windows",
+            values={"false": ""},
+            note="data.stride is by how much windows overlap: a share of a window, or a number of tokens from 1",
+        ),
         Name(names=("model_name_or_path", "pretrained_model_name_or_path", "model_name"), here="model.source"),
         Name(names=("tokenizer_name",), here="model.tokenizer"),
         Name(names=("model_revision",), here="model.revision"),
@@ -402,6 +416,20 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("communication_data_type",), here="parallel.reduce_dtype"),
         Name(names=("steps_per_print",), here="observe.log_every"),
         Name(names=("wall_clock_breakdown", "flops_profiler"), here="paceline trace RECIPE --steps 90:100"),
+    ),
+    PEFT: (
+        Name(names=("r", "lora_r", "lora_rank"), here="model.lora.rank", note="beside model.train=lora"),
+        Name(names=("lora_alpha",), here="model.lora.alpha", note="beside model.train=lora"),
+        Name(names=("lora_dropout",), here="model.lora.dropout", note="beside model.train=lora"),
+        Name(
+            names=("target_modules", "lora_target_modules"),
+            here="model.lora.targets",
+            values={"all-linear": ""},
+            note="beside model.train=lora; auto takes all linear layers of the blocks",
+        ),
+        Name(names=("use_dora",), here="model.lora.dora", values=_LEFT_OUT, note="beside model.train=lora"),
+        Name(names=("use_peft", "use_lora"), here="model.train=lora", values=_LEFT_OUT),
+        Name(names=("modules_to_save",), note="the head is trained in full beside the adapters, and nothing else"),
     ),
 }
 """Library -> its names, as its users meet them."""

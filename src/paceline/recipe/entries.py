@@ -242,4 +242,6 @@ def value_of(recipe: object, path: str) -> Any:
 
 def written(value: object) -> str:
     """A value as YAML and ``--set`` write it."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(written, value))}]"
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

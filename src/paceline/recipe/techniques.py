@@ -15,6 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
+from paceline.recipe.catalogue.data import DATA
+from paceline.recipe.catalogue.evaluation import EVALUATION
+from paceline.recipe.catalogue.model import MODEL
 from paceline.recipe.catalogue.speed import SPEED
 from paceline.recipe.catalogue.strategies import AXES, STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, written
@@ -22,6 +25,9 @@ from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, 
 GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "speed and memory": SPEED,
     "several GPUs": (*STRATEGIES, *AXES),
+    "data": DATA,
+    "model": MODEL,
+    "evaluation": EVALUATION,
 }
 """All entries, under the headings of ``paceline techniques``."""
 

@@ -11,6 +11,7 @@ import torch
 from paceline.contract.errors import CheckpointError
 from paceline.contract.records import DataRecord, Notice, Observer, RunStarted
 from paceline.data.describe import described
+from paceline.data.overflow import Overflow
 from paceline.memory.beside import PlanBeside
 from paceline.models.config import max_positions
 from paceline.observe.console import console_observer
@@ -179,4 +180,5 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
 def data_record(prepared: Prepared) -> DataRecord:
     recipe, model = prepared.recipe, prepared.build.model
     config = None if recipe.model.factory else getattr(model, "config", None)  # a factory's may be anything
-    return described(prepared.dataset, recipe.data.max_length, max_positions(config))
+    data = recipe.data
+    return described(prepared.dataset, data.max_length, max_positions(config), overflow=Overflow.of(data))

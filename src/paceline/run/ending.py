@@ -9,6 +9,7 @@ import torch
 from paceline.contract.errors import RunFolderError, UserError
 from paceline.contract.records import Decision, EvaluationRecord, MemoryRecord, Notice, RunRecord
 from paceline.memory.beside import PlanBeside, measured
+from paceline.models.adapters import merged
 from paceline.models.saved import save_model
 from paceline.prepare.preparation import Prepared
 from paceline.report.build import build_report
@@ -144,7 +145,10 @@ def _save(request: Request, prepared: Prepared, weights: Mapping[str, torch.Tens
     lost = folder.find_again()
     if not folder.recipe.exists():  # without it nobody can use the model
         folder.write_recipe(prepared.recipe)
-    save_model(prepared.build.model, prepared.tokenizer, folder.model, prepared.saved, weights)
+    model, part = prepared.build.model, prepared.recipe.model
+    if part.train == "lora" and part.lora.merge:
+        weights = merged(model, weights)
+    save_model(model, prepared.tokenizer, folder.model, prepared.saved, weights)
     if lost is not None:
         raise RunFolderError(lost.what, f"{lost.why}; the trained model is saved in it", way_on(folder.path))
     if lost := folder.find_again():

@@ -16,6 +16,7 @@ from paceline.contract.errors import DataError, ModelError, RecipeError, RunFold
 from paceline.contract.records import EvaluationRecord
 from paceline.contract.spans import activity
 from paceline.data.dataset import Dataset
+from paceline.data.overflow import Overflow
 from paceline.data.prepare import Given, prepare_to_evaluate, prepare_to_predict
 from paceline.distributed.agree import agree
 from paceline.distributed.group import joined
@@ -30,13 +31,16 @@ from paceline.models.structure import blocks
 from paceline.prepare.assemble import assemble_build, over
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
+from paceline.recipe.entries import written
 from paceline.recipe.parts import DataPart
+from paceline.recipe.parts.data import OVERFLOW
 from paceline.recipe.techniques import CATALOGUE, settings_for_inference
 from paceline.recipe.trust import NONE, Trust, require_trust
 from paceline.run.predictions import PredictionFile, Predictions
 from paceline.run_folder import RunFolder, has_checkpoint, way_on
 from paceline.seams import Alone, Build, Ids, Mesh, Task, World
 from paceline.tasks import task_for
+from paceline.techniques.tta import require_kin
 
 WINDOW = 4096
 """Rows that are held at a time when labelling: enough to sort by length, few enough for any memory."""
@@ -77,7 +81,7 @@ def evaluate_saved(
             with world.alone_first("reading and encoding the data"):
                 dataset, ids = _own_split(recipe, run, split)
         else:
-            dataset = prepare_to_evaluate(_data_part(recipe, data, settings), _given(loaded), rows=rows)
+            dataset = prepare_to_evaluate(_data_part(recipe, data, settings), _given(recipe, loaded), rows=rows)
             ids = dataset.splits["all"]
             for notice in dataset.notices if world.is_first else ():
                 tell(notice)
@@ -107,7 +111,7 @@ def predict_rows(
     part, size = _data_part(recipe, data, settings), recipe.loop.evaluated_together
     build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
-        for dataset, table in prepare_to_predict(part, _given(loaded), WINDOW, rows=rows, tell=tell):
+        for dataset, table in prepare_to_predict(part, _given(recipe, loaded), WINDOW, rows=rows, tell=tell):
             with explained(partial(_situation, recipe)):
                 build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset, tell)
                 found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
@@ -121,9 +125,7 @@ def probabilities(
 ) -> NDArray[np.float32]:
     """Probabilities [n, C] of samples, in the order of ``ids``; computed in one that wastes little."""
     found: dict[int, Any] = {}
-    ordered = build.layout.sorted(ids)
-    for first in range(0, len(ordered), batch_size):
-        chosen = ordered[first : first + batch_size]
+    for chosen in build.layout.batches(ids, batch_size):
         scores = build.task.probabilities(infer(build.layout.collate(chosen))).cpu().numpy()
         found |= dict(zip(chosen.tolist(), scores, strict=True))
         advance(len(chosen))
@@ -158,7 +160,7 @@ def _open(
     if _asks_for_pairs(settings) and not loaded.saved.pairs:
         what, fix = f"a second text for {folder}", "leave the second text out"
         raise UserError(what, "its model was trained on single texts, and would not see it", fix)
-    return run, recipe, loaded
+    return run, _with_windows(recipe, loaded), loaded
 
 
 def _open_model(folder: Path, settings: Sequence[str], trust: Trust, own_data: bool) -> tuple[Recipe, LoadedModel]:
@@ -169,12 +171,47 @@ def _open_model(folder: Path, settings: Sequence[str], trust: Trust, own_data: b
         Recipe.parse({"model": {"source": str(folder)}}).with_settings([*_ONLY_TRAINING, *settings]), this_machine()
     )
     try:
-        return recipe, load_pretrained(folder, pairs=_asks_for_pairs(settings), trust_remote_code=trust.remote_code)
+        loaded = load_pretrained(folder, pairs=_asks_for_pairs(settings), trust_remote_code=trust.remote_code)
+        kept = loaded.saved.overflow or {}
+        recipe = recipe.with_settings(f"data.{name}={written(kept[name])}" for name in OVERFLOW if name in kept)
+        return _with_windows(recipe, loaded), loaded
     except ModelError as error:
         if folder.exists():
             raise
         why = "; ".join(filter(None, (error.what, error.why)))
         raise RunFolderError(f"{folder}: neither a run folder nor a model", why, error.fix) from None
+
+
+def _with_windows(recipe: Recipe, loaded: LoadedModel) -> Recipe:
+    """The recipe with texts in windows, where ``techniques.tta`` asks for them.
+
+    Raises:
+        RecipeError: it names a view that this model's samples do not have.
+    """
+    require_kin(recipe.techniques.tta, are_images=loaded.saved.modality == "image")
+    if "windows" not in recipe.techniques.tta:
+        return recipe
+    if recipe.data.overflow == "windows":
+        raise RecipeError(
+            "techniques.tta = windows: has no effect",
+            "the model was trained on windows, and is used so in any case (data.overflow = windows)",
+            "leave it out",
+        )
+    if loaded.tokenizer is None:
+        raise RecipeError(
+            "techniques.tta = windows: no effect on bare tokens",
+            "which of them are special, and belong into each window, is not known without a tokenizer",
+            "leave it out",
+        )
+    plain = DataPart()
+    settings = [f"data.{name}={written(getattr(plain, name))}" for name in OVERFLOW]
+    return recipe.with_settings([*settings, "data.overflow=windows"])
+
+
+def _as_trained(recipe: Recipe, run: RunFolder) -> Recipe:
+    """The recipe with texts cut as the run cut them."""
+    trained = run.read_recipe().data
+    return recipe.with_settings(f"data.{name}={written(getattr(trained, name))}" for name in OVERFLOW)
 
 
 def _asks_for_pairs(settings: Sequence[str]) -> bool:
@@ -224,11 +261,12 @@ def _data_part(recipe: Recipe, source: str | None, settings: Sequence[str]) -> D
     )
 
 
-def _given(loaded: LoadedModel) -> Given:
+def _given(recipe: Recipe, loaded: LoadedModel) -> Given:
     saved, image = loaded.saved, loaded.saved.image
     return Given(
         tokenizer=loaded.tokenizer,
         max_length=saved.max_length,
+        overflow=Overflow.of(recipe.data),
         label_names=saved.label_names,
         kind=saved.kind,
         modality=saved.modality,
@@ -243,7 +281,8 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
 
     if recipe.data.source == "memory":
         raise DataError(f"{run.path}: was trained on rows in memory", fix="give --data FILE, or rows= from Python")
-    dataset, _ = encoded(recipe)
+    as_trained = _as_trained(recipe, run)
+    dataset, _ = encoded(as_trained)
     if run.manifest.exists() and dataset.fingerprint != run.read_manifest()["starts"][-1].get("data_fingerprint"):
         # split anew: a sample of this test split may be one that the run was trained on
         raise DataError(
@@ -255,6 +294,8 @@ def _own_split(recipe: Recipe, run: RunFolder, split: str) -> tuple[Dataset, Ids
     if split not in dataset.splits:
         fix = " or ".join(f"--split {name}" for name in dataset.splits)
         raise UserError(f"--split {split}: the run has no such split", nearest(split, dataset.splits), fix)
+    if as_trained.data != recipe.data:  # the same splits of the same texts, cut otherwise
+        dataset, _ = encoded(recipe)
     return dataset, dataset.splits[split]
 
 

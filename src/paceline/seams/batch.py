@@ -1,13 +1,14 @@
 """A micro-batch on the device, and how much work it is.
 
-Shapes: S samples of a micro-batch, L padded length, T positions of a packed row, P sequences in it, C classes or
-channels, H height, W width.
+Shapes: S samples of a micro-batch, W windows where samples have several, L padded length, T positions of a packed
+row, P sequences in it, C classes or channels, H height, W width of an image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,15 @@ class Batch:
     """[S] fp32; 0 marks filler. A batch of nothing but filler is legal and contributes nothing."""
     packed: Packed | None = None
     """Set when the samples stand one after the other in one row."""
+    windows: Tensor | None = None
+    """int64 [W]: which sample each window is of, where a sample may be several sequences. Inputs, and ``packed``, are
+    then of windows: W stands there for S."""
+
+
+def _optional(batch: Batch) -> dict[str, Any]:
+    """What is set of the fields that need not be: None would be a leaf of its own."""
+    found = {"packed": batch.packed, "windows": batch.windows}
+    return {name: part for name, part in found.items() if part is not None}
 
 
 _pytree.register_pytree_node(
@@ -58,9 +68,8 @@ _pytree.register_pytree_node(
 )
 _pytree.register_pytree_node(
     Batch,
-    # None would be a leaf of its own
-    lambda b: ([dict(b.inputs), b.labels, b.weights, *([b.packed] if b.packed else [])], None),
-    lambda children, _: Batch(*children),
+    lambda b: ([dict(b.inputs), b.labels, b.weights, _optional(b)], None),
+    lambda children, _: Batch(*(found := list(children))[:3], **found[3]),
 )
 
 

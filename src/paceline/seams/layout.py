@@ -47,3 +47,8 @@ class Layout(ABC):
     @abstractmethod
     def sorted(self, ids: Ids) -> Ids:
         """The ids in an order that wastes little; for evaluation, where order changes nothing."""
+
+    def batches(self, ids: Ids, batch_size: int) -> list[Ids]:
+        """The ids cut into the batches of an evaluation: in the order of ``sorted``, at most ``batch_size`` each."""
+        ordered = self.sorted(ids)
+        return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]

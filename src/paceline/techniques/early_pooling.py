@@ -203,11 +203,17 @@ class OneQuery:
             made = place(self._queries.view(1, positions, heads, size).transpose(1, 2))
             if not place(query) == place(key) == place(value) == made:
                 raise ModelError(f"{type(self._stands_for).__name__} changes its products before attention")
-        weights = torch.cat([linear.weight for linear in self._others])
-        biases = [linear.bias for linear in self._others if linear.bias is not None]
-        product = F.linear(self._row, weights, torch.cat(biases) if biases else None)
+        product = self._keys_and_values()
         # squeezed, not indexed: the gradient is then a view, too
         return query.squeeze(0).transpose(0, 1), product.squeeze(0).unflatten(-1, (2, heads, size))
+
+    def _keys_and_values(self) -> Tensor:
+        """[1, T, 2 H D], in one product; in two where adapters stand beside them."""
+        if any(type(linear) is not nn.Linear for linear in self._others):
+            return torch.cat([linear(self._row) for linear in self._others], dim=-1)
+        weights = torch.cat([linear.weight for linear in self._others])
+        biases = [linear.bias for linear in self._others if linear.bias is not None]
+        return F.linear(self._row, weights, torch.cat(biases) if biases else None)
 
 
 def _block_forward(block: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -233,7 +239,7 @@ def _attention_forward(names: tuple[str, ...]) -> Callable[..., Any]:
 
 def _attention(block: nn.Module) -> tuple[nn.Module, tuple[str, ...]] | None:
     """The block's one attention module that can be shortened, and what its three products are called."""
-    found = [(module, names) for module in block.modules() if (names := triple(module))]
+    found = [(module, names) for module in block.modules() if (names := triple(module, adapted=True))]
     if len(found) != 1 or "forward" in vars(block):
         return None
     module, names = found[0]

@@ -72,6 +72,8 @@ def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
             _take_notes(build)
         return replace(build, execution={**build.execution, "fused_qkv": f"{joined} layers"})
     reason = "no attention layer of this model computes query, key and value from one input in three products"
+    if any(triple(module, adapted=True) for module in build.model.modules()):
+        reason = "adapters stand beside query, key or value, and what is joined has no place for them"
     if setting is True:
         raise RecipeError(f"{SETTING} = true", reason, f"--set {SETTING}=auto")
     decision = Decision(setting=SETTING, value="false", reason=reason)
@@ -196,12 +198,18 @@ def _attention_as_in_training(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def triple(module: nn.Module) -> tuple[str, ...] | None:
-    """Names of the layer's three products, where they can be joined."""
+def triple(module: nn.Module, *, adapted: bool = False) -> tuple[str, ...] | None:
+    """Names of the layer's three products, where they can be joined.
+
+    Args:
+        adapted: also those that have adapters beside them (LoRA), which cannot.
+    """
     if getattr(module, "is_cross_attention", False) or "forward" in vars(module) or _calls_its_parents(module):
         return None
     for names in TRIPLES:
-        linears = [child for name in names if type(child := getattr(module, name, None)) is nn.Linear]
+        children = [getattr(module, name, None) for name in names]
+        inner = [getattr(child, "base_layer", child) if adapted else child for child in children]
+        linears = [child for child in inner if type(child) is nn.Linear]
         if len(linears) == 3 and _joinable(linears):
             return names
     return None

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from paceline.contract.stopwatch import Stopwatch
+from paceline.machine.facts import this_machine
 from paceline.memory.constants import constants_for
+from paceline.prepare.assemble import assemble
+from paceline.prepare.preparation import prepare_run
+from paceline.recipe.choose import choose
 from tests.unit.memory.apart import main
-from tests.unit.memory.runs import GPU, assert_near, flat, traced
+from tests.unit.memory.runs import BERT, GPU, assert_near, flat, recipe, traced
 
 WHOLE = "techniques.early_pooling=false"
 
@@ -26,6 +33,34 @@ def check_weights_gradients_and_states_are_those_of_adamw() -> None:
     assert (plan.num_parameters, plan.num_trained) == (sum(found.weights), sum(found.trained))
     assert plan.parts["parameters"] == plan.parts["gradients"] == all_weights
     assert_near(plan.parts["optimizer states"], 2 * all_weights)
+
+
+def check_adapters_are_planned_as_they_are() -> None:
+    """Beside a run on this machine's CPU, which has no flat buffers."""
+    for more in ((), ("model.lora.dora=true",)):
+        settings = ("model.train=lora", "model.lora.merge=true", *more)
+        plan, held = traced(*settings).plan, after_a_step(*settings)
+        for name, num_bytes in held.items():
+            assert abs(plan.parts[name] / num_bytes - 1) < 0.02, (
+                f"{name}: {plan.parts[name]:,}, {num_bytes:,} are there"
+            )
+        assert 0.05 < plan.num_trained / plan.num_parameters < 0.15
+
+
+def after_a_step(*settings: str) -> dict[str, int]:
+    """Bytes that the run of a model has on a CPU after its first step."""
+    chosen, decisions = choose(recipe(BERT, "device=cpu", *settings), this_machine())
+    run = prepare_run(chosen, decisions, facts=this_machine(), watch=Stopwatch())
+    assembled = assemble(run.recipe, run.build, total_steps=2)
+    assembled.engine.accumulate_batches([run.build.layout.collate(np.arange(4))], 4, step=0)
+    assembled.engine.update()
+    parameters = list(run.build.model.parameters())
+    states = assembled.engine.state()[0]["optimizer"]
+    return {
+        "parameters": sum(parameter.nbytes for parameter in parameters),
+        "gradients": sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None),
+        "optimizer states": sum(tensor.nbytes for tensor in states.values()),
+    }
 
 
 def check_the_peak_grows_with_the_batch() -> None:

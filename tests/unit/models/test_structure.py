@@ -12,7 +12,7 @@ from torch import nn
 from paceline.contract.errors import ModelError
 from paceline.models.config import modality, read_config
 from paceline.models.load import load_model
-from paceline.models.structure import blocks, final_linear, head_names, set_trained
+from paceline.models.structure import blocks, final_linear, head_names, linear_layers, set_trained
 from paceline.recipe.parts import ModelPart
 from paceline.testing.tiny import tiny_bert_config, tiny_distilbert_config, tiny_resnet_config, tiny_vit_config
 
@@ -166,3 +166,55 @@ def inside() -> nn.Module:
     model.base_model_prefix = "base"  # type: ignore[assignment]
     model.base = nn.Sequential(nn.Linear(4, 7))
     return model
+
+
+def of_family(kind: str) -> nn.Module:
+    return build({"model_type": kind, **({} if kind in OWN_NAMES else SMALL), **FAMILIES[kind][0]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("bert", {"query", "key", "value", "dense"}),
+        ("distilbert", {"q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"}),
+        ("gpt2", {"c_attn", "c_proj", "c_fc"}),
+        ("convnext", {"pwconv1", "pwconv2"}),
+        ("vit", {"q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"}),
+    ],
+)
+def test_linear_layers_of_the_blocks_take_adapters(kind: str, expected: set[str]) -> None:
+    model = of_family(kind)
+    found = linear_layers(model)
+    assert {name.rpartition(".")[2] for name in found} == expected
+    inside = tuple(f"{name}." for name, _ in blocks(model))
+    assert all(name.startswith(inside) for name in found)
+
+
+def test_named_layers_take_adapters_wherever_they_are_but_for_the_head() -> None:
+    model = of_family("roberta")
+    found = linear_layers(model, ["value", "dense"])
+    assert {name.rpartition(".")[2] for name in found} == {"value", "dense"}
+    assert not any(name.startswith("classifier") for name in found), "the head is trained in full"
+    assert linear_layers(model, ["layer.1.output.dense"]) == ["roberta.encoder.layer.1.output.dense"]
+
+
+def test_a_model_without_linear_layers_takes_no_adapters() -> None:
+    with pytest.raises(ModelError, match="no linear layers in its blocks") as caught:
+        linear_layers(build(tiny_resnet_config()))
+    assert "model.train=head" in caught.value.fix
+
+
+@pytest.mark.parametrize("target", ["q_lim", "LayerNorm", "classifier"])
+def test_a_name_that_no_linear_layer_has_is_refused(target: str) -> None:
+    with pytest.raises(ModelError, match=f"no linear layer {target}") as caught:
+        linear_layers(of_family("distilbert"), ["v_lin", target])
+    assert "q_lin" in caught.value.why
+
+
+def test_layers_whose_weights_torch_reads_past_them_take_no_adapters() -> None:
+    """In evaluation TransformerEncoderLayer hands the weights of its layers to one fused kernel."""
+    model = nn.Sequential(
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2), nn.Linear(8, 2)
+    )
+    with pytest.raises(ModelError, match="no linear layers in its blocks"):
+        linear_layers(model)

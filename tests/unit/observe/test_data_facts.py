@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.contract.records import Cut, DataRecord, TextLengths
 from paceline.observe.data_facts import data_facts, sparkline
 
@@ -22,8 +24,17 @@ def test_what_is_cut_is_told() -> None:
     assert rows["labels"] == "no 3,000, y\\x1bes 12"
     assert rows["tokens"] == "median 230, 95% of texts up to 600, longest 2,470  0 ▂█▅  900"
     assert rows["cut"] == (
-        "97.5% of texts, 81.0% of all tokens, at data.max_length = 64 (256: 40.0% and 30.0%; 2,470: nothing)"
+        "97.5% of texts, 81.0% of all tokens, at data.max_length = 64, data.overflow = head"
+        " (256: 40.0% and 30.0%; 2,470: nothing)"
     )
+
+
+def test_windows_cut_nothing_and_are_told() -> None:
+    rows = dict(data_facts(DataRecord(labels={}, lengths=replace(LENGTHS, overflow="windows", windows=39))))
+    assert rows["cut"] == "nothing: 97.5% of texts have windows, up to 39, at data.max_length = 64"
+    bounded = replace(LENGTHS, overflow="windows", windows=3, max_windows=3)
+    told = dict(data_facts(DataRecord(labels={}, lengths=bounded)))["cut"]
+    assert told.startswith("what is behind data.max_windows = 3: 97.5% of texts have windows")
 
 
 def test_many_labels_are_counted() -> None:

@@ -8,6 +8,7 @@ NO_STEP = Rule("model.train=features", "no step is made with train: features")
 _OWN_KERNELS = Rule("device=cuda", "its kernels are for GPUs")
 _NOT_ON_A_CPU = Rule("device=cuda", "not measured to pay on a CPU", only="auto")
 _NOT_TRAINED = "no embedding is trained"
+_DORA = Rule("model.lora.dora=true", "peft's DoRA asks for the class of a weight, which no compiler traces")
 COPIED = "DataParallel copies the model at every pass, and a copy would compute with the first GPU's weights"
 
 SPEED: tuple[TechniqueEntry, ...] = (
@@ -105,7 +106,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
                 "its kernels are for autocast: products in bf16 or fp16 beside sums in fp32",
             ),
         ),
-        excludes=(NO_STEP,),
+        excludes=(NO_STEP, _DORA),
         packages=("triton",),
         capability=(8, 0),
     ),
@@ -117,7 +118,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
         auto="on a GPU, where the step is not compiled",
         needs=(_OWN_KERNELS, Rule("model.train=all", _NOT_TRAINED, only="auto")),
         excludes=(
-            Rule("model.train=head|features", _NOT_TRAINED),
+            Rule("model.train=head|lora|features", _NOT_TRAINED),
             Rule("parallel.strategy=fsdp", "not measured beside shards", only="auto"),
             Rule("parallel.strategy=dp", COPIED),
         ),
@@ -140,7 +141,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
         "up to rounding",
         auto="on a GPU, when the run is long enough to win back the seconds of compiling",
         needs=(_NOT_ON_A_CPU,),
-        excludes=(NO_STEP,),
+        excludes=(NO_STEP, _DORA),
         packages=("triton",),
         memory="fused kernels keep fewer intermediate results",
     ),
@@ -156,6 +157,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
             NO_STEP,
             Rule("parallel.offload=true", "the host waits for what travels between its memory and the GPU"),
             Rule("techniques.recompute=true", "recompute saves and restores the random numbers' state on the host"),
+            Rule("data.overflow=windows", "each step has another number of windows, and so another shape"),
         ),
         room="paceline.engine.capture",
         memory="the graphs keep a pool of their own",

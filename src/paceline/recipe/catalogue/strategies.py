@@ -26,6 +26,7 @@ AXES: tuple[TechniqueEntry, ...] = (
         off=1,
         excludes=(
             NO_STEP,
+            Rule("model.train=lora", "its weights stand beside the layers that would be cut"),
             Rule("parallel.strategy=fsdp", "its shards are cut from whole weights"),
             Rule("parallel.strategy=dp", "it is one process"),
             Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
@@ -112,6 +113,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         excludes=(
             NO_STEP,
             Rule("techniques.packing=true", "a packed row cannot be split over several GPUs"),
+            Rule("data.overflow=windows", "it would split a text's windows from the text's label"),
             Rule("techniques.early_pooling=true", "it needs packed rows, which cannot be split", only="asked"),
             Rule("techniques.cudnn_benchmark=true", "torch keeps cuDNN's kernels for each GPU's thread by itself"),
             *(

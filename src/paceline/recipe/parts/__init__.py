@@ -6,7 +6,7 @@ it) or *execution* (marked ``EXECUTION``: how fast and where; it may change on r
 
 from paceline.recipe.parts.data import AugmentPart, DataPart, RandomPart, SplitsPart
 from paceline.recipe.parts.loop import EarlyStoppingPart, LoopPart
-from paceline.recipe.parts.model import ModelPart
+from paceline.recipe.parts.model import LoraPart, ModelPart
 from paceline.recipe.parts.observe import ObservePart, TracePart
 from paceline.recipe.parts.optimizer import GroupPart, OptimizerPart, SchedulePart
 from paceline.recipe.parts.parallel import ParallelPart
@@ -21,6 +21,7 @@ __all__ = [
     "EarlyStoppingPart",
     "GroupPart",
     "LoopPart",
+    "LoraPart",
     "ModelPart",
     "ObservePart",
     "OptimizerPart",

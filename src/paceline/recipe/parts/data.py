@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from encodings.aliases import aliases
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.recipe.parts.part import EXECUTION, Columns, Part, Switch, share_or_count
+from paceline.recipe.techniques import entry_of
 
 
 class SplitsPart(Part):
@@ -52,6 +53,13 @@ class AugmentPart(Part):
         return self.flip or self.crop > 0 or self.cutout > 0
 
 
+_OF_OVERFLOW = {"head": "head+tail", "stride": "windows", "aggregate": "windows", "max_windows": "windows"}
+"""Settings that have an effect with one value of ``overflow`` alone."""
+
+OVERFLOW = ("overflow", *_OF_OVERFLOW)
+"""All settings that say what is kept of a text that is too long."""
+
+
 class DataPart(Part):
     """Where the labelled samples are and what their columns mean."""
 
@@ -78,6 +86,25 @@ class DataPart(Part):
     )
     splits: SplitsPart = SplitsPart()
     max_length: int = Field(512, ge=4, description="Tokens kept of a sample; never more than the model's positions.")
+    overflow: Literal["head", "tail", "head+tail", "windows"] = Field(
+        "head",
+        description=f"{entry_of('overflow').description} head: the beginning. tail: the end. head+tail: both, in the"
+        " shares of data.head. windows: all, in pieces that overlap, whose logits are joined.",
+    )
+    head: float = Field(
+        0.25, gt=0, lt=1, description="With overflow: head+tail, share of the kept tokens that are the beginning's."
+    )
+    stride: float | int = Field(
+        0.25,
+        ge=0,
+        description="With overflow: windows, by how much neighbours overlap: a share of a window below 1, or tokens.",
+    )
+    aggregate: Literal["mean", "max"] = Field(
+        "mean", description="With overflow: windows, how the logits of a text's windows become the text's."
+    )
+    max_windows: int | None = Field(
+        None, ge=1, description="With overflow: windows, the most that a text has; what is behind them is cut."
+    )
     image_size: int | None = Field(None, ge=8, description="Images are resized to this many pixels a side.")
     on_bad_row: Literal["stop", "skip"] = Field(
         "stop",
@@ -102,6 +129,23 @@ class DataPart(Part):
         " its memory.",
     )
     random: RandomPart = RandomPart()
+
+    def kept_of_long_texts(self) -> dict[str, Any] | None:
+        """What is kept of texts that are too long, by names of these fields; None: their beginning."""
+        return None if self.overflow == "head" else {name: getattr(self, name) for name in OVERFLOW}
+
+    _usable_stride = field_validator("stride")(share_or_count)
+
+    @model_validator(mode="after")
+    def _overflow_has_use(self) -> Self:
+        for name, kind in _OF_OVERFLOW.items():
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default and self.overflow != kind:
+                raise ValueError(
+                    f"{name} = {value}: no effect with overflow = {self.overflow}; --set data.overflow={kind},"
+                    f" or leave data.{name} out"
+                )
+        return self
 
     @field_validator("encoding")
     @classmethod

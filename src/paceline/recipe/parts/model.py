@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from paceline.recipe.parts.part import Part, Reference
+from paceline.recipe.parts.part import EXECUTION, Part, Reference
+
+
+class LoraPart(Part):
+    """Adapters of ``train: lora``."""
+
+    rank: int = Field(8, ge=1, description="Of each adapter: the width between its two matrices.")
+    alpha: int = Field(16, ge=1, description="An adapter's result is multiplied by alpha / rank.")
+    targets: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        "auto",
+        description="auto: all linear layers of the blocks; else those whose names end so, such as [q_lin, v_lin].",
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Of what goes into an adapter.")
+    dora: bool = Field(False, description="Train the length of each row of a weight apart from its direction (DoRA).")
+    merge: bool = Field(
+        False,
+        json_schema_extra=EXECUTION,
+        description="Save whole weights with the adapters added in, which load in plain transformers; else the adapters"
+        " as peft has them, which need the base model.",
+    )
 
 
 class ModelPart(Part):
@@ -30,10 +49,11 @@ class ModelPart(Part):
     vocabulary_size: int = Field(8000, ge=100, description="Size of a tokenizer trained on the training texts.")
     train: str = Field(
         "all",
-        pattern=r"^(all|head|features|last:[1-9]\d*)$",
-        description="all | head | last:K (the head and the last K blocks) | features (embed once, then fit a"
-        " scikit-learn classifier).",
+        pattern=r"^(all|head|lora|features|last:[1-9]\d*)$",
+        description="all | head | last:K (the head and the last K blocks) | lora (adapters and the head) | features"
+        " (embed once, then fit a scikit-learn classifier).",
     )
+    lora: LoraPart = LoraPart()
     classifier: Literal["logistic", "svm"] = Field("logistic", description="Classifier on top of train: features.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
 
@@ -45,6 +65,14 @@ class ModelPart(Part):
             raise ValueError("no model: set model.source (a Hub name or a folder), model.config or model.factory")
         if self.classifier != "logistic" and self.train != "features":
             raise ValueError(f"classifier: {self.classifier} has no effect without train: features")
+        if self.train != "lora" and (
+            set_ := [n for n, f in LoraPart.model_fields.items() if getattr(self.lora, n) != f.default]
+        ):
+            raise ValueError(f"lora.{set_[0]} has no effect with train: {self.train}; set train: lora, or leave it out")
+        if self.train == "lora" and not (self.source or self.lora.merge):
+            raise ValueError(
+                "train: lora saves adapters for the model of model.source, and there is none: set lora.merge: true"
+            )
         if self.config is not None and not self.source and "model_type" not in self.config:
             raise ValueError("model.config without model.source is a whole configuration and needs model_type")
         return self

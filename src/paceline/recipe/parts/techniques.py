@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, field_validator
 
+from paceline.contract.errors import nearest
 from paceline.recipe.parts.part import EXECUTION, Part, Switch
 from paceline.recipe.techniques import entry_of
 
@@ -14,6 +15,15 @@ def _technique(name: str) -> Any:
     """The field of a technique, as the catalogue has it."""
     entry = entry_of(name)
     return Field(entry.default, json_schema_extra=EXECUTION if entry.execution else None, description=entry.description)
+
+
+VIEWS = ("flip", "crop5", "scales", "windows")
+"""What ``tta`` may name."""
+
+
+def _split(value: object) -> object:
+    """``flip,crop5`` as a list has it, for who types it."""
+    return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
 
 
 class TechniquesPart(Part):
@@ -31,3 +41,14 @@ class TechniquesPart(Part):
     recompute: bool = _technique("recompute")
     compile: Switch = _technique("compile")
     capture: Switch = _technique("capture")
+    tta: Annotated[tuple[str, ...], BeforeValidator(_split)] = _technique("tta")
+
+    @field_validator("tta")
+    @classmethod
+    def _known_views(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in VIEWS:
+                raise ValueError(f"{name}: no view has this name; {nearest(name, VIEWS)}")
+            if value.count(name) > 1:
+                raise ValueError(f"{name} stands in it twice; name it once")
+        return value

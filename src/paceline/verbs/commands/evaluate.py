@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.verbs.commands.options import Settings, Trained, Trusting
+from paceline.verbs.commands.options import Settings, Trained, Trusting, Views, with_views
 from paceline.verbs.commands.ranks import Launch
 
 
@@ -18,6 +18,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Labelled data [default: the run's own].")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     settings: Settings = None,
+    tta: Views = None,
     ranks: Annotated[Launch, "As of train."],
     trusting: Trusting,
 ) -> None:
@@ -29,18 +30,20 @@ def evaluate(
     paceline evaluate runs/reviews --data test.csv --set data.label=stars
     paceline evaluate OWNER/NAME --data test.csv
     paceline evaluate runs/reviews --gpus 4
+    paceline evaluate runs/reviews --tta windows
     """
     from paceline.distributed.failures import failures_told
     from paceline.machine.cluster import find_place
     from paceline.verbs.launch import launch_if_asked
 
+    changes = with_views(settings, tta)
     launch_if_asked(**asdict(ranks))
     with failures_told():
         from paceline.verbs.evaluate import evaluate as evaluate_run
 
         place = find_place(os.environ)
         others: dict[str, Any] = {"place": place} if place.is_rank else {}
-        record = evaluate_run(run, data=data, split=split, settings=settings or (), **asdict(trusting), **others)
+        record = evaluate_run(run, data=data, split=split, settings=changes, **asdict(trusting), **others)
     if place.rank:
         return
     rows = {"loss": record.loss, **record.metrics}

@@ -23,10 +23,30 @@ RecipeFile = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="Run folder [default: runs/<name>-<time>].")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
+Views = Annotated[
+    str | None,
+    typer.Option("--tta", metavar="NAMES", help="Average views of a sample: flip,crop5,scales; of texts, windows."),
+]
 Trained = Annotated[
     Path,
     typer.Argument(metavar="RUN", help="Run folder, or a trained model: folder or OWNER/NAME.", show_default=False),
 ]
+
+
+def with_views(settings: Sequence[str] | None, tta: str | None) -> Sequence[str]:
+    """The changes of settings, and ``--tta`` as one of them.
+
+    Raises:
+        RecipeError: it is set twice.
+    """
+    changes = settings or ()
+    if tta is None:
+        return changes
+    from paceline.contract.errors import RecipeError
+
+    if any(change.partition("=")[0].strip() == "techniques.tta" for change in changes):
+        raise RecipeError(f"--tta {tta}: techniques.tta is set twice", "--set names it too", "leave one of them out")
+    return [*changes, f"techniques.tta=[{tta}]"]
 
 
 @dataclass(frozen=True, kw_only=True)

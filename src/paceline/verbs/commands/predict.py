@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.contract.errors import UserError
-from paceline.verbs.commands.options import Settings, Trained, Trusting
+from paceline.verbs.commands.options import Settings, Trained, Trusting, Views, with_views
 
 
 def predict(
@@ -31,6 +31,7 @@ def predict(
         bool, typer.Option("--safe-csv", help="An apostrophe before cells that a spreadsheet takes for formulas.")
     ] = False,
     settings: Settings = None,
+    tta: Views = None,
     trusting: Trusting,
 ) -> None:
     """Label new rows: the row, its label and the probabilities.
@@ -41,12 +42,14 @@ def predict(
     cut -f 2 new.tsv | paceline predict runs/reviews -
     cut -f 2,3 pairs.tsv | paceline predict runs/pairs - --pair -
     paceline predict OWNER/NAME new.csv -o out.csv
+    paceline predict runs/birds photos/ -o out.csv --tta flip,crop5
     """
     from paceline.verbs.predict import predict as predict_rows
     from paceline.verbs.typed import shown, typed
 
     trusts: dict[str, Any] = asdict(trusting)
-    given = typed(data, texts or (), pairs or (), settings or (), sys.stdin)
+    changes = with_views(settings, tta)
+    given = typed(data, texts or (), pairs or (), changes, sys.stdin)
     if out is None and safe_csv:
         raise UserError("--safe-csv without -o", "only a file that a spreadsheet opens has formulas", "-o out.csv")
     if out is None:
@@ -57,7 +60,7 @@ def predict(
         return
     trusts["safe_csv"] = safe_csv
     if given is None:
-        num_rows = predict_rows(run, data, out, settings=settings or (), **trusts)
+        num_rows = predict_rows(run, data, out, settings=changes, **trusts)
     else:
         num_rows = predict_rows(run, None, out, rows=given.rows, settings=given.settings, **trusts)
     typer.echo(f"wrote {out}: {num_rows:,} rows")
