@@ -62,7 +62,7 @@ def test_four_ranks_share_batch_and_blocks_and_leave_what_one_process_leaves(
     for name, tensor in kind.from_pretrained(tmp_path / "alone" / "model").state_dict().items():
         assert torch.allclose(loaded[name], tensor, atol=1e-5), name
     found = evaluate(tmp_path / "run")
-    assert found.metrics["loss"] == pytest.approx(whole.final["test"]["loss"], abs=1e-5)
+    assert found.loss == pytest.approx(whole.final["test"]["loss"], abs=1e-5)
 
 
 @pytest.mark.parametrize(
