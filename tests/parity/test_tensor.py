@@ -248,6 +248,17 @@ def test_with_dropout_ranks_stay_equal_and_their_heads_have_masks_of_their_own(f
     assert alone(case).losses != pytest.approx(first.losses, rel=1e-4), "nothing was dropped"
 
 
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_recomputed_blocks_draw_the_same_masks_again(family: str) -> None:
+    # ALBERT passes one block many times, and recomputes it as often before it is passed again
+    drops = DROPOUT["bert"]
+    kept, recomputed = (
+        run_distributed(together, 2, Case(family, drops, techniques=(("recompute", recompute),)))[0]
+        for recompute in (False, True)
+    )
+    assert recomputed.losses == pytest.approx(kept.losses, rel=1e-6)
+
+
 # -- in and out --------------------------------------------------------------------------------------------------------
 
 
