@@ -19,6 +19,7 @@ from paceline.prepare.assemble import Assembled, assemble, assemble_build
 from paceline.recipe import Recipe
 from paceline.seams import Alone, Mesh, World
 from paceline.strategies.tensor.cut import cuts_of
+from paceline.strategies.tensor.layers import RowLinear
 from paceline.tasks import task_for
 from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference
@@ -257,6 +258,20 @@ def test_recomputed_blocks_draw_the_same_masks_again(family: str) -> None:
         for recompute in (False, True)
     )
     assert recomputed.losses == pytest.approx(kept.losses, rel=1e-6)
+
+
+def held_after_training(world: World) -> list[int]:
+    mesh, case = Mesh.over(world, tensor=2), Case("modernbert", techniques=(("recompute", True),))
+    run = assembled(case, mesh)
+    train(case, run, mesh, 1)
+    cut = [module for module in run.build.model.modules() if isinstance(module, RowLinear)]
+    return [len(layer._inside._entered) + len(layer._inside._before) for layer in cut]
+
+
+def test_recomputed_blocks_hold_nothing_behind_their_pass() -> None:
+    # the last product of this block is not needed again: recomputation could stop inside of the MLP
+    for held in run_distributed(held_after_training, 2):
+        assert held == [0] * 4
 
 
 # -- in and out --------------------------------------------------------------------------------------------------------
