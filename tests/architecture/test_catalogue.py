@@ -90,7 +90,7 @@ def test_settings_of_a_strategy_are_the_fields_of_parallel_and_alike_in_each() -
         for own in entry.settings:
             assert own == OWN_SETTINGS[own.name], f"{own.name} is another setting with {entry.name}"
     fields = ParallelPart.model_fields
-    own = {"strategy", "backend", *(entry.place.rpartition(".")[2] for entry in AXES)}
+    own = {"strategy", "backend", "sync_batch_norm", *(entry.place.rpartition(".")[2] for entry in AXES)}
     assert OWN_SETTINGS.keys() == fields.keys() - own
     for name, own in OWN_SETTINGS.items():
         assert fields[name].default == own.default

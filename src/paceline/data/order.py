@@ -116,6 +116,14 @@ class ShuffledOrder:
         shares = {num_samples // served, -(-num_samples // served)} - {0}
         return min(share // self._parts(share, num_pieces) for share in shares)
 
+    def smallest_together(self, num_samples: int, world_size: int, batch_size: int | None = None) -> int:
+        """Samples that all ranks together have, at least, of the smallest micro-batch; arguments as ``smallest``'s."""
+        if world_size == 1:
+            return self.smallest(num_samples, 1)
+        served, num_pieces = self._served(num_samples, batch_size or num_samples, world_size)
+        share, more = divmod(num_samples, served)
+        return (served - more) * (share // num_pieces) + more * ((share + 1) // num_pieces)
+
     def _plan(self, at: OrderState, rank: int, world_size: int) -> StepPlan:
         return StepPlan(self._samples(at), tuple(self._cut(at, rank, world_size)))
 

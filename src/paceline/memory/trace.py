@@ -22,6 +22,7 @@ from paceline.contract.records import Decision
 from paceline.data.dataset import Dataset
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.statistics import fewest_together
+from paceline.engine.torch_engine import TorchEngine
 from paceline.machine.facts import Gpu, this_machine
 from paceline.machine.gpus import facts_with
 from paceline.memory import attention
@@ -158,6 +159,8 @@ def _assembled(
     # weights may have moved into buffers of the optimizer's
     ledger.name("parameters", map(_own, model.parameters()))
     _name_gradients(model, ledger)
+    if isinstance(assembled.engine, TorchEngine) and assembled.engine.ema is not None:
+        ledger.name("average", assembled.engine.ema.shadow)
     return assembled, (*subject.decisions, *build.decisions)
 
 
@@ -203,7 +206,8 @@ def _train(assembled: Assembled, recipe: Recipe, course: Course, ledger: Ledger,
 
 def _times(given: StepInput, count: int, denominator: int) -> StepInput:
     """A step of ``count`` micro-batches like the one that is given."""
-    return replace(given, microbatches=given.microbatches * count, widths=given.widths * count, denominator=denominator)
+    all_of = {name: getattr(given, name) * count for name in ("microbatches", "widths", "partners")}
+    return replace(given, denominator=denominator, **all_of)
 
 
 def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Ledger, names: Collection[str]) -> Ids:
@@ -215,6 +219,9 @@ def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Le
     batch = layout.collate(ids)
     with ledger.during("evaluation"):
         assembled.engine.infer(batch)
+        if averaged := assembled.engine.averaged():
+            with averaged:
+                assembled.engine.infer(batch)
     return ids
 
 

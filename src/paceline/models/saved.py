@@ -21,6 +21,7 @@ from paceline.contract.errors import DiskFullError, ModelError
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
 from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
+from paceline.models.group_norm import apply_group_norm
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, fetch, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 FILE = "paceline.json"
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+"""What a batch norm keeps and a group norm does not."""
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
@@ -54,6 +57,8 @@ class SavedModel:
     """``package.module:function`` that builds the module; None for a transformers model."""
     base: Base | None = None
     """What the model's adapters stand beside, which are all that is saved; None: whole weights are."""
+    group_norm: int | None = None
+    """Groups of the norms that stand in place of batch norms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +160,7 @@ def read_saved(folder: Path) -> SavedModel:
             else None,
             factory=found["factory"],
             base=_base(found["base"]) if found.get("base") else None,
+            group_norm=found.get("group_norm"),
         )
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
@@ -212,6 +218,7 @@ def _write(
             "image": saved.image.plain() if saved.image else None,
             "factory": saved.factory,
             **({"base": asdict(saved.base)} if saved.base else {}),
+            "group_norm": saved.group_norm,
         },
     )
 
@@ -248,7 +255,11 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder}: model.safetensors is missing", fix="train again, or use a copy that has it")
     model, account = from_folder(folder, config, saved.modality, trust_remote_code=trust_remote_code)
-    absent = sorted({*account["missing_keys"], *(name for name, *_ in account["mismatched_keys"])})
+    missing = set(account["missing_keys"])
+    if saved.group_norm is not None:
+        norms = apply_group_norm(model, saved.group_norm)
+        missing -= {f"{norm}.{name}" for norm in norms for name in _RUNNING}
+    absent = sorted({*missing, *(name for name, *_ in account["mismatched_keys"])})
     if absent:
         why = f"{absent[0]} is missing or of another shape"
         raise ModelError(f"{folder}: not the weights of this model", why, "use a copy that is whole")
@@ -282,6 +293,8 @@ def _read_factory(folder: Path, saved: SavedModel, factory: str | None) -> nn.Mo
         )
     check_weights(folder)
     model = factories.build(factory or "", len(saved.label_names))
+    if saved.group_norm is not None:
+        apply_group_norm(model, saved.group_norm)
     try:
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except FileNotFoundError:

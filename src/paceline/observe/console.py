@@ -19,6 +19,7 @@ from rich.text import Text
 
 from paceline.contract.records import (
     EvaluationRecord,
+    LossScaling,
     Notice,
     Observer,
     Record,
@@ -284,8 +285,13 @@ def _progress(pace: Pace, record: StepRecord) -> Facts:
 
 def _evaluation(run: _Run, record: EvaluationRecord) -> Facts:
     total = f"{run.pace.total_steps:,}"
-    facts = [(f"{printable(record.split):<10}", f"step {record.step:>{len(total)},}"), ("loss", _aligned(record.loss))]
+    facts = [(f"{printable(record.split):<10}", f"step {record.step:>{len(total)},}")]
+    facts += [("", record.of)] if record.scores else []
+    facts += [("loss", _aligned(record.loss))]
     facts += [(printable(name), _aligned(value)) for name, value in record.metrics.items() if name != "loss"]
+    for of, scores in record.scores.items():
+        if of != record.of:
+            facts.append((of, " ".join(f"{printable(name)} {_aligned(value)}" for name, value in scores.items())))
     trained = " ".join(f"{printable(name)} {_aligned(value)}" for name, value in record.train_metrics.items())
     facts += [("train", trained)] if trained else []
     # a pass that took no time to speak of need not be spoken of
@@ -303,16 +309,35 @@ def _trace(record: TraceRecord) -> list[str]:
     return [printable(line) for line in record.told.splitlines()]
 
 
+_SAVED = {"weights": "the trained weights", "ema": "the average of the weights (ema)"}
+
+
+def _scaling(found: LossScaling) -> str:
+    """Where the loss scale was, and how many gradients vanished."""
+    scales = " to ".join(dict.fromkeys(amount(scale) for scale in (found.lowest, found.highest)))
+    zeros = "" if found.zero_share is None else f", {share(found.zero_share)} of the gradients 0"
+    return f"loss scale {scales}{zeros}"
+
+
 def _summary(run: _Run, record: RunRecord) -> Facts:
     skipped = record.steps - record.applied_steps
     rows = [
         ("steps", f"{record.steps:,} in {record.epochs:.3g} epochs" + (f", {skipped:,} skipped" if skipped else ""))
     ]
+    if record.loss_scaling is not None:
+        rows.append(("fp16", _scaling(record.loss_scaling)))
     if record.best_step is not None:
         rows.append(("best", f"step {record.best_step:,}"))
+    if record.final_scores:
+        rows.append(("saved", _SAVED[record.saved]))
     for split, metrics in record.final.items():
         values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
         rows.append((printable(split), values))
+    for split, scores in record.final_scores.items():
+        for of, metrics in scores.items():
+            if of != record.saved:
+                values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
+                rows.append(("not saved", f"{of}, {printable(split)}: {values}"))
     for split, metrics in record.baseline.items():
         values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
         rows.append(("baseline", f"{printable(split)}: {values}"))

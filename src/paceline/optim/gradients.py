@@ -87,6 +87,14 @@ class Gradients(ABC):
     def norm(self) -> Tensor:
         """Global 2-norm, one fp32 device scalar."""
 
+    def zero_share(self, without: Collection[nn.Parameter] = ()) -> Tensor | None:
+        """Share of all gradients that are exactly 0, one fp32 device scalar; None where nobody counts.
+
+        Args:
+            without: parameters whose gradients do not count.
+        """
+        return None
+
     @abstractmethod
     def scale(self, factor: Tensor) -> None:
         """Multiply every gradient by a device scalar."""
@@ -166,6 +174,17 @@ class FlatGradients(Gradients):
         one = torch.tensor(cut, device=squares.device)
         summed = shards.world.all_reduce(squares.where(one, 0.0).sum())
         return (squares.where(~one, 0.0).sum() + summed).sqrt().float()
+
+    def zero_share(self, without: Collection[nn.Parameter] = ()) -> Tensor | None:
+        # the whole buffers, in which what lies between two parameters is 0, and the few that do not count taken out
+        left_out = set(without)
+        pairs = list(zip(self._parameters, self.flat.views, strict=True))
+        numbers = sum(parameter.numel() for parameter, _ in pairs if parameter not in left_out)
+        if not numbers:
+            return None
+        counts = [torch.linalg.vector_norm(buffer, 0, dtype=torch.float32) for buffer in self.flat.buffers]
+        counts += [-torch.linalg.vector_norm(v, 0, dtype=torch.float32) for p, v in pairs if p in left_out]
+        return 1 - torch.stack(counts).sum() / numbers
 
     def scale(self, factor: Tensor) -> None:
         for buffer in self.flat.buffers:

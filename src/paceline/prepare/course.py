@@ -14,6 +14,7 @@ import torch
 
 from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Dataset, Tokens
+from paceline.data.mixing import draw, partners
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
 from paceline.engine.statistics import check_smallest, fewest_together
 from paceline.machine.device import is_gpu
@@ -95,7 +96,7 @@ class Course:
         """
         plan = self.plan(at)
         denominator = self._build.task.count(self._dataset.labels[plan.samples])
-        return self._shared(at, StepInput(step, plan.microbatches, denominator))
+        return self._shared(at, self._mixed(plan, StepInput(step, plan.microbatches, denominator)))
 
     def warms_up(self, device: torch.device) -> bool:
         """Whether a run makes its largest micro-batch once before its first step.
@@ -137,12 +138,22 @@ class Course:
     def _ahead(self, at: OrderState, done: int) -> Iterator[tuple[tuple[bool, int, int], StepInput]]:
         """This rank's micro-batches of the next steps, each by itself, with what they are ranked by."""
         for _ in range(min(self.total_steps - done, LOOKED_AHEAD)):
-            given = self._shared(at, StepInput(0, self.plan(at).microbatches, 1))
+            plan = self.plan(at)
+            given = self._shared(at, self._mixed(plan, StepInput(0, plan.microbatches, 1)))
             for index, ids in enumerate(given.microbatches):
                 width = given.width(index)
                 size = given.same_shapes, width or self._build.layout.size(ids).slots, len(ids)
-                yield size, replace(given, microbatches=(ids,), denominator=len(ids) or 1, widths=(width,))
+                alone = replace(given, microbatches=(ids,), denominator=len(ids) or 1, widths=(width,))
+                yield size, replace(alone, partners=given.partners[index : index + 1])
             at = self.after(at)
+
+    def _mixed(self, plan: StepPlan, given: StepInput) -> StepInput:
+        """The input with how images are mixed, where they are."""
+        part, shape = self._recipe.data.augment, self._dataset.image_shape
+        if shape is None or not part.mixes:
+            return given
+        mix = draw(part, self._recipe.seed, given.step, *shape[:2])
+        return replace(given, mix=mix, partners=partners(plan.samples, given.microbatches))
 
     def _shared(self, at: OrderState, given: StepInput) -> StepInput:
         return self.strategy.share(given, lambda: self.of_all_ranks(at), self._build.layout)

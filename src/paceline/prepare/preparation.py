@@ -32,7 +32,8 @@ from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
 from paceline.models.adapters import base_of
 from paceline.models.config import checkpoint_labels, import_readers, max_positions, modality, read_config
-from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
+from paceline.models.group_norm import apply_group_norm
+from paceline.models.images import ImageSettings, image_settings, normalised_by, own_processor, preferred_size
 from paceline.models.load import import_class, load_model, seeded
 from paceline.models.processor import Processor
 from paceline.models.saved import SavedModel
@@ -255,7 +256,16 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None,
         image=images,
         factory=part.factory,
         base=base_of(model, part.source or "", part.revision) if adapters else None,
+        group_norm=part.group_norm,
     )
+
+
+def _image_settings(recipe: Recipe, dataset: Dataset, processor: Processor | None = None) -> ImageSettings | None:
+    """How pixels become floats; None of texts."""
+    if not dataset.image_shape:
+        return None
+    found = image_settings(recipe.model, dataset.image_shape, processor)
+    return normalised_by(found, recipe.data.normalise)
 
 
 def _gpu_here() -> torch.device:
@@ -315,6 +325,10 @@ def model_for(
         weights=weights,
         tell=tell,
     )
+    if part.group_norm is not None:
+        count = len(apply_group_norm(model, part.group_norm))
+        told = f"{count} batch norms are group norms now, and paceline loads the saved model with them"
+        tell(f"model.group_norm: {told}; plain transformers would make batch norms of them")
     if part.train == "lora":
         _adapt(model, part, recipe.seed)
         return model
@@ -351,8 +365,8 @@ def build_for(
     Args:
         images: how pixels become floats; None: as without the model's own processor, for who asks for sizes alone.
     """
-    if images is None and dataset.image_shape:
-        images = image_settings(recipe.model, dataset.image_shape)
+    if images is None:
+        images = _image_settings(recipe, dataset)
     return assemble_build(
         recipe,
         model,

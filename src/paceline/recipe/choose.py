@@ -12,14 +12,12 @@ from paceline.machine.facts import Facts, Gpu
 from paceline.recipe.catalogue.strategies import AXES, STRATEGIES
 from paceline.recipe.entries import value_of, written
 from paceline.recipe.parts import ParallelPart
+from paceline.recipe.parts.optimizer import LOW_BIT
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.rules import check_rules, decision_of, why_off
-from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, entry_of, one_process
+from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, capable, entry_of, one_process
 
 Decide = Callable[[Recipe, Facts], Decision | None]
-
-EIGHT_BIT_PACKAGES = ("bitsandbytes", "torchao")
-"""Either brings the 8-bit AdamW."""
 
 EVALUATED_ON_GPU = 128
 """Samples of an evaluation's forward pass on a GPU, at least: it runs eagerly, kernel by kernel, and with 24 texts the
@@ -28,7 +26,10 @@ host took 5 ms for 2 ms of work (H200, DistilBERT)."""
 _CAPABILITY = {value.name: value.capability for value in entry_of("precision").values}
 _GPUS_ONLY = {value.name: value.gpus_only for value in entry_of("precision").values if value.gpus_only}
 
-STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "sgd": 4}
+FP8 = (8, 9)
+"""Compute capability from which a GPU has numbers in fp8, which torchao's states of that format need."""
+
+STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "adamw4bit": 1, "adamwfp8": 2, "sgd": 4}
 """Bytes of an optimizer's states for each trained number, beside 4 of the weight and 4 of its gradient."""
 
 STATES_SHARE = 0.7
@@ -59,6 +60,7 @@ def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, t
             decisions.append(decision)
             recipe = recipe.with_settings([f"{decision.setting}={decision.value}"])
     _check_optimizer(recipe, facts)
+    _check_save(recipe)
     _check_parallel(recipe, facts, world_size)
     check_rules(recipe, facts)
     return recipe, tuple(decisions)
@@ -89,9 +91,12 @@ def choose_strategy(
         return recipe, decisions
     number = 2 if recipe.techniques.precision == "pure_bf16" else 4
     states = STATE_BYTES[recipe.optimizer.type]
-    if recipe.optimizer.type != "adamw8bit":
+    if recipe.optimizer.type not in LOW_BIT:
         states = states * number // 4
-    needed = num_parameters * number + num_trained * (number + states)
+    if recipe.optimizer.rounding == "kahan":
+        states += number
+    average = 0 if recipe.optimizer.ema is None else 4  # in fp32 in any case
+    needed = num_parameters * number + num_trained * (number + states + average)
     sizes = [gpu.memory_bytes for gpu in facts.gpus if gpu.memory_bytes is not None]
     told = f"weights, gradients and states take {needed / 2**30:.1f} GiB"
     if not sizes:
@@ -172,7 +177,7 @@ def _sharing(world_size: int) -> tuple[Decide, ...]:
         return (_strategy,)
     own = (name for name, setting in OWN_SETTINGS.items() if not setting.stays)
     axes = (entry.setting.rpartition(".")[2] for entry in AXES)
-    return tuple(_unshared(name) for name in ("strategy", "backend", *axes, *own))
+    return tuple(_unshared(name) for name in ("strategy", "backend", "sync_batch_norm", *axes, *own))
 
 
 def _unshared(name: str) -> Decide:
@@ -303,12 +308,25 @@ def _resident(recipe: Recipe, facts: Facts) -> Decision | None:
     return Decision(setting="data.resident", value="false", reason="the device's memory is the host's")
 
 
+def _check_save(recipe: Recipe) -> None:
+    if recipe.saves != "weights" and recipe.optimizer.ema is None:
+        why = "without optimizer.ema there are the trained weights alone"
+        raise RecipeError(f"loop.save = {recipe.loop.save}", why, "--set optimizer.ema=0.999, or --set loop.save=auto")
+
+
 def _check_optimizer(recipe: Recipe, facts: Facts) -> None:
-    if recipe.optimizer.type != "adamw8bit":
+    part = recipe.optimizer
+    if part.type not in LOW_BIT:
         return
-    what = "optimizer.type = adamw8bit"
+    what, leave = f"optimizer.type = {part.type}", "--set optimizer.type=adamw"
     if recipe.device != "cuda":
-        raise RecipeError(what, "the 8-bit update runs on GPUs only", "--set optimizer.type=adamw")
-    if not any(facts.versions.get(name) for name in EIGHT_BIT_PACKAGES):
-        fix = "pip install 'paceline[bitsandbytes]', or --set optimizer.type=adamw"
-        raise RecipeError(what, f"needs {' or '.join(EIGHT_BIT_PACKAGES)}, and neither is installed", fix)
+        raise RecipeError(what, "updates of states of few bits run on GPUs only", leave)
+    libraries = LOW_BIT[part.type] if part.low_bit == "auto" else (part.low_bit,)
+    if not any(facts.versions.get(name) for name in libraries):
+        neither = "neither is" if len(libraries) > 1 else "it is not"
+        why = f"needs {' or '.join(libraries)}, and {neither} installed"
+        raise RecipeError(what, why, f"pip install 'paceline[{libraries[0]}]', or {leave}")
+    capability = facts.gpus[0].compute_capability if facts.gpus else None
+    if part.type == "adamwfp8" and capability is not None and capability < FP8:
+        why = "needs {}; this one has {}.{}".format(capable(FP8), *capability)
+        raise RecipeError(what, why, "--set optimizer.type=adamw8bit")

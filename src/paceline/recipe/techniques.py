@@ -18,6 +18,8 @@ from functools import cache
 from paceline.recipe.catalogue.data import DATA
 from paceline.recipe.catalogue.evaluation import EVALUATION
 from paceline.recipe.catalogue.model import MODEL
+from paceline.recipe.catalogue.optimizer import OPTIMIZER
+from paceline.recipe.catalogue.rates import RATES, ROUNDING
 from paceline.recipe.catalogue.speed import SPEED
 from paceline.recipe.catalogue.strategies import AXES, STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, written
@@ -27,6 +29,8 @@ GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "several GPUs": (*STRATEGIES, *AXES),
     "data": DATA,
     "model": MODEL,
+    "optimizer": (*OPTIMIZER, *ROUNDING),
+    "learning rates": RATES,
     "evaluation": EVALUATION,
 }
 """All entries, under the headings of ``paceline techniques``."""

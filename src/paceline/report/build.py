@@ -151,6 +151,12 @@ def _final(run: Collected) -> dict[str, Any]:
     samples = dict(run.started.samples) if run.started else {}
     rows = [(split, samples.get(split), [values.get(name) for name in columns]) for split, values in metrics.items()]
     if run.summary:
+        rows += [
+            (f"{split}, {of}: not saved", samples.get(split), [values.get(name) for name in columns])
+            for split, scores in run.summary.final_scores.items()
+            for of, values in scores.items()
+            if of != run.summary.saved
+        ]
         found = run.summary.baseline.items()
         rows += [(f"{split}, baseline", samples.get(split), [v.get(name) for name in columns]) for split, v in found]
     return {"columns": columns, "rows": rows, "is_final": run.summary is not None}

@@ -21,12 +21,17 @@ from paceline.run.job import Job, Request
 from paceline.run.learned import no_better_than, nothing_learned
 from paceline.run.loop import Loop
 from paceline.run.progress import Progress
+from paceline.run.scores import saved
 from paceline.run_folder import way_on
+from paceline.seams import Tensors
 from paceline.techniques.compile import fused
 
 
 def measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
-    """Take the best weights and measure them on the held-out splits; what is known of them is not measured again."""
+    """Take the best weights and measure them on the held-out splits; what is known of them is not measured again.
+
+    Where an average of the weights is kept, and is what is to be saved, it takes their place in the end.
+    """
     job, engine = loop.job, loop.job.assembled.engine
     with job.watch.phase("checkpoint"):
         step = progress.step
@@ -35,32 +40,41 @@ def measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
         engine.settle()
     known = {found.split: found for found in progress.evaluations if found.step == step}
     final: dict[str, EvaluationRecord] = {}
+    save: str = job.recipe.saves
     with job.watch.phase("evaluate"):
         for split in ("validation", "test"):
             if split in known:
                 final[split] = known[split]
             elif split in job.dataset.splits:
                 epoch = max(0, (step - 1) // job.course.steps_per_epoch)
-                final[split] = loop.evaluated(engine.infer, split, step=step, epoch=epoch)
+                final[split] = loop.evaluated(engine.infer, split, step=step, epoch=epoch, save=save)
+            save = saved(final, save)  # the validation split says which are better
+    if save == "ema":
+        engine.take_average()
     return final
 
 
 def _take_best(job: Job, progress: Progress) -> int:
-    """Put the best evaluated weights into the engine of every rank; returns the step they are from."""
+    """Put the best evaluated weights, and their average, into the engine of every rank; returns their step."""
     # the first rank alone need see the checkpoints: the others may be on machines without this disk
     best = _best_weights(job, progress) if job.world.is_first else {}
-    kinds = job.world.share({name: [list(found.shape), str(found.dtype)] for name, found in best.items()})
+    kinds = job.world.share(
+        {stem: {name: [list(t.shape), str(t.dtype)] for name, t in named.items()} for stem, named in best.items()}
+    )
     if not kinds:
         return progress.step
     if not job.world.is_first:
-        best = {name: torch.empty(shape, dtype=getattr(torch, dtype[6:])) for name, (shape, dtype) in kinds.items()}
-    job.world.broadcast_(list(best.values()))
-    job.assembled.engine.load({"model": dict(best)})
+        best = {
+            stem: {name: torch.empty(shape, dtype=getattr(torch, dtype[6:])) for name, (shape, dtype) in named.items()}
+            for stem, named in kinds.items()
+        }
+    job.world.broadcast_([tensor for named in best.values() for tensor in named.values()])
+    job.assembled.engine.load(best)
     return progress.best_step or progress.step
 
 
-def _best_weights(job: Job, progress: Progress) -> Mapping[str, torch.Tensor]:
-    """The best evaluated weights, in main memory; none where their checkpoint is gone."""
+def _best_weights(job: Job, progress: Progress) -> Tensors:
+    """The best evaluated weights and their average, in main memory; none where their checkpoint is gone."""
     best = job.store.best()
     if best is None or best.step != progress.best_step:
         lost = f"the best weights, of step {progress.best_step}, are no longer among the checkpoints"
@@ -68,7 +82,8 @@ def _best_weights(job: Job, progress: Progress) -> Mapping[str, torch.Tensor]:
         return {}
     for message in best.notices:
         job.emit(Notice(message=message, level="warning"))
-    return best.tensors("model")
+    stems = ("model",) if job.recipe.optimizer.ema is None else ("model", "ema")
+    return {stem: best.tensors(stem) for stem in stems}
 
 
 def end(
@@ -191,6 +206,9 @@ def _summary(
         memory=memory,
         data=data_record(prepared),
         baseline=baseline,
+        saved=saved(final, job.recipe.saves),
+        final_scores={split: found.scores for split, found in final.items() if found.scores},
+        loss_scaling=progress.scaling,
     )
 
 

@@ -25,6 +25,7 @@ from paceline.recipe import Recipe
 from paceline.run.due import Due
 from paceline.run.job import Job
 from paceline.run.progress import Progress
+from paceline.run.scores import counted
 from paceline.run.smaller import Smaller, kept_if_full
 from paceline.run.step_records import StepNote, StepRecords
 from paceline.run_folder import way_on
@@ -193,7 +194,8 @@ class Loop:
         loss, correct = forward.loss, total(forward.extras)
         if job.mesh.data.size > 1:
             loss, correct = job.mesh.data.all_reduce(torch.stack([loss.float(), correct]))
-        self._records.add(self._note(int(given.denominator)), (loss, update.norm, update.finite, correct))
+        scaling = [number for number in (update.loss_scale, update.zero_share) if number is not None]
+        self._records.add(self._note(int(given.denominator)), (loss, update.norm, update.finite, correct, *scaling))
         self.progress = replace(self.progress, step=step + 1, order=after)
         self.progress = self._records.arrived(self.progress)
 
@@ -224,9 +226,21 @@ class Loop:
             self._take_note(self.evaluated(self._infer, "validation", step=self.progress.step, epoch=epoch))
         self._records.restart_clock()
 
-    def evaluated(self, infer: Infer, split: str, *, step: int, epoch: int) -> EvaluationRecord:
-        """A split's record; in smaller batches where memory does not suffice and the recipe has it so. A collective."""
-        return self._smaller.evaluated(infer, split, step=step, epoch=epoch)
+    def evaluated(self, infer: Infer, split: str, *, step: int, epoch: int, save: str = "") -> EvaluationRecord:
+        """A split's record; in smaller batches where memory does not suffice and the recipe has it so. A collective.
+
+        Where an average of the weights is kept, both are measured.
+
+        Args:
+            save: which of both count, see ``counted``; by default those that the recipe would save.
+        """
+        found = self._smaller.evaluated(infer, split, step=step, epoch=epoch)
+        averaged = self.job.assembled.engine.averaged()
+        if averaged is None:
+            return found
+        with averaged:
+            average = self._smaller.evaluated(infer, split, step=step, epoch=epoch)
+        return counted(found, average, save or self.job.recipe.saves, self.job.best_metric)
 
     def _keep(self) -> None:
         self.save()

@@ -29,7 +29,10 @@ AXES: tuple[TechniqueEntry, ...] = (
             Rule("model.train=lora", "its weights stand beside the layers that would be cut"),
             Rule("parallel.strategy=fsdp", "its shards are cut from whole weights"),
             Rule("parallel.strategy=dp", "it is one process"),
-            Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
+            Rule(
+                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
+                "its states are rounded in blocks that would cross shards",
+            ),
             Rule("techniques.early_pooling=true", _WHOLE),
             Rule("techniques.fused_qkv=true", _WHOLE),
             Rule("techniques.fusion=true", _MEETS),
@@ -76,7 +79,10 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         off="auto",
         excludes=(
             NO_STEP,
-            Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
+            Rule(
+                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
+                "its states are rounded in blocks that would cross shards",
+            ),
             Rule("techniques.channels_last=true", "a shard is cut from a weight in its usual order in memory"),
         ),
         memory="of N processes each keeps 1/N of weights, gradients and states",

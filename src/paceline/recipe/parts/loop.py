@@ -56,6 +56,12 @@ class LoopPart(Part):
         description="auto: accuracy; f1 for multi-label; -loss for regression. A leading '-' means lower is better.",
     )
     save_best: bool = Field(True, description="The saved model is the best evaluated one, not the last.")
+    save: Literal["auto", "weights", "ema", "best"] = Field(
+        "auto",
+        description="What the saved model is made of with optimizer.ema. weights: those that are trained. ema: their"
+        " average. best: whichever has the better best_metric at the step that is saved. best_metric and"
+        " early_stopping go by what would be saved. auto: ema where it is on, else weights.",
+    )
     early_stopping: EarlyStoppingPart | None = Field(None, description="Null: the run goes to its end.")
 
     @property

@@ -43,6 +43,9 @@ class ParallelPart(Part):
     )
     shard_size: int | None = _own("shard_size")
     offload: bool = _own("offload")
+    sync_batch_norm: bool = Field(
+        False, json_schema_extra=EXECUTION, description=entry_of("sync_batch_norm").description
+    )
 
     @model_validator(mode="before")
     @classmethod
