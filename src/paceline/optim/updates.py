@@ -18,7 +18,7 @@ from paceline.kernels.sgd import sgd_
 from paceline.machine.device import PLANNED
 from paceline.optim.ema import EMA
 from paceline.optim.flat import FlatLayout
-from paceline.optim.gradients import FlatGradients, Gradients, MakeAllReduce
+from paceline.optim.gradients import FlatGradients, Gradients, MakeAllReduce, Shards
 from paceline.optim.low_bit import library_of
 from paceline.optim.optimizer import ParameterGroup, build_optimizer
 from paceline.optim.rounding import COMPENSATION, update_in_fp32
@@ -366,6 +366,7 @@ def build_updates(
     device: torch.device,
     others: Iterable[Tensor] = (),
     all_reduce: MakeAllReduce | None = None,
+    shards: Shards | None = None,
 ) -> tuple[Updates, Gradients]:
     """The recipe's optimizer behind its gate, and the gradients it works on.
 
@@ -374,6 +375,7 @@ def build_updates(
         rates: [steps, groups].
         others: the model's other tensors; a weight that shares its memory with one stays where it is.
         all_reduce: makes the all-reduce of gradients; None: there is one rank.
+        shards: which of the parameters are shards of one rank; None: each is whole.
 
     Raises:
         RecipeError: as ``low_bit_optimizer``.
@@ -382,7 +384,7 @@ def build_updates(
     # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
     if (device.type == "cpu" and part.rounding == "nearest") or part.type in LOW_BIT:
         plain = build_optimizer(groups, part, fused=False)
-        return HostGated(plain, rates), FlatGradients(parameters, all_reduce=all_reduce)
+        return HostGated(plain, rates), FlatGradients(parameters, all_reduce=all_reduce, shards=shards)
     # one operation takes tensors of one number format
     uniform = [
         (index, [p for p in group.parameters if p.dtype == dtype])
@@ -391,7 +393,7 @@ def build_updates(
     ]
     columns = [index for index, _ in uniform]
     layout = FlatLayout([members for _, members in uniform], others)
-    gradients = FlatGradients(layout.parameters, layout, all_reduce)
+    gradients = FlatGradients(layout.parameters, layout, all_reduce, shards)
     decays = [groups[index].weight_decay for index in columns]
     kind = FlatSgd if part.type == "sgd" else FlatAdam
     return kind(layout, gradients, decays, part, rates[:, columns]), gradients

@@ -107,6 +107,9 @@ def assemble_build(
     if texts is not None and build.layout_kind is LayoutKind.PADDED:
         build = replace(build, notices=(*build.notices, *_of_width(recipe, build, dataset, texts)))
     build = early_pooling.apply(build, switches.early_pooling, ids)
+    strategy = strategy_for(recipe, mesh)
+    # compared with the whole model in the same way, and then every technique finds the layers that this rank has
+    build = strategy.cut(build)
     # memory order before anything holds views of the weights
     if switches.channels_last is not False:
         build = channels_last.apply(build, switches.channels_last)
@@ -133,7 +136,7 @@ def assemble_build(
     if recipe.parallel.sync_batch_norm:
         build = sync_batch_norm.apply(build, mesh.data)
     # last: what is shared is whatever a block's forward pass has become by now
-    return strategy_for(recipe, mesh).prepare(build)
+    return strategy.prepare(build)
 
 
 def _plain_build(

@@ -75,6 +75,10 @@ class Prepared:
     tokenizer: Any
     build: Build
     saved: SavedModel
+    num_parameters: int
+    """The model's weights on all ranks, in single numbers."""
+    num_trained: int
+    """Those among them that are trained."""
     bucket_mib: int | None = None
     """MiB of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for a
     run may go on over other links."""
@@ -122,9 +126,8 @@ def prepare_run(
             with watch.importing():
                 import_class(recipe.model, config)
             with watch.phase("model"):
-                tokens = size_of_vocabulary(recipe, known, known.tokenizer)
-                model = model_for(recipe, config, known, tokens, tell=told.append)
-                recipe, decisions = _shared_by_ranks(recipe, decisions, model, facts, world)
+                model, counts = _counted_model(recipe, config, known, told)
+                recipe, decisions = choose_strategy(recipe, decisions, facts, world.size, *counts)
             _wake_tracer(recipe, watch)
             with watch.phase("data"):
                 dataset = encoding.result()
@@ -132,8 +135,7 @@ def prepare_run(
         with watch.phase("model"):
             buckets = _buckets(recipe, facts, world)
             _see_awake(awake, recipe)
-            images = _image_settings(recipe, dataset, processor)
-            build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh)
+            build, images = _built(recipe, model, dataset, processor, mesh)
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
         (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe), *weights_told(recipe.task, dataset)),
@@ -141,8 +143,27 @@ def prepare_run(
         tokenizer,
         replace(build, notices=(*told, *build.notices)),
         _saved_model(recipe, dataset, images, model),
+        *counts,
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
+
+
+def _counted_model(
+    recipe: Recipe, config: PretrainedConfig | None, known: Outline, told: list[str]
+) -> tuple[nn.Module, tuple[int, int]]:
+    """The model, and its parameters and those that are trained, before ranks share them."""
+    tokens = size_of_vocabulary(recipe, known, known.tokenizer)
+    model = model_for(recipe, config, known, tokens, tell=told.append)
+    # only counted: a list of them would outlive shards that take their place, see ``importing``
+    return model, parameter_counts(model)
+
+
+def _built(
+    recipe: Recipe, model: nn.Module, dataset: Dataset, processor: Processor | None, mesh: Mesh
+) -> tuple[Build, ImageSettings | None]:
+    """The build, and how pixels become floats in it."""
+    images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
+    return build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh), images
 
 
 def _refuse_several_passes(recipe: Recipe) -> None:
@@ -201,15 +222,6 @@ def _configured(
         config,
         processor,
     )
-
-
-def _shared_by_ranks(
-    recipe: Recipe, decisions: tuple[Decision, ...], model: nn.Module, facts: Facts, world: World
-) -> tuple[Recipe, tuple[Decision, ...]]:
-    """The recipe and its decisions, with the strategy by which ranks share this model."""
-    # only counted: a list of them here would outlive shards that take their place, see ``importing``
-    whole, trained = parameter_counts(model)
-    return choose_strategy(recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained)
 
 
 def _buckets(recipe: Recipe, facts: Facts, world: World) -> tuple[Decision, ...]:

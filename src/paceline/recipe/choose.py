@@ -9,7 +9,7 @@ from functools import partial
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
 from paceline.machine.facts import Facts, Gpu
-from paceline.recipe.catalogue.strategies import STRATEGIES
+from paceline.recipe.catalogue.strategies import AXES, STRATEGIES
 from paceline.recipe.entries import value_of, written
 from paceline.recipe.parts import ParallelPart
 from paceline.recipe.parts.optimizer import LOW_BIT
@@ -71,7 +71,6 @@ def choose_strategy(
     decisions: tuple[Decision, ...],
     facts: Facts,
     world_size: int,
-    *,
     num_parameters: int,
     num_trained: int,
 ) -> tuple[Recipe, tuple[Decision, ...]]:
@@ -147,6 +146,11 @@ def num_processes(recipe: Recipe, num_gpus: int) -> int:
     return 1 if one_process(recipe.parallel.strategy) else num_gpus
 
 
+def num_shares(recipe: Recipe, processes: int) -> int:
+    """The shares that so many processes split each batch into: one a process, or one a group that shares blocks."""
+    return max(1, processes // recipe.parallel.tensor)
+
+
 def with_smallest_gpu(facts: Facts, sizes: Iterable[int | None]) -> Facts:
     """The facts with GPUs as large as the smallest of several machines.
 
@@ -172,7 +176,8 @@ def _sharing(world_size: int) -> tuple[Decide, ...]:
     if world_size > 1:
         return (_strategy,)
     own = (name for name, setting in OWN_SETTINGS.items() if not setting.stays)
-    return tuple(_unshared(name) for name in ("strategy", "backend", "sync_batch_norm", *own))
+    axes = (entry.setting.rpartition(".")[2] for entry in AXES)
+    return tuple(_unshared(name) for name in ("strategy", "backend", "sync_batch_norm", *axes, *own))
 
 
 def _unshared(name: str) -> Decide:
@@ -198,6 +203,9 @@ def _strategy(recipe: Recipe, facts: Facts) -> Decision | None:
         if wishes:
             reason = f"{' and '.join(wishes)} is set, of {strategy.name} alone"
             return Decision(setting="parallel.strategy", value=strategy.name, reason=reason)
+    if part.tensor > 1:
+        reason = "ranks that share each block sum whole gradients with the others"
+        return Decision(setting="parallel.strategy", value="ddp", reason=reason)
     if recipe.device == "cpu":
         reason = "the ranks share the host's memory, and a whole model is quicker"
         return Decision(setting="parallel.strategy", value="ddp", reason=reason)
@@ -221,13 +229,22 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
     if world_size > 1 and part.backend == "nccl" and recipe.device != "cuda":
         why = f"it moves data between GPUs, and this run is on the {recipe.device}"
         raise RecipeError("parallel.backend = nccl", why, "--set parallel.backend=auto")
-    if recipe.loop.batch_size < world_size:
-        size = recipe.loop.batch_size
+    if world_size % part.tensor:
+        fitting = [n for n in range(2, world_size + 1) if world_size % n == 0]
         raise RecipeError(
-            f"loop.batch_size = {size}: {world_size} processes",
-            "the batch is global, split over all processes, and some would never get a sample",
-            f"--set loop.batch_size={world_size}, or start "
-            + (f"{size} processes or fewer" if size > 1 else "1 process"),
+            f"parallel.tensor = {part.tensor}",
+            f"there are {world_size} processes, which are no whole number of groups of {part.tensor}",
+            " or ".join(f"--set parallel.tensor={n}" for n in fitting) + f", or start {part.tensor} processes",
+        )
+    shares = num_shares(recipe, world_size)
+    if recipe.loop.batch_size < shares:
+        size, groups = recipe.loop.batch_size, "" if part.tensor == 1 else f" in groups of {part.tensor}"
+        most = size * part.tensor
+        raise RecipeError(
+            f"loop.batch_size = {size}: {world_size} processes{groups}",
+            f"the batch is global, split over all {'groups' if groups else 'processes'}, and some would never get a"
+            " sample",
+            f"--set loop.batch_size={shares}, or start " + (f"{most} processes or fewer" if most > 1 else "1 process"),
         )
 
 

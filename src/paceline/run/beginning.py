@@ -14,7 +14,6 @@ from paceline.data.describe import described
 from paceline.data.overflow import Overflow
 from paceline.memory.beside import PlanBeside
 from paceline.models.config import max_positions
-from paceline.models.structure import parameter_counts
 from paceline.observe.console import console_observer
 from paceline.observe.metrics_file import MetricsFile
 from paceline.prepare.preparation import Prepared
@@ -161,7 +160,6 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
 
 
 def _started(request: Request, prepared: Prepared, job: Job, progress: Progress) -> RunStarted:
-    whole, trained = parameter_counts(prepared.build.model)
     is_gpu = prepared.recipe.device == "cuda"
     device = request.facts.gpus[0].name if is_gpu else f"cpu ({torch.get_num_threads()} threads)"
     return RunStarted(
@@ -170,8 +168,8 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
         device=device if request.world.size == 1 else f"{request.world.size} x {device}",
         recipe=prepared.recipe.resolved(),
         decisions=prepared.decisions,
-        num_parameters=whole,
-        num_trained_parameters=trained,
+        num_parameters=prepared.num_parameters,
+        num_trained_parameters=prepared.num_trained,
         samples={name: len(ids) for name, ids in prepared.dataset.splits.items()},
         label_names=prepared.dataset.label_names,
         first_step=progress.step,

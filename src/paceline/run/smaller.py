@@ -75,7 +75,7 @@ class Smaller:
     def _split(self, why: str) -> bool:
         """Halve the micro-batch, alike on all ranks; False where it cannot be smaller."""
         job, num_samples = self.job, len(self.job.dataset.splits["train"])
-        recipe = halved(job.recipe, num_samples, job.world.size)
+        recipe = halved(job.recipe, num_samples, job.mesh.data.size)
         if recipe is None:
             return False
         course = job.course.under(recipe)
@@ -83,7 +83,7 @@ class Smaller:
             course.check_smallest()
         except RecipeError:
             return False
-        before, now = largest_share(job.recipe, num_samples, job.world.size), recipe.loop.micro_batch_size
+        before, now = largest_share(job.recipe, num_samples, job.mesh.data.size), recipe.loop.micro_batch_size
         given = f"{why}: loop.micro_batch_size {before} -> {now}{' on every rank' if job.world.size > 1 else ''}"
         result = "samples, order and loss are the same, and dropout draws anew"
         job.emit(Notice(message=f"{given}, and it is made again; {result}", level="warning"))

@@ -60,8 +60,16 @@ class Strategy(ABC):
         """Why a step that ran out of memory cannot be made again in smaller micro-batches; empty where it can."""
         return ""
 
+    def cut(self, build: Build) -> Build:
+        """Cut the model into what each rank computes by itself, before any technique has changed how it computes.
+
+        Raises:
+            RecipeError: the model or the number of ranks does not suit.
+        """
+        return build
+
     def prepare(self, build: Build) -> Build:
-        """Cut, wrap or move the model, after every technique has been applied.
+        """Shard, wrap or move the model, after every technique has been applied.
 
         Raises:
             RecipeError: the model or the number of ranks does not suit.

@@ -8,11 +8,44 @@ from paceline.recipe.entries import OwnSetting, Rule, Saving, TechniqueEntry
 STRATEGY = "parallel.strategy"
 """The setting that names the way of splitting a run."""
 
+_WHOLE = "it takes hold of the products of a whole attention layer"
+_MEETS = "processes meet inside each block, which no compiler sees"
+
 _REDUCE_DTYPE = OwnSetting(
     "reduce_dtype",
     "number format of the gradients' all-reduce; bf16 halves the bytes and rounds each rank's share.",
     default="fp32",
 )
+
+AXES: tuple[TechniqueEntry, ...] = (
+    TechniqueEntry(
+        "tensor",
+        "Neighbouring processes share each block: some attention heads and MLP columns each.",
+        "shard",
+        "up to rounding",
+        off=1,
+        excludes=(
+            NO_STEP,
+            Rule("model.train=lora", "its weights stand beside the layers that would be cut"),
+            Rule("parallel.strategy=fsdp", "its shards are cut from whole weights"),
+            Rule("parallel.strategy=dp", "it is one process"),
+            Rule(
+                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
+                "its states are rounded in blocks that would cross shards",
+            ),
+            Rule("techniques.early_pooling=true", _WHOLE),
+            Rule("techniques.fused_qkv=true", _WHOLE),
+            Rule("techniques.fusion=true", _MEETS),
+            Rule("techniques.compile=true", _MEETS),
+            Rule("techniques.capture=true", "processes meet inside each block, and a graph waits for no other process"),
+        ),
+        memory="of N processes each keeps 1/N of its blocks' weights, gradients and states, and of some activations",
+        place="parallel.tensor",
+        example=2,
+        room="paceline.strategies.tensor.strategy",
+    ),
+)
+"""Further ways in which processes share one model: each has a field of ``parallel``, and ranks of its own."""
 
 STRATEGIES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(

@@ -35,6 +35,12 @@ class ParallelPart(Part):
     )
     reduce_dtype: Literal["fp32", "bf16"] = _own("reduce_dtype")
     bucket_mib: int | None = _own("bucket_mib")
+    tensor: int = Field(
+        1,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description=f"{entry_of('tensor').description} N: so many do. 1: none does.",
+    )
     shard_size: int | None = _own("shard_size")
     offload: bool = _own("offload")
     sync_batch_norm: bool = Field(
