@@ -45,7 +45,7 @@ def _fields(prefix: str, part: Schema, schema: Schema) -> Iterator[tuple[str, Sc
     for key, field in part["properties"].items():
         path = f"{prefix}.{key}" if prefix else key
         inner = _part(field, schema)
-        if inner is None or "anyOf" in field or field.get("type") == "array":
+        if inner is None or _options(field) or field.get("type") == "array":
             yield path, field
         if field.get("type") == "array" and inner is not None:
             path += "[]"
@@ -56,9 +56,14 @@ def _fields(prefix: str, part: Schema, schema: Schema) -> Iterator[tuple[str, Sc
 
 def _part(field: Schema, schema: Schema) -> Schema | None:
     """The group of fields that a field holds, if it does."""
-    options = [field, *field.get("anyOf", ()), *field.get("allOf", ()), field.get("items", {})]
+    options = [field, *_options(field), *field.get("allOf", ()), field.get("items", {})]
     reference = next((option["$ref"] for option in options if "$ref" in option), None)
     return schema["$defs"][reference.rpartition("/")[2]] if reference else None
+
+
+def _options(field: Schema) -> list[Schema]:
+    """What a field takes, where that is of several kinds."""
+    return field.get("anyOf") or field.get("oneOf") or []
 
 
 def _section(title: str, words: str, rows: list[str]) -> str:
@@ -82,9 +87,9 @@ def _takes(field: Schema) -> str:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if "const" in field:
         return f"`{field['const']}`"
-    if "anyOf" in field:
-        found = [_takes(option) for option in field["anyOf"] if option.get("type") != "null"]
-        null = ["null"] * any(option.get("type") == "null" for option in field["anyOf"])
+    if options := _options(field):
+        found = [_takes(option) for option in options if option.get("type") != "null"]
+        null = ["null"] * any(option.get("type") == "null" for option in options)
         return " or ".join([*dict.fromkeys(found), *null])
     if "$ref" in field:
         return "the fields below"

@@ -32,7 +32,7 @@ def table(entry: TechniqueEntry) -> str:
     setting = f"{entry.setting}={entry.on}" if entry.choice else f"{entry.setting}={written(entry.default)} by default"
     rows, before = ["| rule | |", "|---|---|"], ""
     for label, text in (("setting", setting), *told(entry)):
-        coded = re.sub(r"[a-z_.]+=[\w|]+", r"`\g<0>`", text).replace("|", r"\|")
+        coded = re.sub(r"[a-z_.]+!?=[\w|]+", r"`\g<0>`", text).replace("|", r"\|")
         rows.append(f"| {'' if label == before else LABELS.get(label, label)} | {coded} |")
         before = label
     return "\n".join(rows) + "\n"

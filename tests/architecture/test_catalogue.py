@@ -10,7 +10,7 @@ import pytest
 
 from paceline.recipe import Recipe
 from paceline.recipe.catalogue.speed import SPEED
-from paceline.recipe.catalogue.strategies import STRATEGIES
+from paceline.recipe.catalogue.strategies import AXES, STRATEGIES
 from paceline.recipe.entries import STAGES, value_of
 from paceline.recipe.parts import ParallelPart, TechniquesPart
 from paceline.recipe.techniques import CATALOGUE, ENTRIES, OWN_SETTINGS
@@ -90,7 +90,8 @@ def test_settings_of_a_strategy_are_the_fields_of_parallel_and_alike_in_each() -
         for own in entry.settings:
             assert own == OWN_SETTINGS[own.name], f"{own.name} is another setting with {entry.name}"
     fields = ParallelPart.model_fields
-    assert OWN_SETTINGS.keys() == fields.keys() - {"strategy", "backend"}
+    own = {"strategy", "backend", "sync_batch_norm", *(entry.place.rpartition(".")[2] for entry in AXES)}
+    assert OWN_SETTINGS.keys() == fields.keys() - own
     for name, own in OWN_SETTINGS.items():
         assert fields[name].default == own.default
 

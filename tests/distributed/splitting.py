@@ -69,12 +69,20 @@ def assembled(
     data = driving.dataset()
     data = data if labels is None else replace(data, labels=labels)
     blocks = list(model.distilbert.transformer.layer)
+    mesh = Mesh.over(world)
     build = assemble_build(
-        chosen, model, data, Exact(), torch.device("cpu"), blocks=blocks, normalisation=((0.5,) * 3, (0.5,) * 3)
+        chosen,
+        model,
+        data,
+        Exact(),
+        torch.device("cpu"),
+        blocks=blocks,
+        normalisation=((0.5,) * 3, (0.5,) * 3),
+        mesh=mesh,
     )
     if compiled:
         apply_compile(blocks, backend=compiled)
-    return assemble(chosen, build, steps, mesh=Mesh.over(world), **more)
+    return assemble(chosen, build, steps, mesh=mesh, **more)
 
 
 def order_of(chosen: Recipe) -> ShuffledOrder:

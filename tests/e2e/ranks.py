@@ -215,7 +215,7 @@ def alike(found: Outcome, expected: Outcome, tolerance: float = 1e-6) -> None:
     states = torch.stack([tensor.double().norm() for name, tensor in expected.tensors.items() if "optimizer/" in name])
     for name, tensor in expected.tensors.items():
         # states are sums of gradients, and some of these are nothing but what is left where larger ones cancel out
-        scale = tensor.double().norm() if name.startswith("model/") else 10 * states.norm()
+        scale = tensor.double().norm() if name.startswith(("model/", "ema/")) else 10 * states.norm()
         far = (found.tensors[name].double() - tensor.double()).norm() / scale.clamp(min=1e-3)
         assert far <= tolerance, f"{name}: {far:.1e} away, relative to {scale:.1e}"
     for counted in ("step", "applied", "samples", "tokens", "best_step", "order"):

@@ -114,6 +114,7 @@ REFUSING: dict[str, list[str]] = {
     "trace": ["{run}/recipe.yaml"],
     "plan": ["{run}/recipe.yaml", "--gpu", "24GiB"],
     "memory": ["{run}/recipe.yaml"],
+    "lr": ["{run}/recipe.yaml"],
     "evaluate": ["{run}"],
     "predict": ["{run}", "{data}", "-o", "{out}"],
 }

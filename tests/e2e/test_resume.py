@@ -41,6 +41,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deterministic": {"deterministic": True},
     "evaluation every two steps": {"loop": {"evaluate_every": 2, "best_metric": "-loss"}},
     "no evaluation": {"loop": {"evaluate_every": "never"}},
+    "focal loss of weighted classes": {"task": {"loss": "focal", "class_weights": "balanced", "threshold": "tuned"}},
+    "balanced sampler": {"loop": {"sampler": "balanced"}, "task": {"label_smoothing": 0.1}},
 }
 
 

@@ -62,7 +62,8 @@ def outcome(record: RunRecord) -> Outcome:
     """What is in the folder of a finished run."""
     folder = Path(record.folder)
     last = CheckpointStore(folder / "checkpoints", 1).newest()
-    named = {f"{stem}/{name}": tensor for stem in ("model", "optimizer") for name, tensor in last.tensors(stem).items()}
+    stems = sorted(path.stem for path in last.folder.glob("*.safetensors"))
+    named = {f"{stem}/{name}": tensor for stem in stems for name, tensor in last.tensors(stem).items()}
     summary = json.loads((folder / "summary.json").read_bytes())
     timed = (
         "seconds",

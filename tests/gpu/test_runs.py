@@ -46,6 +46,12 @@ def test_a_run_on_the_gpu_learns(rows: list[dict[str, str]], tmp_path: Path, pre
     run(rows, tmp_path / "run", techniques={"precision": precision})
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["final"]["test"]["accuracy"] > 0.9
+    scaling = summary["loss_scaling"]
+    assert (scaling is not None) is (precision == "fp16")
+    if scaling:
+        assert scaling["lowest"] <= scaling["last"] <= scaling["highest"]
+        assert scaling["skipped"] == summary["steps"] - summary["applied_steps"]
+        assert 0 <= scaling["zero_share"] < 1
     recipe = Recipe.load(tmp_path / "run" / "recipe.yaml")
     assert recipe.device == "cuda"
     assert recipe.techniques.precision == ("bf16" if precision == "auto" else precision)

@@ -76,16 +76,22 @@ def train_by_hand(
     wrap: Callable[[], Any] | None = None,
     steps: int = STEPS,
     total_steps: int | None = None,
+    factor: Callable[[int], float] | None = None,
 ) -> list[float]:
-    """Twenty steps of the plainest loop there is; returns the losses."""
+    """Twenty steps of the plainest loop there is; returns the losses.
+
+    Args:
+        factor: step -> what every learning rate is multiplied by; None: the linear schedule.
+    """
     texts, labels = samples()
     optimizer = make_optimizer(model)
     base = [group["lr"] for group in optimizer.param_groups]
     losses = []
+    factor = factor or (lambda step: linear_schedule(step, total_steps or steps, warmup))
     model.train()
     for step, ids in enumerate(batches(batch_size, seed, steps)):
         for group, lr in zip(optimizer.param_groups, base, strict=True):
-            group["lr"] = lr * linear_schedule(step, total_steps or steps, warmup)
+            group["lr"] = lr * factor(step)
         optimizer.zero_grad()
         size = micro_batch_size or len(ids)
         total = 0.0

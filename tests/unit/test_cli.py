@@ -289,9 +289,14 @@ def test_the_other_commands_hand_over_their_arguments(run: Run, stand_in: Any) -
 def test_techniques_and_schema_print_themselves(run: Run) -> None:
     code, out, _ = run("techniques")
     assert code == 0
+    assert "speed and memory" in out
+    code, out, _ = run("techniques", "precision")
+    assert code == 0
     assert "techniques.precision = auto | fp32 | tf32 | bf16 | fp16 | pure_bf16  (default auto)" in out
-    assert "preserves  bit-exact" in out
     assert "preserves  up to rounding; pure_bf16 changes the result" in out
+    code, out, _ = run("techniques", "recompute")
+    assert code == 0
+    assert "preserves  bit-exact" in out
     assert "excludes   model.train=head|features" in out
     code, out, _ = run("schema")
     assert code == 0

@@ -282,7 +282,8 @@ def test_the_choice_follows_the_planned_gpu(gpu: str, precision: str, fusion: bo
 def test_assumptions_are_made_of_what_is_missing_only() -> None:
     planned = facts_with([gpu_for("l4")], LAPTOP)
     assert planned.cuda_problem is None
-    assert planned.versions == {"torch": "2.13.0", "triton": "assumed", "bitsandbytes": "assumed", "numpy": "2.1.0"}
+    assumed = dict.fromkeys(("triton", "bitsandbytes", "torchao"), "assumed")
+    assert planned.versions == {"torch": "2.13.0", "numpy": "2.1.0", **assumed}
     assert replace(planned, gpus=(), versions={}, torch_cuda=None) == replace(LAPTOP, versions={}), "the rest is ours"
     assert LAPTOP.versions["triton"] is None, "the facts that were given are as they were"
     assert not LAPTOP.gpus

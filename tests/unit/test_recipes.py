@@ -10,6 +10,7 @@ import pytest
 from paceline.recipe import Recipe
 from paceline.testing.tiny import TEXTS, write_tiny_model
 from paceline.verbs.train import train
+from tests.unit.data.test_cifar import write_cifar
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 NAMES = [path.stem for path in RECIPES]
@@ -26,7 +27,11 @@ SMALL = {
 """Sizes put in place of those that a recipe's configuration gives."""
 
 
-def small_settings(recipe: Recipe, pretrained: Path) -> list[str]:
+CIFAR = "cifar-10-batches-bin"
+"""The folder of a data set that is not here; one of the same format takes its place."""
+
+
+def small_settings(recipe: Recipe, pretrained: Path, cifar: Path) -> list[str]:
     """``--set`` changes with which a recipe trains two steps in a moment; what they leave is the recipe's own."""
     changes = ["device=cpu", "observe.console='off'", "observe.report=false", f"data.max_length={LENGTH}"]
     changes += ["loop.max_steps=2", "loop.batch_size=4", "loop.micro_batch_size=3", "loop.evaluation_batch_size=8"]
@@ -36,7 +41,11 @@ def small_settings(recipe: Recipe, pretrained: Path) -> list[str]:
     changes += [f"model.config.{key}={value}" for key, value in SMALL.items() if key in given]
     if recipe.model.config and "vocab_size" not in given:
         changes.append("model.vocabulary_size=200")
-    if reads_rows(recipe):
+    if "hidden_sizes" in given:
+        changes += ["model.config.hidden_sizes=[8, 8, 8, 8]", "model.config.embedding_size=8"]
+    if recipe.data.source == CIFAR:
+        changes += [f"data.source={cifar}", "data.splits.validation=4", "loop.micro_batch_size=2"]
+    elif reads_rows(recipe):
         changes += ["data.source=memory", "data.validation=null", "data.test=null"]
     elif recipe.data.source == "builtin:random":
         changes += ["data.random.samples=16", f"data.random.length={LENGTH}", "data.random.vocabulary=200"]
@@ -45,7 +54,7 @@ def small_settings(recipe: Recipe, pretrained: Path) -> list[str]:
 
 def reads_rows(recipe: Recipe) -> bool:
     """Whether its texts are too many, or not on this machine, so that a few rows stand in for them."""
-    return recipe.data.source not in ("builtin:digits", "builtin:random")
+    return recipe.data.source not in ("builtin:digits", "builtin:random", CIFAR)
 
 
 def rows() -> list[dict[str, str]]:
@@ -57,9 +66,18 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / CIFAR
+    write_cifar(folder)
+    return folder
+
+
 def test_there_are_recipes() -> None:
     imdb = {"imdb_distilbert", "imdb_bert_large", "imdb_minilm"}
-    assert imdb | {"digits", "random_tokens", "memory_anatomy", "features", "head_only"} <= set(NAMES)
+    assert imdb | {"cifar10_resnet18", "digits", "random_tokens", "memory_anatomy", "features", "head_only"} <= set(
+        NAMES
+    )
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
@@ -70,9 +88,9 @@ def test_a_recipe_loads_and_is_named_like_its_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
-def test_a_recipe_trains_two_steps(path: Path, pretrained: Path, tmp_path: Path) -> None:
+def test_a_recipe_trains_two_steps(path: Path, pretrained: Path, cifar: Path, tmp_path: Path) -> None:
     recipe = Recipe.load(path)
-    small = Recipe.load(path, small_settings(recipe, pretrained))
+    small = Recipe.load(path, small_settings(recipe, pretrained, cifar))
     record = train(small, data=rows() if reads_rows(recipe) else None, out=tmp_path / "run")
     assert record.status == "finished"
     assert record.steps == (0 if recipe.model.train == "features" else 2)

@@ -103,7 +103,7 @@ class StepRecord:
     epoch: int
     """Epoch that the update belongs to, from 0."""
     loss: float
-    """Mean loss per counted label over the global batch."""
+    """Mean loss per counted label over the global batch; with class weights, their weighted mean."""
     gradient_norm: float
     """Global norm before clipping, loss scaling removed."""
     learning_rates: tuple[float, ...]
@@ -116,13 +116,34 @@ class StepRecord:
     correct: float | None
     """Number of right predictions in the batch, from the training forward pass; None for regression."""
     counted: int
-    """Number of labels that the loss was divided by."""
+    """Number of labels of the batch, which the loss was divided by where no class has a weight."""
     skipped: bool
     """True when the gradient was not finite under fp16 loss scaling and nothing was changed."""
     seconds: float
     """Wall time from the previous step's end to this one's; waiting for the device is seen with a delay."""
     peak_bytes: int | None
     """Highest allocated device memory so far, looked at every 50 steps; None on a CPU."""
+    loss_scale: float | None = None
+    """What fp16 multiplied the loss by in this step; None without loss scaling."""
+    zero_share: float | None = None
+    """Share of the gradients that are exactly 0 under fp16, those of embeddings left out: what underflows, and what is
+    0 by itself, as behind a ReLU. None without loss scaling, and with shards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScaling:
+    """What fp16's loss scaling did in a run."""
+
+    lowest: float
+    highest: float
+    last: float
+    """Scale of the last step."""
+    skipped: int = 0
+    """Steps whose gradients overflowed, so that nothing was changed."""
+    counted: int = 0
+    """Steps whose gradients that are 0 were counted."""
+    zero_share: float | None = None
+    """Mean of ``StepRecord.zero_share`` over these; None where none was counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +161,10 @@ class EvaluationRecord:
     """Counts [true label][predicted label] for single-label classification of at most 100 classes."""
     train_metrics: Mapping[str, float] = field(default_factory=dict)
     """Loss and accuracy over the training samples since the last evaluation, without a second forward pass."""
+    of: str = "weights"
+    """What loss, metrics and confusion are of: ``weights``, those that are trained, or ``ema``, their average."""
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Loss and metrics of ``weights`` and of ``ema``; empty where no average is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +354,8 @@ class RunRecord:
     evaluations: tuple[EvaluationRecord, ...]
     final: Mapping[str, Mapping[str, float]]
     """Metrics and loss of the saved model by split, for example ``final["test"]["accuracy"]``."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Label -> the probability above which it is predicted, where that is not one half."""
     peak_bytes: int | None
     decisions: tuple[Decision, ...]
     notices: tuple[str, ...] = ()
@@ -345,6 +372,12 @@ class RunRecord:
     """None in summaries of older releases."""
     baseline: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics by split as ``final`` has them, of ``observe.baseline``; empty without one."""
+    saved: str = "weights"
+    """What the saved model is made of: ``weights``, those that were trained, or ``ema``, their average."""
+    final_scores: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """By split, ``EvaluationRecord.scores`` of the saved step; empty where no average is kept."""
+    loss_scaling: LossScaling | None = None
+    """None without fp16."""
 
 
 Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | TraceRecord | RunRecord

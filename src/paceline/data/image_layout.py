@@ -63,7 +63,7 @@ class ImageLayout(Layout):
             for each in (mean, deviation)
         )
         self._augmentation = None
-        if augment is not None and augment.any:
+        if augment is not None and augment.changes_each:
             self._augmentation = Augmentation(augment, height, width, device)
         self._stand_in = np.arange(2) % max(1, len(images.pixels))
         self._resident = (resident_images(images, device), torch.tensor(labels, device=device)) if resident else None

@@ -46,6 +46,8 @@ class StepPlan:
 class ShuffledOrder:
     """Every sample once an epoch, in an order drawn from (seed, epoch); the last batch may be smaller.
 
+    Or as many as there are samples, each drawn by its weight.
+
     The number of ranks changes nothing about it: they share out each step's samples among themselves.
 
     Args:
@@ -54,6 +56,8 @@ class ShuffledOrder:
         shuffle: False keeps the order of ``ids``.
         drop_last: leave out a last batch that is smaller than the others.
         lengths: tokens of each sample, by its id: what ranks split by; None counts every sample the same, as images.
+        weights: [number of samples], adding up to 1: an epoch's samples are drawn by them, with replacement, and are as
+            many; None takes each once.
         fewest: samples that a rank gets of a step, where it gets any and the batch has so many for every rank. Of an
             epoch's last batch some may so get none: batch normalisation may have no use for a sample by itself.
     """
@@ -67,7 +71,9 @@ class ShuffledOrder:
         drop_last: bool = False,
         lengths: NDArray[np.int64] | None = None,
         fewest: int = 1,
+        weights: NDArray[np.float64] | None = None,
     ) -> None:
+        self._weights = weights
         self._ids, self._micro, self._lengths, self._fewest = ids, micro_batch_size, lengths, fewest
         self._shuffle, self._drop_last = shuffle, drop_last
         self._permuted = lru_cache(maxsize=2)(self._permute)
@@ -116,6 +122,14 @@ class ShuffledOrder:
         shares = {num_samples // served, -(-num_samples // served)} - {0}
         return min(share // self._parts(share, num_pieces) for share in shares)
 
+    def smallest_together(self, num_samples: int, world_size: int, batch_size: int | None = None) -> int:
+        """Samples that all ranks together have, at least, of the smallest micro-batch; arguments as ``smallest``'s."""
+        if world_size == 1:
+            return self.smallest(num_samples, 1)
+        served, num_pieces = self._served(num_samples, batch_size or num_samples, world_size)
+        share, more = divmod(num_samples, served)
+        return (served - more) * (share // num_pieces) + more * ((share + 1) // num_pieces)
+
     def _plan(self, at: OrderState, rank: int, world_size: int) -> StepPlan:
         return StepPlan(self._samples(at), tuple(self._cut(at, rank, world_size)))
 
@@ -156,7 +170,10 @@ class ShuffledOrder:
     def _permute(self, seed: int, epoch: int) -> Ids:
         if not self._shuffle:
             return self._ids
-        return np.random.default_rng((seed, epoch)).permutation(self._ids)
+        random = np.random.default_rng((seed, epoch))
+        if self._weights is None:
+            return random.permutation(self._ids)
+        return random.choice(self._ids, len(self._ids), p=self._weights)
 
 
 def split_evenly(lengths: NDArray[np.int64], parts: int) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from paceline.contract.errors import UserError
 from paceline.engine.runner import Eager
 from paceline.engine.step import Step
 from paceline.engine.torch_engine import TorchEngine
+from paceline.optim.ema import EMA
 from paceline.optim.gradients import FlatGradients
 from paceline.optim.scaling import Dynamic, Unscaled
 from paceline.optim.updates import HostGated
@@ -27,6 +28,7 @@ def adopt(
     *,
     clip_norm: float | None = None,
     loss_scaling: bool = False,
+    ema: EMA | None = None,
 ) -> AdoptedEngine:
     """An engine for a loop of your own: ``accumulate`` and ``update`` in place of forward, backward and step.
 
@@ -38,14 +40,15 @@ def adopt(
         loss_sum: (model, batch) -> the *sum* of the batch's losses, or (sum, anything to get back).
         clip_norm: largest gradient norm.
         loss_scaling: for fp16 autocast inside ``loss_sum``.
+        ema: a moving average of the model's weights; ``update()`` moves it, and ``state()`` has it.
 
     Returns:
         An engine. ``accumulate(batches, denominator)`` takes the micro-batches of one update and the number of
         labels in all of them; ``update()`` applies it.
 
     Raises:
-        UserError: the optimizer holds parameters that are not the model's, or the model is wrapped for several
-            processes (DistributedDataParallel, FSDP).
+        UserError: the optimizer or ``ema`` holds parameters that are not the model's, or the model is wrapped for
+            several processes (DistributedDataParallel, FSDP).
 
     Example:
         >>> engine = paceline.adopt(model, optimizer, lambda model, b: model(**b).loss * len(b["labels"]))
@@ -62,7 +65,15 @@ def adopt(
             "the optimizer holds parameters that are not the model's",
             "make the optimizer from model.parameters(), after moving the model to its device",
         )
+    if ema is not None and any(id(parameter) not in owned for parameter in ema.parameters):
+        raise UserError(
+            "paceline.adopt(..., ema=ema)",
+            "it averages parameters that are not the model's",
+            "make it from the model, after moving that to its device",
+        )
     updates = HostGated(optimizer, None)
+    if ema is not None:
+        updates.keep(ema)
     scale = Dynamic(held[0].device) if loss_scaling else Unscaled()
 
     def objective(batch: Any) -> tuple[Tensor, Any]:

@@ -47,12 +47,12 @@ def evaluate(
     epoch: int,
     world: World = _ALONE,
     agree: Agree = lambda: None,
+    meter: Meter | None = None,
 ) -> EvaluationRecord:
     """Loss and metrics of a split; every sample counts once, whatever the batch size and the number of ranks.
 
-    Ranks share out the very batches of one process among themselves, so the same logits are computed; what they add up
-    to is put together in the order of the split. N ranks so return what one returns, to the bit, wherever the machine
-    computes a batch to the same bits twice (same device, same number of threads).
+    Ranks share out the very batches of one process, and what they add up to is put together in the order of the split.
+    N ranks so return what one returns, to the bit, wherever the machine computes a batch to the same bits twice.
 
     All ranks call ``infer`` equally often, so it may hold collectives, and must not raise on one rank alone: the others
     would wait for it. What breaks an evaluation off is agreed upon inside ``infer`` (``world.any``) or waits for its
@@ -65,8 +65,8 @@ def evaluate(
         ids: all samples of the split, the same on every rank.
         batch_size: samples of one forward pass.
         step: updates made so far. epoch: that they end in.
-        world: the ranks; by default this process alone.
-        agree: asked after the last batch, before what the ranks found is put together.
+        world: the ranks. agree: asked after the last batch, before what the ranks found is put together.
+        meter: a fresh one in place of the task's.
 
     Returns:
         The same record on every rank; ``seconds`` are those of the slowest.
@@ -75,7 +75,7 @@ def evaluate(
         RecipeError: a metric of the user's fails, which all ranks raise; or a loss, on the rank where it does.
     """
     started = time.perf_counter()
-    meter = build.task.meter(build.device)
+    meter = meter or build.task.meter(build.device)
     mine, places = _share(build, ids, batch_size, world)
     build.layout.expect(mine)
     for number, piece in enumerate(mine):

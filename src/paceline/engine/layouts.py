@@ -65,6 +65,8 @@ def padded_layout(
     assert isinstance(tokens, Tokens)
     if recipe.data.augment.any:
         raise RecipeError("data.augment: has no effect", "it changes images, and the data are texts", "leave it out")
+    if recipe.data.normalise != "own":
+        raise RecipeError("data.normalise: has no effect", "it is of images, and the data are texts", "leave it out")
     return PaddedLayout(
         tokens,
         dataset.labels,

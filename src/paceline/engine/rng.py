@@ -32,6 +32,11 @@ def generators(device: torch.device) -> Sequence[torch.Generator]:
     return [torch.default_generator, torch.cuda.default_generators[index]]
 
 
-def augmentation_seed(seed: int, step: int, micro_batch: int, rank: int = 0) -> int:
-    """The seed of one micro-batch's random augmentation: another stream than its dropout."""
-    return int(np.random.SeedSequence((seed, step, micro_batch, rank, 1)).generate_state(1, np.uint64)[0])
+def augmentation_seed(seed: int, step: int, micro_batch: int, rank: int = 0, *, of_partners: bool = False) -> int:
+    """The seed of one micro-batch's random augmentation: another stream than its dropout.
+
+    Args:
+        of_partners: of the images that its own are mixed with.
+    """
+    stream = 2 if of_partners else 1
+    return int(np.random.SeedSequence((seed, step, micro_batch, rank, stream)).generate_state(1, np.uint64)[0])

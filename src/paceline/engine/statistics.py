@@ -24,6 +24,7 @@ from paceline.data.order import ShuffledOrder, micro_batch_size_above
 from paceline.engine.evaluate import inference
 from paceline.recipe.parts import LoopPart
 from paceline.seams import Build, Ids, World
+from paceline.techniques.sync_batch_norm import is_synchronised
 
 
 @torch.no_grad()
@@ -47,14 +48,18 @@ def settle_(buffers: Sequence[Tensor], world: World) -> None:
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """The buffers that normalisation layers write in training."""
-    layers = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+    """The buffers that normalisation layers write in training, each rank by itself."""
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, _NormBase) and module.track_running_stats and not is_synchronised(module)
+    ]
     return [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
 
 
 def fewest_together(model: nn.Module) -> int:
     """Samples that a rank is to get of a step, where it gets any: for ``ShuffledOrder``."""
-    return 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1
+    return 2 if any(isinstance(m, _BatchNorm) and not is_synchronised(m) for m in model.modules()) else 1
 
 
 def check_smallest(
@@ -72,9 +77,12 @@ def check_smallest(
         RecipeError: names the layer, and settings that work.
     """
     batch_size, samples = part.batch_size, len(ids)
+    # what ranks normalise together is theirs together
+    meets = world_size > 1 and any(map(is_synchronised, build.model.modules()))
+    smallest = order.smallest_together if meets else order.smallest
     rest = samples % batch_size if min(total_steps, order.steps_per_epoch(batch_size)) * batch_size > samples else 0
-    is_whole = order.smallest(min(batch_size, samples), world_size, batch_size) == 1
-    if not is_whole and not (rest and order.smallest(rest, world_size, batch_size) == 1):
+    is_whole = smallest(min(batch_size, samples), world_size, batch_size) == 1
+    if not is_whole and not (rest and smallest(rest, world_size, batch_size) == 1):
         return
     layer = _needs_two(build, ids)
     if not layer:

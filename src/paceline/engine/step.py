@@ -43,10 +43,11 @@ class Step:
             self.gradients.add(self.scale.up(loss), first=first, last=last)
         return loss.detach(), extra
 
-    def apply_update(self) -> tuple[Tensor, Tensor]:
-        """Clip and update; returns the gradient norm and whether the update was made, as device scalars."""
+    def apply_update(self) -> tuple[Tensor, ...]:
+        """Clip and update; returns what ``Update`` has, as device scalars."""
         with span("clip"):
             norm = self.scale.down(self.gradients.norm())
+            told = self.scale.told(self.gradients)
             finite = norm.isfinite()
             factor = self.scale.down(torch.ones_like(norm))
             if self.clip_norm is not None:
@@ -54,4 +55,4 @@ class Step:
         with span("update"):
             self.updates.apply(self.gradients, factor, finite)
             self.scale.adapt(finite)
-        return norm, finite
+        return norm, finite, *told

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import UserError
 from paceline.contract.spans import activity, span
+from paceline.data.mixing import mixed_batch
 from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
 from paceline.engine.runner import Eager, Runner
 from paceline.engine.statistics import settle_
 from paceline.engine.step import Step
 from paceline.kernels.launch import compiled_together
 from paceline.machine.device import is_gpu
+from paceline.optim.ema import EMA
 from paceline.optim.state import NOT_SPLIT, Splitting, copy_into, without_wrappers
 from paceline.optim.updates import FlatUpdates
 from paceline.seams import Accumulated, Alone, Batch, Engine, Ids, StepInput, Tensors, Update, World
@@ -121,8 +123,13 @@ class TorchEngine(Engine):
     @span("data wait")
     def _made(self, given: StepInput, index: int) -> Batch:
         """The step's micro-batch number ``index``, on the device."""
-        draw = None if self._seed is None else augmentation_seed(self._seed, given.step, index, self._world.rank)
-        return self._collate(given.microbatches[index], draw, slots=given.width(index))
+        at, draw, other = (given.step, index, self._world.rank), None, None
+        if self._seed is not None:
+            draw, other = (augmentation_seed(self._seed, *at, of_partners=which) for which in (False, True))
+        batch = self._collate(given.microbatches[index], draw, slots=given.width(index))
+        if given.mix is None:
+            return batch
+        return mixed_batch(batch, self._collate(given.partners[index], other), given.mix)
 
     def accumulate_batches(
         self, batches: Iterable[Any], denominator: float, *, step: int = 0, same_shapes: bool = True
@@ -200,6 +207,7 @@ class TorchEngine(Engine):
             "parameters": parameters,
             "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
             "optimizer states": list(updates.tensors(self._names()).values()),
+            **({"average": self.ema.shadow} if self.ema is not None else {}),
         }
         return {kind: _bytes_on(self._device, tensors) for kind, tensors in kinds.items()}
 
@@ -213,16 +221,20 @@ class TorchEngine(Engine):
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         updates, names = self._step.updates, self._names()
-        tensors = {"model": self._named(), "optimizer": updates.tensors(names)}
+        tensors, plain = {"model": self._named(), "optimizer": updates.tensors(names)}, {}
+        if self.ema is not None:
+            tensors["ema"], plain["ema"] = updates.averages(names), {"updates": self.ema.updates}
         return {stem: self._splitting.collected(named) for stem, named in tensors.items()}, {
             "applied": updates.applied,
             "loss_scale": self._step.scale.state(),
             "numbers": updates.numbers(names),
+            **plain,
         }
 
     def load(self, tensors: Tensors, state: Mapping[str, Any] | None = None) -> None:
         if state is None:
             copy_into(self._named(), tensors["model"], "model", self._splitting)
+            self._load_average(tensors)
             return
         updates, names = self._step.updates, self._names()
         if tensors["optimizer"]:  # none before the first update, and none of plain SGD
@@ -233,7 +245,31 @@ class TorchEngine(Engine):
         updates.put_numbers(names, state["numbers"])
         updates.applied = state["applied"]
         self._step.scale.load(state["loss_scale"])
+        self._load_average(tensors, state)
         self._first = True
+
+    def _load_average(self, tensors: Tensors, state: Mapping[str, Any] | None = None) -> None:
+        """Take up a saved average; where none was saved it begins with the weights that were."""
+        if self.ema is None:
+            return
+        if "ema" not in tensors:
+            self.ema.register()
+            return
+        copy_into(self._step.updates.averages(self._names()), tensors["ema"], "average", self._splitting)
+        if state is not None:
+            self.ema.updates = state["ema"]["updates"]
+
+    @property
+    def ema(self) -> EMA | None:
+        """The average of the weights, where one is kept."""
+        return self._step.updates.ema
+
+    def averaged(self) -> AbstractContextManager[None] | None:
+        return None if self.ema is None else self.ema.averaged()
+
+    def take_average(self) -> None:
+        if self.ema is not None:
+            self.ema.copy_to_weights()
 
     def whole(self) -> dict[str, Tensor]:
         return self._splitting.collected(self._named())
@@ -247,7 +283,7 @@ class TorchEngine(Engine):
 
     @property
     def execution(self) -> Mapping[str, str]:
-        return {"steps": self._runner.execution, **self._degraded}
+        return {"steps": self._runner.execution, **self._step.updates.execution, **self._degraded}
 
     def close(self) -> None:
         self._runner.close()

@@ -163,7 +163,7 @@ _COMMAND: Final = "paceline plan RECIPE --gpu"
 MOST_WORDS: Final = 8
 """No GPU's name has more."""
 
-ASSUMED_PACKAGES: Final = ("torch", "triton", "bitsandbytes")
+ASSUMED_PACKAGES: Final = ("torch", "triton", "bitsandbytes", "torchao")
 """What a machine with GPUs is taken to have installed."""
 
 
@@ -217,8 +217,8 @@ def facts_with(gpus: Sequence[Gpu], facts: Facts) -> Facts:
 
     - The process sees these GPUs and no others, and their driver is new enough for its torch.
     - torch has this machine's version, in a build for a CUDA that these GPUs run with.
-    - triton is installed, as it is with every build of torch for CUDA on Linux; so is bitsandbytes, which is asked for
-      by name alone (``optimizer.type: adamw8bit``). What is installed here keeps its version.
+    - triton is installed, as it is with every build of torch for CUDA on Linux; so are bitsandbytes and torchao, which
+      are asked for by name alone (``optimizer.type: adamw8bit``). What is installed here keeps its version.
 
     Processors, main memory, Python and the scheduler are this machine's.
 

@@ -13,7 +13,7 @@ from paceline.machine.facts import Gpu
 from paceline.machine.gpus import peak_rates
 from paceline.recipe import Recipe
 from paceline.recipe.catalogue.strategies import STRATEGIES
-from paceline.recipe.choose import num_processes
+from paceline.recipe.choose import num_processes, num_shares
 from paceline.recipe.entries import Preserves, Saving, TechniqueEntry
 from paceline.recipe.techniques import CATALOGUE, entry_of, one_process
 
@@ -175,7 +175,7 @@ def _together(
 
 def samples_of_a_process(recipe: Recipe, plan: MemoryPlan, gpus: int) -> tuple[int, int]:
     """The most samples that a process has in its largest micro-batch, and in its share of the global batch."""
-    share = -(-recipe.loop.batch_size // num_processes(recipe, gpus))
+    share = -(-recipe.loop.batch_size // num_shares(recipe, num_processes(recipe, gpus)))
     size = min(recipe.loop.micro_batch_size or share, share)
     if size == share:
         size = share = min(share, plan.samples)  # there may be fewer than a batch

@@ -12,6 +12,7 @@ from typing import Final
 
 from paceline.contract.errors import RecipeError, nearest
 from paceline.recipe.choose import STATE_BYTES
+from paceline.recipe.parts.optimizer import LOW_BIT
 
 WEIGHT_BYTES: Final = {"fp32": 4, "tf32": 4, "bf16": 6, "fp16": 6, "pure_bf16": 2}
 """Precision -> bytes of a weight. The names of the recipe, where 16 bits mean autocast over fp32 weights: 4 and a copy
@@ -45,12 +46,14 @@ def textbook(
     optimizer: str,
     momentum: float = 0.9,
     num_shards: int = 1,
+    rounding: str = "nearest",
 ) -> Textbook:
     """Weights, gradients and optimizer states by the textbook's bytes a parameter.
 
     Weights take 4 bytes in fp32 and tf32, 6 with autocast, 2 where the model itself is bf16; gradients 4, or 2 in that
     last case. States of AdamW and Adam are two numbers and those of SGD with momentum one, in the weight's own format
-    (4 bytes, or 2); 8-bit AdamW's take 2 bytes, plain SGD has none. A frozen parameter has its weight alone.
+    (4 bytes, or 2); 8-bit and fp8 AdamW's take 2 bytes, 4-bit AdamW's 1, plain SGD has none. A frozen parameter has its
+    weight alone.
 
     What paceline's step keeps differs: autocast drops its copies at the end of a micro-batch.
 
@@ -62,6 +65,7 @@ def textbook(
         momentum: of sgd.
         num_shards: ranks that share one copy of all three (fsdp; ZeRO's stage 3), each rounded up; 1 where every rank
             keeps a whole one (ddp).
+        rounding: a value of ``optimizer.rounding``; kahan's compensation is a state in the weight's format.
 
     Raises:
         RecipeError: an unknown precision or optimizer.
@@ -74,8 +78,10 @@ def textbook(
     number = min(weight, 4)
     if optimizer == "sgd" and momentum == 0:
         state = 0
-    elif optimizer != "adamw8bit":
+    elif optimizer not in LOW_BIT:
         state = state * number // 4
+    if rounding == "kahan":
+        state += number
     share = f", split over {num_shards} ranks" if num_shards > 1 else ""
     frozen = f" and {weight} a frozen one" if num_trained < num_parameters else ""
     return Textbook(

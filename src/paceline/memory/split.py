@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from paceline.engine.evaluate import Infer, evaluate
 from paceline.machine.device import is_gpu
 from paceline.memory.exhausted import place_of
 from paceline.recipe import Recipe
-from paceline.seams import Batch, Build, Ids, Retrying, World
+from paceline.seams import Batch, Build, Ids, Meter, Retrying, World
 
 Result = TypeVar("Result")
 
@@ -83,6 +83,7 @@ def evaluate_fitting(
     epoch: int,
     world: World,
     split_to: Callable[[int, str], None],
+    meter: Callable[[], Meter] | None = None,
 ) -> EvaluationRecord:
     """``evaluate``, begun anew with half the batch as often as a rank runs out of memory.
 
@@ -91,6 +92,7 @@ def evaluate_fitting(
     Args:
         infer ... world: as ``evaluate`` has them.
         split_to: told the smaller batch, and what is to be said of it, on every rank.
+        meter: makes those that take the place of the task's.
 
     Raises:
         torch.OutOfMemoryError: not even one sample fits, or on several ranks it was not a forward pass; on the ranks
@@ -101,7 +103,7 @@ def evaluate_fitting(
         guarded = _Guarded(infer, build.task.num_outputs, world)
         failed: torch.OutOfMemoryError | None = None
         try:
-            at = {"step": step, "epoch": epoch}
+            at: dict[str, Any] = {"step": step, "epoch": epoch, "meter": meter() if meter else None}
             return evaluate(guarded, build, split, ids, batch_size, **at, world=world, agree=guarded.agree)
         except _SomeRankFull:
             failed = guarded.error

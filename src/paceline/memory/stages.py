@@ -209,6 +209,9 @@ def _stepped(
         batch = layout.collate(evaluated)
         with stages.during("evaluation"):
             engine.infer(batch)
+            if averaged := engine.averaged():
+                with averaged:
+                    engine.infer(batch)
     return Steady(
         micro_batch_size=max(map(len, largest.microbatches)),
         num_steps=course.total_steps,

@@ -72,11 +72,25 @@ def _registered() -> _Backend:
 
 
 def _meta_kernels() -> torch.library.Library:
-    """Meta kernels that torch lacks: those of fused updates, which change what they are given and return nothing."""
+    """Meta kernels that torch lacks: those of fused updates, which change what they are given and return nothing, and
+    those of a batch norm over ranks."""
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr"):
         library.impl(name, lambda *args, **kwargs: None)
+    library.impl("batch_norm_stats", lambda given, eps: (_a_channel(given), _a_channel(given)))
+    library.impl("batch_norm_elemt", lambda given, *args: torch.empty_like(given))
+    library.impl(
+        "batch_norm_backward_reduce",
+        lambda gradient, given, mean, inverse, weight, of_given, of_weight, of_bias: tuple(
+            _a_channel(given) if wanted else None for wanted in (of_given, of_given, of_weight, of_bias)
+        ),
+    )
+    library.impl("batch_norm_backward_elemt", lambda gradient, given, *args: torch.empty_like(given))
     return library
+
+
+def _a_channel(given: Tensor) -> Tensor:
+    return given.new_empty(given.shape[1], dtype=torch.float32)
 
 
 @final

@@ -69,6 +69,8 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
         dataset = _encoded_before(recipe, config, processor)
     if dataset is None:
         dataset, assumed = _assumed(recipe, config, processor)
+        # what is by labels, which are not known: it takes nothing to speak of
+        recipe = recipe.with_settings(["task.class_weights=null", "loop.sampler=null"])
         if dataset.is_images and recipe.data.resident == "auto":
             recipe = recipe.with_settings(["data.resident=false"])  # how many there are is not known
     return Subject(recipe, decisions, config, dataset, (*assumed, *_not_counted(recipe)))

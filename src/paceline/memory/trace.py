@@ -22,6 +22,7 @@ from paceline.contract.records import Decision
 from paceline.data.dataset import Dataset
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.statistics import fewest_together
+from paceline.engine.torch_engine import TorchEngine
 from paceline.machine.facts import Gpu, this_machine
 from paceline.machine.gpus import facts_with
 from paceline.memory import attention
@@ -71,9 +72,11 @@ def trace(subject: Subject, gpu: Gpu, world_size: int = 1) -> Trace:
         ModelError, RecipeError: what ``train`` would say of this model and these settings.
         Exception: of torch, from an operator that says nothing about its result's size without data.
     """
-    model, mesh = _model(subject), Mesh.over(Alone() if world_size == 1 else planned_world(world_size))
+    world = Alone() if world_size == 1 else planned_world(world_size)
+    model, mesh = _model(subject), Mesh.over(world, tensor=subject.recipe.parallel.tensor)
     subject = _with_strategy(subject, model, gpu, world_size)
     recipe, dataset = subject.recipe, subject.dataset
+    whole, trained = parameter_counts(model)  # of the model, of which a rank may keep a share
     gc.disable()  # what is freed is freed at once, cycles apart: those would be freed at moments that vary
     try:
         with stand_in(gpu) as (device, ledger):
@@ -84,10 +87,9 @@ def trace(subject: Subject, gpu: Gpu, world_size: int = 1) -> Trace:
                 largest = _evaluate(assembled, recipe, dataset, ledger, ("train", "validation", "test"))
             else:
                 course = Course(recipe, dataset, assembled.build, mesh)
-                largest = _train(assembled, recipe, course, ledger, world_size)
+                largest = _train(assembled, recipe, course, ledger, mesh.data.size)
                 _evaluate(assembled, recipe, dataset, ledger, ("validation", "test"))
             size = assembled.build.layout.size(largest)
-            whole, trained = parameter_counts(model)
             return Trace(
                 allocations=tuple(ledger.allocations),
                 events=tuple(ledger.events),
@@ -157,6 +159,8 @@ def _assembled(
     # weights may have moved into buffers of the optimizer's
     ledger.name("parameters", map(_own, model.parameters()))
     _name_gradients(model, ledger)
+    if isinstance(assembled.engine, TorchEngine) and assembled.engine.ema is not None:
+        ledger.name("average", assembled.engine.ema.shadow)
     return assembled, (*subject.decisions, *build.decisions)
 
 
@@ -181,12 +185,12 @@ def _vocabulary(subject: Subject) -> int | None:
     return given
 
 
-def _train(assembled: Assembled, recipe: Recipe, course: Course, ledger: Ledger, world_size: int) -> Ids:
+def _train(assembled: Assembled, recipe: Recipe, course: Course, ledger: Ledger, num_shares: int) -> Ids:
     """What the loop does to its first steps; returns the samples of the largest micro-batch."""
     engine = assembled.engine
     shapes = course.largest_of_each_shape()
     (largest,) = shapes[0].microbatches
-    pieces = -(-recipe.loop.batch_size // (world_size * max(len(largest), 1)))
+    pieces = -(-recipe.loop.batch_size // (num_shares * max(len(largest), 1)))
     if course.warms_up(assembled.build.device):
         with ledger.during("forward"):
             engine.warm_up(shapes[0])
@@ -202,7 +206,8 @@ def _train(assembled: Assembled, recipe: Recipe, course: Course, ledger: Ledger,
 
 def _times(given: StepInput, count: int, denominator: int) -> StepInput:
     """A step of ``count`` micro-batches like the one that is given."""
-    return replace(given, microbatches=given.microbatches * count, widths=given.widths * count, denominator=denominator)
+    all_of = {name: getattr(given, name) * count for name in ("microbatches", "widths", "partners")}
+    return replace(given, denominator=denominator, **all_of)
 
 
 def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Ledger, names: Collection[str]) -> Ids:
@@ -214,6 +219,9 @@ def _evaluate(assembled: Assembled, recipe: Recipe, dataset: Dataset, ledger: Le
     batch = layout.collate(ids)
     with ledger.during("evaluation"):
         assembled.engine.infer(batch)
+        if averaged := assembled.engine.averaged():
+            with averaged:
+                assembled.engine.infer(batch)
     return ids
 
 

@@ -33,9 +33,9 @@ class Base:
     source: str
     """Folder or Hub name."""
     revision: str | None = None
-    """Of the Hub: the commit, where it is known."""
+    """The commit on the Hub, where it is known."""
     digest: str | None = None
-    """Of the weights of a folder, which may change; None: of the Hub."""
+    """Tells whether the weights of a folder have changed; None: they are the Hub's."""
 
 
 def base_of(model: nn.Module, source: str, revision: str | None) -> Base:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract.errors import RecipeError
 from paceline.models.config import modality, read_json
 from paceline.models.hub import CONFIG_FILES, fetch
 from paceline.models.processor import Processor, open_processor
-from paceline.recipe.parts import ModelPart
+from paceline.recipe.parts import ModelPart, NormalisePart
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+NORMALISATIONS = {
+    "imagenet": NormalisePart(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    "cifar10": NormalisePart(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+}
+"""A channel, over the training images of a data set; ImageNet's as torchvision's models have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +94,31 @@ def image_settings(part: ModelPart, shape: tuple[int, int, int], processor: Proc
     if written.get("do_normalize") is False:
         mean, std = (0.0,) * channels, (1.0,) * channels
     return ImageSettings(height=height, width=width, channels=channels, mean=mean, std=std)
+
+
+def normalised_by(settings: ImageSettings, wish: str | NormalisePart) -> ImageSettings:
+    """The settings with the mean and deviation of ``data.normalise``.
+
+    Raises:
+        RecipeError: not one of each for every channel of the images.
+    """
+    if wish == "own":
+        return settings
+    chosen = NORMALISATIONS[wish] if isinstance(wish, str) else wish
+    if len(chosen.mean) != settings.channels:
+        told = wish if isinstance(wish, str) else f"mean = {list(wish.mean)}"
+        raise RecipeError(
+            f"data.normalise = {told}",
+            f"it is of {len(chosen.mean)} channels, and the images have {settings.channels}",
+            f"give mean and std with {settings.channels} number{'s' * (settings.channels > 1)} each, or leave it out",
+        )
+    processor = settings.processor
+    if processor is not None:
+        # some subtract a mean a second time
+        floats = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "include_top": False}
+        written = {name: value for name, value in floats.items() if name in processor or name != "include_top"}
+        processor = {**processor, **written, "image_mean": list(chosen.mean), "image_std": list(chosen.std)}
+    return replace(settings, mean=chosen.mean, std=chosen.std, processor=processor)
 
 
 def preferred_size(part: ModelPart, config: PretrainedConfig | None) -> int | None:

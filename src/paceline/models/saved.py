@@ -21,6 +21,7 @@ from paceline.contract.errors import DiskFullError, ModelError
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
 from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
+from paceline.models.group_norm import apply_group_norm
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, fetch, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 FILE = "paceline.json"
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+"""What a batch norm keeps and a group norm does not."""
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
@@ -54,6 +57,12 @@ class SavedModel:
     """``package.module:function`` that builds the module; None for a transformers model."""
     base: Base | None = None
     """What the model's adapters stand beside, which are all that is saved; None: whole weights are."""
+    group_norm: int | None = None
+    """Groups of the norms that stand in place of batch norms."""
+    class_weights: tuple[float, ...] = ()
+    """By which the loss was weighted, in the order of the labels; empty: not."""
+    thresholds: tuple[float, ...] = ()
+    """Above which labels are predicted, see ``Task``; empty: the likeliest class, or above one half."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +152,7 @@ def read_saved(folder: Path) -> SavedModel:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         image = found["image"]
-        return SavedModel(
+        saved = SavedModel(
             label_names=tuple(str(name) for name in found["label_names"]),
             kind=str(found["kind"]),
             modality=str(found["modality"]),
@@ -155,11 +164,29 @@ def read_saved(folder: Path) -> SavedModel:
             else None,
             factory=found["factory"],
             base=_base(found["base"]) if found.get("base") else None,
+            group_norm=found.get("group_norm"),
+            class_weights=tuple(float(weight) for weight in found.get("class_weights", ())),
+            thresholds=tuple(float(threshold) for threshold in found.get("thresholds", ())),
         )
+        _check_numbers(saved)
     except FileNotFoundError:
         raise ModelError(f"{folder}: no model that paceline saved", f"{FILE} is missing", "give a run folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (UnicodeDecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be used", _told(error), "save the model again") from None
+    return saved
+
+
+def _check_numbers(saved: SavedModel) -> None:
+    """Refuse weights and thresholds that are not those of these labels.
+
+    Raises:
+        ValueError: says how many there are.
+    """
+    labels, weights, thresholds = len(saved.label_names), len(saved.class_weights), len(saved.thresholds)
+    of_two = saved.kind == "classification" and labels == 2
+    allowed = {"multi_label": labels}.get(saved.kind, int(of_two))
+    if weights not in (0, labels) or thresholds not in (0, allowed):
+        raise ValueError(f"{weights} class_weights and {thresholds} thresholds for {labels} labels")
 
 
 def _base(found: Mapping[str, Any]) -> Base:
@@ -212,6 +239,9 @@ def _write(
             "image": saved.image.plain() if saved.image else None,
             "factory": saved.factory,
             **({"base": asdict(saved.base)} if saved.base else {}),
+            "group_norm": saved.group_norm,
+            "class_weights": list(saved.class_weights),
+            "thresholds": list(saved.thresholds),
         },
     )
 
@@ -248,7 +278,11 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder}: model.safetensors is missing", fix="train again, or use a copy that has it")
     model, account = from_folder(folder, config, saved.modality, trust_remote_code=trust_remote_code)
-    absent = sorted({*account["missing_keys"], *(name for name, *_ in account["mismatched_keys"])})
+    missing = set(account["missing_keys"])
+    if saved.group_norm is not None:
+        norms = apply_group_norm(model, saved.group_norm)
+        missing -= {f"{norm}.{name}" for norm in norms for name in _RUNNING}
+    absent = sorted({*missing, *(name for name, *_ in account["mismatched_keys"])})
     if absent:
         why = f"{absent[0]} is missing or of another shape"
         raise ModelError(f"{folder}: not the weights of this model", why, "use a copy that is whole")
@@ -282,6 +316,8 @@ def _read_factory(folder: Path, saved: SavedModel, factory: str | None) -> nn.Mo
         )
     check_weights(folder)
     model = factories.build(factory or "", len(saved.label_names))
+    if saved.group_norm is not None:
+        apply_group_norm(model, saved.group_norm)
     try:
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except FileNotFoundError:

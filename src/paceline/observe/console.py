@@ -19,6 +19,7 @@ from rich.text import Text
 
 from paceline.contract.records import (
     EvaluationRecord,
+    LossScaling,
     Notice,
     Observer,
     Record,
@@ -43,6 +44,9 @@ from paceline.observe.pace import Pace
 
 REDRAW_SECONDS = 0.1
 """The bar is not drawn more often than this."""
+
+MOST_THRESHOLDS = 10
+"""Labels whose thresholds are told; all are in summary.json and the report."""
 
 Facts = list[tuple[str, str]]
 """Label and value; either may be empty."""
@@ -284,8 +288,13 @@ def _progress(pace: Pace, record: StepRecord) -> Facts:
 
 def _evaluation(run: _Run, record: EvaluationRecord) -> Facts:
     total = f"{run.pace.total_steps:,}"
-    facts = [(f"{printable(record.split):<10}", f"step {record.step:>{len(total)},}"), ("loss", _aligned(record.loss))]
+    facts = [(f"{printable(record.split):<10}", f"step {record.step:>{len(total)},}")]
+    facts += [("", record.of)] if record.scores else []
+    facts += [("loss", _aligned(record.loss))]
     facts += [(printable(name), _aligned(value)) for name, value in record.metrics.items() if name != "loss"]
+    for of, scores in record.scores.items():
+        if of != record.of:
+            facts.append((of, " ".join(f"{printable(name)} {_aligned(value)}" for name, value in scores.items())))
     trained = " ".join(f"{printable(name)} {_aligned(value)}" for name, value in record.train_metrics.items())
     facts += [("train", trained)] if trained else []
     # a pass that took no time to speak of need not be spoken of
@@ -303,19 +312,42 @@ def _trace(record: TraceRecord) -> list[str]:
     return [printable(line) for line in record.told.splitlines()]
 
 
+_SAVED = {"weights": "the trained weights", "ema": "the average of the weights (ema)"}
+
+
+def _scaling(found: LossScaling) -> str:
+    """Where the loss scale was, and how many gradients vanished."""
+    scales = " to ".join(dict.fromkeys(amount(scale) for scale in (found.lowest, found.highest)))
+    zeros = "" if found.zero_share is None else f", {share(found.zero_share)} of the gradients 0"
+    return f"loss scale {scales}{zeros}"
+
+
 def _summary(run: _Run, record: RunRecord) -> Facts:
     skipped = record.steps - record.applied_steps
     rows = [
         ("steps", f"{record.steps:,} in {record.epochs:.3g} epochs" + (f", {skipped:,} skipped" if skipped else ""))
     ]
+    if record.loss_scaling is not None:
+        rows.append(("fp16", _scaling(record.loss_scaling)))
     if record.best_step is not None:
         rows.append(("best", f"step {record.best_step:,}"))
+    if record.final_scores:
+        rows.append(("saved", _SAVED[record.saved]))
     for split, metrics in record.final.items():
         values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
         rows.append((printable(split), values))
+    for split, scores in record.final_scores.items():
+        for of, metrics in scores.items():
+            if of != record.saved:
+                values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
+                rows.append(("not saved", f"{of}, {printable(split)}: {values}"))
     for split, metrics in record.baseline.items():
         values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
         rows.append(("baseline", f"{printable(split)}: {values}"))
+    if record.thresholds:
+        told = [f"{printable(label)} {threshold:.4g}" for label, threshold in record.thresholds.items()]
+        more = f", and {len(told) - MOST_THRESHOLDS} more" if len(told) > MOST_THRESHOLDS else ""
+        rows.append(("thresholds", f"{', '.join(told[:MOST_THRESHOLDS])}{more}"))
     speed = [f"{rate(record.samples_per_second)} samples/s"]
     if record.tokens_per_second != record.samples_per_second:
         speed += [f"{rate(record.tokens_per_second)} tokens/s", f"padding {share(record.padding_share)}"]

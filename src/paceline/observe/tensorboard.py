@@ -57,6 +57,9 @@ class TensorBoard(Observer):
                 case EvaluationRecord():
                     values = {"loss": record.loss, **record.metrics}
                     self._scalars({f"{record.split}/{name}": value for name, value in values.items()}, record.step)
+                    for of, scores in record.scores.items():
+                        both = {f"{record.split}/{name} of {of}": value for name, value in scores.items()}
+                        self._scalars(both, record.step)
                     train = {f"train/{name} at evaluation": value for name, value in record.train_metrics.items()}
                     self._scalars(train, record.step)
                     self._writer.flush()
@@ -79,6 +82,10 @@ class TensorBoard(Observer):
             values["speed/padding share"] = 1 - record.tokens / record.slots
         if record.peak_bytes is not None:
             values["memory/peak GiB"] = record.peak_bytes / 2**30
+        if record.loss_scale is not None:
+            values["fp16/loss scale"] = record.loss_scale
+        if record.zero_share is not None and not record.skipped:
+            values["fp16/gradients that are 0"] = record.zero_share
         self._scalars(values, record.step)
 
     def _scalars(self, values: dict[str, float], step: int) -> None:

@@ -58,9 +58,12 @@ class FlatLayout:
         for members in self._apart:
             self._place_group(members)
 
-    def allocate(self) -> Flat:
-        """Zeros in this layout."""
-        buffers = _zeros(self._sizes)
+    def allocate(self, least: torch.dtype | None = None) -> Flat:
+        """Zeros in this layout, in each parameter's number format; with ``least`` in one that also holds its numbers.
+
+        The buffers stay one for each number format of the parameters.
+        """
+        buffers = _zeros(self._sizes, least)
         return self._flat(buffers, {p: self._view(p, buffers) for p in self.parameters})
 
     @torch.no_grad()
@@ -127,5 +130,8 @@ def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _zeros(sizes: Mapping[Format, int]) -> dict[Format, Tensor]:
-    return {kind: torch.zeros(size, dtype=kind[0], device=kind[1]) for kind, size in sizes.items()}
+def _zeros(sizes: Mapping[Format, int], least: torch.dtype | None = None) -> dict[Format, Tensor]:
+    return {
+        (dtype, device): torch.zeros(size, dtype=torch.promote_types(dtype, least or dtype), device=device)
+        for (dtype, device), size in sizes.items()
+    }

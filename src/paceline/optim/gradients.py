@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, is_
 from typing import final
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import UserError
 from paceline.optim.flat import Flat, FlatLayout
+from paceline.seams import World
 
 Put = Callable[[Sequence[Tensor], Sequence[Tensor | None]], None]
 """Writes or adds gradients to the views that stand for them; None: there is none."""
@@ -37,6 +39,14 @@ class AllReduce(ABC):
 
 MakeAllReduce = Callable[[Sequence[nn.Parameter], Flat], AllReduce]
 """Parameters and their flat gradients -> their all-reduce."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Parameters of which every rank of a world keeps another shard; the others are the same on all of them."""
+
+    parameters: Collection[nn.Parameter]
+    world: World
 
 
 class Gradients(ABC):
@@ -77,6 +87,14 @@ class Gradients(ABC):
     def norm(self) -> Tensor:
         """Global 2-norm, one fp32 device scalar."""
 
+    def zero_share(self, without: Collection[nn.Parameter] = ()) -> Tensor | None:
+        """Share of all gradients that are exactly 0, one fp32 device scalar; None where nobody counts.
+
+        Args:
+            without: parameters whose gradients do not count.
+        """
+        return None
+
     @abstractmethod
     def scale(self, factor: Tensor) -> None:
         """Multiply every gradient by a device scalar."""
@@ -99,6 +117,7 @@ class FlatGradients(Gradients):
         parameters: those that are trained, in a fixed order.
         layout: of these parameters, to share one with others; None: one of its own.
         all_reduce: makes the all-reduce; None: there is one rank.
+        shards: which of the parameters are shards; None: each is whole.
     """
 
     def __init__(
@@ -106,8 +125,9 @@ class FlatGradients(Gradients):
         parameters: Sequence[nn.Parameter],
         layout: FlatLayout | None = None,
         all_reduce: MakeAllReduce | None = None,
+        shards: Shards | None = None,
     ) -> None:
-        self._parameters = tuple(parameters)
+        self._parameters, self._shards = tuple(parameters), shards
         self.flat: Flat = (layout or FlatLayout([self._parameters])).allocate()
         for parameter, view in zip(self._parameters, self.flat.views, strict=True):
             parameter.grad = view
@@ -137,12 +157,34 @@ class FlatGradients(Gradients):
             )
 
     def norm(self) -> Tensor:
+        if self._shards is not None:
+            return self._norm_over(self._shards)
         if any(buffer.device.type != "cpu" for buffer in self.flat.buffers):
             return norm_of_buffers(self.flat.buffers)
         # a norm of norms, as torch.nn.utils.clip_grad_norm_ takes it, so that clipping gives its bits
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(self.flat.views)])
         total: Tensor = torch.linalg.vector_norm(norms)
         return total
+
+    def _norm_over(self, shards: Shards) -> Tensor:
+        """The squares of shards are summed over ranks, those of whole gradients counted once; in fp64, for squares of
+        small fp32 numbers may vanish."""
+        squares = torch.stack([norm.double() for norm in torch._foreach_norm(self.flat.views)]).square()
+        cut = [parameter in shards.parameters for parameter in self._parameters]
+        one = torch.tensor(cut, device=squares.device)
+        summed = shards.world.all_reduce(squares.where(one, 0.0).sum())
+        return (squares.where(~one, 0.0).sum() + summed).sqrt().float()
+
+    def zero_share(self, without: Collection[nn.Parameter] = ()) -> Tensor | None:
+        # the whole buffers, in which what lies between two parameters is 0, and the few that do not count taken out
+        left_out = set(without)
+        pairs = list(zip(self._parameters, self.flat.views, strict=True))
+        numbers = sum(parameter.numel() for parameter, _ in pairs if parameter not in left_out)
+        if not numbers:
+            return None
+        counts = [torch.linalg.vector_norm(buffer, 0, dtype=torch.float32) for buffer in self.flat.buffers]
+        counts += [-torch.linalg.vector_norm(v, 0, dtype=torch.float32) for p, v in pairs if p in left_out]
+        return 1 - torch.stack(counts).sum() / numbers
 
     def scale(self, factor: Tensor) -> None:
         for buffer in self.flat.buffers:

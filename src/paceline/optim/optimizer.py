@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.contract.errors import RecipeError
-from paceline.machine.device import PLANNED
-from paceline.optim.eight_bit import PlannedAdamW8bit
+from paceline.optim.low_bit import low_bit_optimizer
 from paceline.recipe.parts import OptimizerPart, SchedulePart
+from paceline.recipe.parts.optimizer import LOW_BIT
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,15 @@ def parameter_groups(
     part: OptimizerPart,
     schedule: SchedulePart,
     undecayed: frozenset[str] = frozenset(),
+    factors: Mapping[str, float] = MappingProxyType({}),
 ) -> list[ParameterGroup]:
-    """Trained parameters by the first recipe group whose pattern matches, then by whether they decay.
+    """Trained parameters by the first recipe group whose pattern matches, then by rate, then by whether they decay.
 
     Biases and normalisation weights (fewer than two dimensions) do not decay unless ``decay_all``.
 
     Args:
         undecayed: names of weights that never decay.
+        factors: name -> what the rate is multiplied by, where it is not 1. A recipe group's own rate stays as it is.
 
     Raises:
         RecipeError: a group that matches no trained parameter, or none left to train.
@@ -62,8 +64,11 @@ def parameter_groups(
         decay = group.weight_decay if group and group.weight_decay is not None else part.decay
         own = group.schedule if group and group.schedule is not None else schedule
         label = group.match if group else "rest" if part.groups else "all"
-        for name, chosen, weight_decay in _by_decay(label, members, decay, part.decay_all, undecayed):
-            groups.append(ParameterGroup(name, tuple(chosen), lr, weight_decay, own))
+        scaled = MappingProxyType({}) if group and group.lr is not None else factors
+        for factor, alike in _by_factor(members, scaled):
+            called = label if factor == 1 else f"{label} x {factor:.3g}"
+            for name, chosen, weight_decay in _by_decay(called, alike, decay, part.decay_all, undecayed):
+                groups.append(ParameterGroup(name, tuple(chosen), lr * factor, weight_decay, own))
     return groups
 
 
@@ -75,13 +80,13 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
             can be captured in a CUDA graph.
 
     Raises:
-        RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
+        RecipeError: as ``low_bit_optimizer``.
     """
     settings: list[dict[str, Any]] = [
         {"params": list(g.parameters), "lr": g.lr, "weight_decay": g.weight_decay} for g in groups
     ]
-    if part.type == "adamw8bit":
-        return _eight_bit(settings, part)
+    if part.type in LOW_BIT:
+        return low_bit_optimizer(settings, part)
     if part.type == "sgd":
         sgd = torch.optim.SGD(
             settings, momentum=part.momentum, nesterov=part.nesterov, fused=fused, foreach=False if not fused else None
@@ -94,6 +99,16 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
     kind = torch.optim.AdamW if part.type == "adamw" else torch.optim.Adam
     foreach = None if fused else False
     return kind(settings, betas=part.betas, eps=part.eps, fused=fused, capturable=fused, foreach=foreach)
+
+
+def _by_factor(
+    members: Sequence[tuple[str, nn.Parameter]], factors: Mapping[str, float]
+) -> list[tuple[float, list[tuple[str, nn.Parameter]]]]:
+    """Members whose rates are multiplied by the same, the largest rate first; none for no members."""
+    found: dict[float, list[tuple[str, nn.Parameter]]] = {}
+    for member in members:
+        found.setdefault(factors.get(member[0], 1.0), []).append(member)
+    return sorted(found.items(), key=lambda one: -one[0])
 
 
 def _by_decay(
@@ -113,20 +128,3 @@ def _by_decay(
         (f"{label} (no decay)", [p for n, p in members if not decays(n, p)], 0.0),
     ]
     return [found for found in parts if found[1]]
-
-
-def _eight_bit(settings: list[dict[str, Any]], part: OptimizerPart) -> torch.optim.Optimizer:
-    """AdamW with 8-bit states (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, ICLR 2022)."""
-    if settings[0]["params"][0].device.type == PLANNED:
-        return PlannedAdamW8bit(settings)
-    for module, name in (("bitsandbytes.optim", "AdamW8bit"), ("torchao.optim", "AdamW8bit")):
-        try:
-            kind = getattr(importlib.import_module(module), name)
-        except ImportError:
-            continue
-        return kind(settings, lr=part.lr, betas=part.betas, eps=part.eps)  # type: ignore[no-any-return]
-    raise RecipeError(
-        "optimizer.type = adamw8bit",
-        "neither bitsandbytes nor torchao is installed",
-        "pip install 'paceline[bitsandbytes]'",
-    )

@@ -6,10 +6,13 @@ Source: Micikevicius et al., Mixed Precision Training, ICLR 2018; the constants 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from paceline.optim.gradients import Gradients
 
 GROWTH, BACKOFF, INTERVAL, INITIAL = 2.0, 0.5, 2000, 65536.0
 
@@ -28,6 +31,10 @@ class LossScale(ABC):
     @abstractmethod
     def adapt(self, finite: Tensor) -> None:
         """Shrink after a non-finite gradient, grow after many finite ones."""
+
+    def told(self, gradients: Gradients) -> tuple[Tensor, ...]:
+        """What a step tells of it, before ``adapt``: the scale, and ``Gradients.zero_share``; nothing without one."""
+        return ()
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -60,9 +67,15 @@ class Unscaled(LossScale):
 
 @final
 class Dynamic(LossScale):
-    """fp16: halves when gradients overflow, doubles after 2,000 good steps."""
+    """fp16: halves when gradients overflow, doubles after 2,000 good steps.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: of the gradients.
+        tables: embeddings, most of whose gradients are 0 at every step, since few of their rows are used.
+    """
+
+    def __init__(self, device: torch.device, tables: Collection[nn.Parameter] = ()) -> None:
+        self._tables = tuple(tables)
         self._scale = torch.full((), INITIAL, device=device)
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
 
@@ -75,6 +88,10 @@ class Dynamic(LossScale):
     def adapt(self, finite: Tensor) -> None:
         found_inf = (~finite).float()
         torch._amp_update_scale_(self._scale, self._good_steps, found_inf, GROWTH, BACKOFF, INTERVAL)
+
+    def told(self, gradients: Gradients) -> tuple[Tensor, ...]:
+        share = gradients.zero_share(self._tables)
+        return (self._scale.clone(),) if share is None else (self._scale.clone(), share)
 
     def state(self) -> dict[str, Any]:
         return {"scale": float(self._scale), "good_steps": int(self._good_steps)}

@@ -15,10 +15,17 @@ from paceline.recipe.parts import OptimizerPart, SchedulePart
 
 
 def factors(part: SchedulePart, total_steps: int) -> NDArray[np.float64]:
-    """[total_steps]: factor of the base rate at each update; the formulas of transformers' schedules.
+    """[total_steps]: factor of the base rate at each update.
+
+    The formulas of transformers' schedules, and of torch's ``OneCycleLR`` with ``three_phase=False``, whose cycling of
+    the momentum is left out.
 
     Raises:
         RecipeError: warm-up as long as the run, or a user's schedule that gives no finite number of at least 0.
+
+    Example:
+        >>> table = factors(SchedulePart(type="one_cycle"), total_steps=1000)
+        >>> scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: table[min(step, 999)])
     """
     warmup = round(part.warmup * total_steps) if 0 < part.warmup < 1 else int(part.warmup)
     if warmup >= total_steps and warmup > 0 and part.warmup >= 1:
@@ -36,10 +43,33 @@ def factors(part: SchedulePart, total_steps: int) -> NDArray[np.float64]:
         case "linear":
             after = part.floor + (1 - part.floor) * left
         case "cosine":
-            after = part.floor + (1 - part.floor) * 0.5 * (1 + np.cos(np.pi * (1 - left)))
+            after = _half_cosine(1 - left, 1.0, part.floor)
+        case "cosine_restarts":
+            after = _half_cosine(part.cycles * (1 - left) % 1.0, 1.0, part.floor)
+        case "one_cycle":
+            return _one_cycle(part, step)
+        case "inverse_sqrt":
+            timescale = part.timescale or warmup or 10_000
+            # 1 where the warm-up ends; before it, what stands here is not used
+            after = 1 / np.sqrt(np.maximum(step - warmup + timescale, 1) / timescale)
         case _:
             return _users(part.type, total_steps)
     return np.where(step < warmup, rising, after)
+
+
+def _half_cosine(share: NDArray[np.float64], start: float, end: float) -> NDArray[np.float64]:
+    """From ``start`` where ``share`` is 0 to ``end`` where it is 1."""
+    return end + (start - end) * 0.5 * (1 + np.cos(np.pi * share))
+
+
+def _one_cycle(part: SchedulePart, step: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Smith and Topin, Super-Convergence, 2018: up along half a cosine, and down along another to the last step."""
+    last = len(step) - 1
+    # as torch has it, the top may lie between two steps
+    top = (part.warmup * len(step) if part.warmup < 1 else part.warmup) - 1
+    up = _half_cosine(step / top, 1 / part.div_factor, 1.0) if top > 0 else np.ones_like(step)
+    down = _half_cosine((step - top) / max(last - top, 1e-9), 1.0, part.floor)
+    return np.where(step <= top, up, down)
 
 
 def rate_table(

@@ -15,6 +15,10 @@ from paceline.contract.errors import CheckpointError
 class Splitting(ABC):
     """How tensors that ranks hold in pieces leave and enter whole."""
 
+    def shape(self, name: str, tensor: Tensor) -> torch.Size:
+        """The whole shape of a named tensor, as this rank holds it."""
+        return tensor.shape
+
     @abstractmethod
     def collected(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Named tensors whole; those of split models on the first rank alone, in main memory. A collective."""
@@ -102,17 +106,24 @@ def copy_into(
         CheckpointError: a name is missing or not wanted, or a shape differs; nothing has been copied then.
     """
     current, saved = without_wrappers(current), without_wrappers(saved)
-    require_same(current, saved, what)
+    require_same(current, saved, what, splitting)
     splitting.put(current, saved)
 
 
-def require_same(current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+def require_same(
+    current: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str, splitting: Splitting = NOT_SPLIT
+) -> None:
     """Refuse saved tensors of other names or shapes than the current ones.
+
+    Args:
+        splitting: knows the whole shape of what a rank holds a piece of.
 
     Raises:
         CheckpointError: a name is missing or not wanted, or a shape differs.
     """
-    wrong = sorted(set(current) ^ set(saved)) or [n for n in current if current[n].shape != saved[n].shape]
+    wrong = sorted(set(current) ^ set(saved)) or [
+        name for name, tensor in current.items() if splitting.shape(name, tensor) != saved[name].shape
+    ]
     if wrong:
         raise CheckpointError(
             f"the {what} in the checkpoint is not this run's",

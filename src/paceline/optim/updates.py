@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -14,11 +16,15 @@ from torch import Tensor, nn
 from paceline.kernels.adamw import adamw_
 from paceline.kernels.sgd import sgd_
 from paceline.machine.device import PLANNED
+from paceline.optim.ema import EMA
 from paceline.optim.flat import FlatLayout
-from paceline.optim.gradients import FlatGradients, Gradients, MakeAllReduce
+from paceline.optim.gradients import FlatGradients, Gradients, MakeAllReduce, Shards
+from paceline.optim.low_bit import library_of
 from paceline.optim.optimizer import ParameterGroup, build_optimizer
+from paceline.optim.rounding import COMPENSATION, update_in_fp32
 from paceline.optim.state import optimizer_numbers, optimizer_tensors, prime, put_numbers
-from paceline.recipe.parts import OptimizerPart
+from paceline.recipe.parts import EmaPart, OptimizerPart
+from paceline.recipe.parts.optimizer import LOW_BIT
 
 Names = Mapping[nn.Parameter, str]
 
@@ -30,10 +36,16 @@ class Updates(ABC):
     """Those that are trained, in the order of their groups."""
     capturable: str | None
     """Why ``apply`` cannot be captured in a CUDA graph; None: it can."""
+    _ema: EMA | None = None
+    execution: Mapping[str, str] = MappingProxyType({})
+    """Who carries the updates out, where it is not torch or paceline."""
 
     @abstractmethod
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
-        """One update with the gradients times ``factor`` if ``finite``; nothing otherwise. Both are device scalars."""
+        """One update with the gradients times ``factor`` if ``finite``; nothing otherwise. Both are device scalars.
+
+        The weights' average moves with them, where one is kept.
+        """
 
     def rehearse(self) -> None:  # noqa: B027 - where the host reads the gate there is nothing to launch
         """Launch what ``apply`` does, so that nothing changes; kernels are compiled by then, and states are there."""
@@ -65,6 +77,30 @@ class Updates(ABC):
     @abstractmethod
     def put_numbers(self, names: Names, numbers: Mapping[str, float]) -> None:
         """The inverse of ``numbers``."""
+
+    @property
+    def ema(self) -> EMA | None:
+        """The moving average of the weights, where one is kept."""
+        return self._ema
+
+    def keep(self, ema: EMA | EmaPart) -> None:
+        """Keep a moving average of the weights from now on: one that is there, or as the recipe has it."""
+        self._ema = ema if isinstance(ema, EMA) else self._average(ema)
+
+    def _average(self, part: EmaPart) -> EMA:
+        return EMA(self.parameters, part.decay, warmup=part.warmup, every=part.every)
+
+    def _move_average(self, made: Tensor) -> None:
+        """The end of ``apply``, where one is kept."""
+        if self._ema is not None:
+            self._ema.update(made)
+
+    def averages(self, names: Names) -> dict[str, Tensor]:
+        """Parameter's name -> its average, not a copy, held as the parameter is: whole or as a shard; where one is
+        kept."""
+        if self.ema is None:
+            return {}
+        return {names[parameter]: view for parameter, view in zip(self.ema.parameters, self.ema.shadow, strict=True)}
 
 
 class OptimizerUpdates(Updates):
@@ -104,6 +140,7 @@ class HostGated(OptimizerUpdates):
         super().__init__(optimizer)
         self._rates, self._applied = rates, 0
         self.capturable = f"{type(optimizer).__name__} reads its gate on the host"
+        self.execution = library_of(optimizer)
 
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         # a tensor that holds nothing says neither yes nor no
@@ -118,6 +155,7 @@ class HostGated(OptimizerUpdates):
                     group["lr"] = float(rate)
         self._optimizer.step()
         self._applied += 1
+        self._move_average(finite)
 
     @property
     def applied(self) -> int:
@@ -156,10 +194,12 @@ class DeviceGated(OptimizerUpdates):
     def apply(self, gradients: Gradients, factor: Tensor, finite: Tensor) -> None:
         self._launch(factor, finite)
         self._applied += finite
+        self._move_average(finite)
 
     def rehearse(self) -> None:
         one = torch.ones((), device=self._applied.device)
         self._launch(one, one.isnan())
+        self._move_average(one.isnan())
 
     def _launch(self, factor: Tensor, finite: Tensor) -> None:
         row = self._rates.index_select(0, self._applied.clamp(max=len(self._rates) - 1))[0]
@@ -198,10 +238,11 @@ class FlatUpdates(Updates):
         part: OptimizerPart,
         rates: NDArray[np.float64],
     ) -> None:
-        self.parameters, self.capturable = layout.parameters, None
+        self.parameters, self.capturable, self._layout = layout.parameters, None, layout
         self._part, self._weight_decays = part, tuple(weight_decays)
         self._weights, self._gradients = layout.move_in(), gradients.flat
-        self._states = {key: layout.allocate() for key in self._keys(part)}
+        beside = (COMPENSATION,) if part.rounding == "kahan" else ()
+        self._states = {key: layout.allocate() for key in (*self._keys(part), *beside)}
         device = layout.parameters[0].device
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._step = torch.zeros((), device=device)
@@ -213,16 +254,37 @@ class FlatUpdates(Updates):
         # ahead of the kernels: Adam's count from 1; they look at nothing where found_inf is 1
         self._step += finite
         self._launch(row, factor.reciprocal(), (~finite).float())
+        self._move_average(finite)
 
     def rehearse(self) -> None:
         one = torch.ones((), device=self._step.device)
         self._launch(self._rates[0], one, one)
+        self._move_average(one.isnan())
 
     def _launch(self, row: Tensor, grad_scale: Tensor, found_inf: Tensor) -> None:
         flats = (self._weights, self._gradients, *self._states.values())
         for index, decay in enumerate(self._weight_decays):
             tensors = [list(flat.groups[index]) for flat in flats]
-            self._update(tensors, row[index], grad_scale, found_inf, decay)
+            settings: dict[str, Any] = {
+                "lr": row[index],
+                "grad_scale": grad_scale,
+                "found_inf": found_inf,
+                "decay": decay,
+            }
+            if self._part.rounding == "nearest":
+                self._update(tensors, **settings)
+                continue
+            update_in_fp32(
+                tensors,
+                partial(self._update, **settings),
+                rounding=self._part.rounding,
+                step=self._step,
+                skipped=found_inf.bool(),
+            )
+
+    def _average(self, part: EmaPart) -> EMA:
+        flat = self._layout, self._weights
+        return EMA(self.parameters, part.decay, warmup=part.warmup, every=part.every, flat=flat)
 
     @staticmethod
     @abstractmethod
@@ -304,6 +366,7 @@ def build_updates(
     device: torch.device,
     others: Iterable[Tensor] = (),
     all_reduce: MakeAllReduce | None = None,
+    shards: Shards | None = None,
 ) -> tuple[Updates, Gradients]:
     """The recipe's optimizer behind its gate, and the gradients it works on.
 
@@ -312,15 +375,16 @@ def build_updates(
         rates: [steps, groups].
         others: the model's other tensors; a weight that shares its memory with one stays where it is.
         all_reduce: makes the all-reduce of gradients; None: there is one rank.
+        shards: which of the parameters are shards of one rank; None: each is whole.
 
     Raises:
-        RecipeError: ``adamw8bit`` without bitsandbytes or torchao.
+        RecipeError: as ``low_bit_optimizer``.
     """
     parameters = [parameter for group in groups for parameter in group.parameters]
     # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
-    if device.type == "cpu" or part.type == "adamw8bit":
+    if (device.type == "cpu" and part.rounding == "nearest") or part.type in LOW_BIT:
         plain = build_optimizer(groups, part, fused=False)
-        return HostGated(plain, rates), FlatGradients(parameters, all_reduce=all_reduce)
+        return HostGated(plain, rates), FlatGradients(parameters, all_reduce=all_reduce, shards=shards)
     # one operation takes tensors of one number format
     uniform = [
         (index, [p for p in group.parameters if p.dtype == dtype])
@@ -329,7 +393,7 @@ def build_updates(
     ]
     columns = [index for index, _ in uniform]
     layout = FlatLayout([members for _, members in uniform], others)
-    gradients = FlatGradients(layout.parameters, layout, all_reduce)
+    gradients = FlatGradients(layout.parameters, layout, all_reduce, shards)
     decays = [groups[index].weight_decay for index in columns]
     kind = FlatSgd if part.type == "sgd" else FlatAdam
     return kind(layout, gradients, decays, part, rates[:, columns]), gradients

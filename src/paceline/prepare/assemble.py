@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +33,7 @@ from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
 from paceline.kernels.launch import are_noted
 from paceline.machine.device import PLANNED, gpu_name, is_gpu
 from paceline.models.masks import unread_masks
-from paceline.models.structure import parameter_counts
+from paceline.optim.layer_decay import rate_factors
 from paceline.optim.optimizer import ParameterGroup, parameter_groups
 from paceline.optim.schedule import lr_factor, rate_table
 from paceline.recipe import Recipe
@@ -52,6 +52,7 @@ from paceline.techniques import (
     packing,
     precision,
     recompute,
+    sync_batch_norm,
     tta,
 )
 
@@ -68,10 +69,6 @@ class Assembled:
     groups: Sequence[ParameterGroup]
     rates: NDArray[np.float64]
     """[steps, groups]: learning rate of each applied update."""
-    num_parameters: int
-    """The model's weights in single numbers, of all ranks together."""
-    num_trained: int
-    """Those among them that are trained."""
 
 
 @activity("placing and checking")
@@ -95,6 +92,8 @@ def assemble_build(
     switches = recipe.techniques
     # until all else is put together, each window of a text is a sample: what is compared stays small
     whole, dataset = dataset, dataset.each_window()
+    if recipe.parallel.sync_batch_norm:
+        sync_batch_norm.batch_norms(model)  # refused before anything is tried, traced or compiled
     build = _plain_build(recipe, model, dataset, task, device, normalisation)
     build = replace(build, blocks=tuple(blocks))
     found = next(iter(dataset.splits.values()))
@@ -108,6 +107,9 @@ def assemble_build(
     if texts is not None and build.layout_kind is LayoutKind.PADDED:
         build = replace(build, notices=(*build.notices, *_of_width(recipe, build, dataset, texts)))
     build = early_pooling.apply(build, switches.early_pooling, ids)
+    strategy = strategy_for(recipe, mesh)
+    # compared with the whole model in the same way, and then every technique finds the layers that this rank has
+    build = strategy.cut(build)
     # memory order before anything holds views of the weights
     if switches.channels_last is not False:
         build = channels_last.apply(build, switches.channels_last)
@@ -130,8 +132,11 @@ def assemble_build(
     build = _of_windows(recipe, build, whole)
     if switches.tta:
         build = tta.apply(build, switches.tta)
+    # after every pass that a rank makes by itself, and every copy of the model
+    if recipe.parallel.sync_batch_norm:
+        build = sync_batch_norm.apply(build, mesh.data)
     # last: what is shared is whatever a block's forward pass has become by now
-    return strategy_for(recipe, mesh).prepare(build)
+    return strategy.prepare(build)
 
 
 def _plain_build(
@@ -216,6 +221,7 @@ def assemble(
     capturing: Phase = contextlib.nullcontext,
     mesh: Mesh = Mesh(),  # noqa: B008 - it has no state
     bucket_mib: int | None = None,
+    factors: NDArray[np.float64] | None = None,
 ) -> Assembled:
     """The build with its optimizer and learning rates, in an engine.
 
@@ -223,11 +229,17 @@ def assemble(
         capturing: counts the seconds of capturing graphs.
         mesh: the ranks that share each batch; all of them get rank 0's weights and buffers.
         bucket_mib: of gradients summed in one go, where the recipe does not say; None: as much as suits any link.
+        factors: [steps]: what every group's rate is multiplied by, in place of its schedule and of ``lr_scaling``.
     """
     part = recipe.optimizer
-    groups = parameter_groups(list(build.model.named_parameters()), part, recipe.schedule, build.undecayed)
-    scaling = lr_factor(part, recipe.loop.batch_size)
-    rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
+    groups = parameter_groups(
+        list(build.model.named_parameters()), part, recipe.schedule, build.undecayed, _factors(build, part.layer_decay)
+    )
+    if factors is None:
+        scaling = lr_factor(part, recipe.loop.batch_size)
+        rates = rate_table([g.lr for g in groups], [g.schedule for g in groups], total_steps, scaling)
+    else:
+        rates = np.outer(factors, [g.lr for g in groups])
     training = Training(
         recipe=recipe,
         objective=objective_for(build, mesh.data),
@@ -236,9 +248,25 @@ def assemble(
         capturing=capturing,
         bucket_mib=bucket_mib,
     )
-    counts = parameter_counts(build.model)  # an engine may leave this rank a piece of each
     strategy = strategy_for(recipe, mesh)
-    return Assembled(build, strategy.engine(build, training), strategy, groups, rates, *counts)
+    return Assembled(build, strategy.engine(build, training), strategy, groups, rates)
+
+
+def _factors(build: Build, decay: float | None) -> Mapping[str, float]:
+    """What each parameter's rate is multiplied by, by its name; those that are not named: by 1.
+
+    Raises:
+        RecipeError: the model has no blocks by which to tell.
+    """
+    if decay is None:
+        return {}
+    if not build.blocks:
+        raise RecipeError(
+            f"optimizer.layer_decay = {decay}",
+            f"no repeated blocks were found in {type(build.model).__name__}, so there is no depth to go by",
+            "leave it out; optimizer.groups gives parameters rates of their own by name",
+        )
+    return rate_factors(build.model, build.blocks, decay)
 
 
 def over(recipe: Recipe, build: Build, dataset: Dataset) -> Build:
@@ -265,9 +293,17 @@ def objective_for(build: Build, world: World = Alone()) -> Objective:  # noqa: B
             logits = build.forward(build.model, batch)
         if are_noted():  # nothing has been written to them, and a loss may refuse what is there
             logits = logits.nan_to_num(0.0, 0.0, 0.0).clamp(-1, 1)
-        return build.task.loss_sum(logits, batch), build.task.correct(logits.detach(), batch)
+        return _of_both(build.task.loss_sum, logits, batch), _of_both(build.task.correct, logits.detach(), batch)
 
     return objective
+
+
+def _of_both(summed: Callable[[Tensor, Batch], Tensor], logits: Tensor, batch: Batch) -> Tensor:
+    """A sum over the samples; of mixed ones with their own labels and with their partners', each by its share."""
+    own, mixed = summed(logits, batch), batch.mixed
+    if mixed is None:
+        return own
+    return own * mixed.share + summed(logits, replace(batch, labels=mixed.labels)) * (1 - mixed.share)
 
 
 def forward_for(model: nn.Module, device: torch.device) -> Forward:

@@ -14,7 +14,9 @@ import torch
 
 from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Dataset, Tokens
+from paceline.data.mixing import draw, partners
 from paceline.data.order import OrderState, ShuffledOrder, StepPlan
+from paceline.data.sampler import sampling_weights
 from paceline.engine.statistics import check_smallest, fewest_together
 from paceline.machine.device import is_gpu
 from paceline.recipe import Recipe
@@ -32,7 +34,7 @@ class Course:
     Args:
         recipe: checked against this machine.
         dataset: with a training split.
-        build: of the recipe; knows the sizes of samples and counts labels.
+        build: of the recipe; knows the sizes of samples and what their losses are divided by.
         mesh: the ranks; samples are split over its data axis.
 
     Raises:
@@ -51,6 +53,7 @@ class Course:
             lengths=dataset.inputs.lengths if isinstance(dataset.inputs, Tokens) else None,
             # alone, a sample may have no spread to be normalised by
             fewest=fewest_together(build.model),
+            weights=sampling_weights(dataset.labels[train]) if loop.sampler == "balanced" else None,
         )
         self.steps_per_epoch = self._order.steps_per_epoch(loop.batch_size)
         if not self.steps_per_epoch:
@@ -94,8 +97,8 @@ class Course:
             step: the run's updates before it.
         """
         plan = self.plan(at)
-        denominator = self._build.task.count(self._dataset.labels[plan.samples])
-        return self._shared(at, StepInput(step, plan.microbatches, denominator))
+        denominator = self._build.task.denominator(self._dataset.labels[plan.samples])
+        return self._shared(at, self._mixed(plan, StepInput(step, plan.microbatches, denominator)))
 
     def warms_up(self, device: torch.device) -> bool:
         """Whether a run makes its largest micro-batch once before its first step.
@@ -137,12 +140,22 @@ class Course:
     def _ahead(self, at: OrderState, done: int) -> Iterator[tuple[tuple[bool, int, int], StepInput]]:
         """This rank's micro-batches of the next steps, each by itself, with what they are ranked by."""
         for _ in range(min(self.total_steps - done, LOOKED_AHEAD)):
-            given = self._shared(at, StepInput(0, self.plan(at).microbatches, 1))
+            plan = self.plan(at)
+            given = self._shared(at, self._mixed(plan, StepInput(0, plan.microbatches, 1)))
             for index, ids in enumerate(given.microbatches):
                 width = given.width(index)
                 size = given.same_shapes, width or self._build.layout.size(ids).slots, len(ids)
-                yield size, replace(given, microbatches=(ids,), denominator=len(ids) or 1, widths=(width,))
+                alone = replace(given, microbatches=(ids,), denominator=len(ids) or 1, widths=(width,))
+                yield size, replace(alone, partners=given.partners[index : index + 1])
             at = self.after(at)
+
+    def _mixed(self, plan: StepPlan, given: StepInput) -> StepInput:
+        """The input with how images are mixed, where they are."""
+        part, shape = self._recipe.data.augment, self._dataset.image_shape
+        if shape is None or not part.mixes:
+            return given
+        mix = draw(part, self._recipe.seed, given.step, *shape[:2])
+        return replace(given, mix=mix, partners=partners(plan.samples, given.microbatches))
 
     def _shared(self, at: OrderState, given: StepInput) -> StepInput:
         return self.strategy.share(given, lambda: self.of_all_ranks(at), self._build.layout)

@@ -25,6 +25,7 @@ from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
+from paceline.data.sampler import check_sampler
 from paceline.data.sources import locate_files
 from paceline.distributed.links import shared_link_rate
 from paceline.engine.statistics import running_statistics
@@ -32,7 +33,8 @@ from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
 from paceline.models.adapters import base_of
 from paceline.models.config import checkpoint_labels, import_readers, max_positions, modality, read_config
-from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
+from paceline.models.group_norm import apply_group_norm
+from paceline.models.images import ImageSettings, image_settings, normalised_by, own_processor, preferred_size
 from paceline.models.load import import_class, load_model, seeded
 from paceline.models.processor import Processor
 from paceline.models.saved import SavedModel
@@ -48,6 +50,7 @@ from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_s
 from paceline.optim.schedule import lr_decision
 from paceline.prepare.assemble import assemble_build
 from paceline.prepare.beside import Beside
+from paceline.prepare.labels import check_threshold, weights_of, weights_told
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.recipe.parts import ModelPart
@@ -72,6 +75,10 @@ class Prepared:
     tokenizer: Any
     build: Build
     saved: SavedModel
+    num_parameters: int
+    """The model's weights on all ranks, in single numbers."""
+    num_trained: int
+    """Those among them that are trained."""
     bucket_mib: int | None = None
     """MiB of gradients in one all-reduce, where the recipe leaves that open. It is not written into the recipe, for a
     run may go on over other links."""
@@ -119,9 +126,8 @@ def prepare_run(
             with watch.importing():
                 import_class(recipe.model, config)
             with watch.phase("model"):
-                tokens = size_of_vocabulary(recipe, known, known.tokenizer)
-                model = model_for(recipe, config, known, tokens, tell=told.append)
-                recipe, decisions = _shared_by_ranks(recipe, decisions, model, facts, world)
+                model, counts = _counted_model(recipe, config, known, told)
+                recipe, decisions = choose_strategy(recipe, decisions, facts, world.size, *counts)
             _wake_tracer(recipe, watch)
             with watch.phase("data"):
                 dataset = encoding.result()
@@ -129,21 +135,39 @@ def prepare_run(
         with watch.phase("model"):
             buckets = _buckets(recipe, facts, world)
             _see_awake(awake, recipe)
-            images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
-            build = build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh)
+            build, images = _built(recipe, model, dataset, processor, mesh)
     return Prepared(
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in build.decisions),
-        (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe)),
+        (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe), *weights_told(recipe.task, dataset)),
         dataset,
         tokenizer,
         replace(build, notices=(*told, *build.notices)),
         _saved_model(recipe, dataset, images, model),
+        *counts,
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
 
 
+def _counted_model(
+    recipe: Recipe, config: PretrainedConfig | None, known: Outline, told: list[str]
+) -> tuple[nn.Module, tuple[int, int]]:
+    """The model, and its parameters and those that are trained, before ranks share them."""
+    tokens = size_of_vocabulary(recipe, known, known.tokenizer)
+    model = model_for(recipe, config, known, tokens, tell=told.append)
+    # only counted: a list of them would outlive shards that take their place, see ``importing``
+    return model, parameter_counts(model)
+
+
+def _built(
+    recipe: Recipe, model: nn.Module, dataset: Dataset, processor: Processor | None, mesh: Mesh
+) -> tuple[Build, ImageSettings | None]:
+    """The build, and how pixels become floats in it."""
+    images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
+    return build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh), images
+
+
 def _refuse_several_passes(recipe: Recipe) -> None:
-    """Of windows and views, those that a run cannot learn from."""
+    """Refuse windows and views that a run cannot learn from."""
     if "windows" in recipe.techniques.tta:
         raise RecipeError(
             "techniques.tta = windows: a run has no use for it",
@@ -200,15 +224,6 @@ def _configured(
     )
 
 
-def _shared_by_ranks(
-    recipe: Recipe, decisions: tuple[Decision, ...], model: nn.Module, facts: Facts, world: World
-) -> tuple[Recipe, tuple[Decision, ...]]:
-    """The recipe and its decisions, with the strategy by which ranks share this model."""
-    # only counted: a list of them here would outlive shards that take their place, see ``importing``
-    whole, trained = parameter_counts(model)
-    return choose_strategy(recipe, decisions, facts, world.size, num_parameters=whole, num_trained=trained)
-
-
 def _buckets(recipe: Recipe, facts: Facts, world: World) -> tuple[Decision, ...]:
     """How much of the gradients ranks sum in one go, where that is left open and there are several.
 
@@ -243,7 +258,17 @@ def _saved_model(recipe: Recipe, dataset: Dataset, images: ImageSettings | None,
         image=images,
         factory=part.factory,
         base=base_of(model, part.source or "", part.revision) if adapters else None,
+        group_norm=part.group_norm,
+        class_weights=weights_of(recipe.task, dataset),
     )
+
+
+def _image_settings(recipe: Recipe, dataset: Dataset, processor: Processor | None = None) -> ImageSettings | None:
+    """How pixels become floats; None of texts."""
+    if not dataset.image_shape:
+        return None
+    found = image_settings(recipe.model, dataset.image_shape, processor)
+    return normalised_by(found, recipe.data.normalise)
 
 
 def _gpu_here() -> torch.device:
@@ -287,6 +312,7 @@ def model_for(
     Raises:
         ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
     """
+    check_sampler(recipe.loop.sampler, known.kind)
     part, task = recipe.model, task_for(known.kind, known.label_names, recipe.task)
     if part.train == "lora":
         require_peft()
@@ -303,6 +329,10 @@ def model_for(
         weights=weights,
         tell=tell,
     )
+    if part.group_norm is not None:
+        count = len(apply_group_norm(model, part.group_norm))
+        told = f"{count} batch norms are group norms now, and paceline loads the saved model with them"
+        tell(f"model.group_norm: {told}; plain transformers would make batch norms of them")
     if part.train == "lora":
         _adapt(model, part, recipe.seed)
         return model
@@ -339,13 +369,15 @@ def build_for(
     Args:
         images: how pixels become floats; None: as without the model's own processor, for who asks for sizes alone.
     """
-    if images is None and dataset.image_shape:
-        images = image_settings(recipe.model, dataset.image_shape)
+    if images is None:
+        images = _image_settings(recipe, dataset)
+    check_threshold(recipe.task, dataset)
+    weights = weights_of(recipe.task, dataset)
     return assemble_build(
         recipe,
         model,
         dataset,
-        task_for(dataset.kind, dataset.label_names, recipe.task),
+        task_for(dataset.kind, dataset.label_names, recipe.task, class_weights=weights, device=device),
         device,
         blocks=[block for _, block in blocks(model)],
         normalisation=(images.mean, images.std) if images else ((), ()),

@@ -9,17 +9,15 @@ from functools import partial
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
 from paceline.machine.facts import Facts, Gpu
-from paceline.recipe.catalogue.strategies import STRATEGIES
+from paceline.recipe.catalogue.strategies import AXES, STRATEGIES
 from paceline.recipe.entries import value_of, written
 from paceline.recipe.parts import ParallelPart
+from paceline.recipe.parts.optimizer import LOW_BIT
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.rules import check_rules, decision_of, why_off
-from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, entry_of, one_process, users_of
+from paceline.recipe.techniques import CATALOGUE, OWN_SETTINGS, capable, entry_of, one_process, users_of
 
 Decide = Callable[[Recipe, Facts], Decision | None]
-
-EIGHT_BIT_PACKAGES = ("bitsandbytes", "torchao")
-"""Either brings the 8-bit AdamW."""
 
 EVALUATED_ON_GPU = 128
 """Samples of an evaluation's forward pass on a GPU, at least: it runs eagerly, kernel by kernel, and with 24 texts the
@@ -28,7 +26,10 @@ host took 5 ms for 2 ms of work (H200, DistilBERT)."""
 _CAPABILITY = {value.name: value.capability for value in entry_of("precision").values}
 _GPUS_ONLY = {value.name: value.gpus_only for value in entry_of("precision").values if value.gpus_only}
 
-STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "sgd": 4}
+FP8 = (8, 9)
+"""Compute capability from which a GPU has numbers in fp8, which torchao's states of that format need."""
+
+STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "adamw4bit": 1, "adamwfp8": 2, "sgd": 4}
 """Bytes of an optimizer's states for each trained number, beside 4 of the weight and 4 of its gradient."""
 
 STATES_SHARE = 0.7
@@ -59,6 +60,7 @@ def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, t
             decisions.append(decision)
             recipe = recipe.with_settings([f"{decision.setting}={decision.value}"])
     _check_optimizer(recipe, facts)
+    _check_save(recipe)
     _check_parallel(recipe, facts, world_size)
     check_rules(recipe, facts)
     return recipe, tuple(decisions)
@@ -69,7 +71,6 @@ def choose_strategy(
     decisions: tuple[Decision, ...],
     facts: Facts,
     world_size: int,
-    *,
     num_parameters: int,
     num_trained: int,
 ) -> tuple[Recipe, tuple[Decision, ...]]:
@@ -90,9 +91,12 @@ def choose_strategy(
         return recipe, decisions
     number = 2 if recipe.techniques.precision == "pure_bf16" else 4
     states = STATE_BYTES[recipe.optimizer.type]
-    if recipe.optimizer.type != "adamw8bit":
+    if recipe.optimizer.type not in LOW_BIT:
         states = states * number // 4
-    needed = num_parameters * number + num_trained * (number + states)
+    if recipe.optimizer.rounding == "kahan":
+        states += number
+    average = 0 if recipe.optimizer.ema is None else 4  # in fp32 in any case
+    needed = num_parameters * number + num_trained * (number + states + average)
     sizes = [gpu.memory_bytes for gpu in facts.gpus if gpu.memory_bytes is not None]
     told = f"weights, gradients and states take {needed / 2**30:.1f} GiB"
     if not sizes:
@@ -142,6 +146,11 @@ def num_processes(recipe: Recipe, num_gpus: int) -> int:
     return 1 if one_process(recipe.parallel.strategy) else num_gpus
 
 
+def num_shares(recipe: Recipe, processes: int) -> int:
+    """The shares that so many processes split each batch into: one a process, or one a group that shares blocks."""
+    return max(1, processes // recipe.parallel.tensor)
+
+
 def with_smallest_gpu(facts: Facts, sizes: Iterable[int | None]) -> Facts:
     """The facts with GPUs as large as the smallest of several machines.
 
@@ -167,7 +176,8 @@ def _sharing(world_size: int) -> tuple[Decide, ...]:
     if world_size > 1:
         return (_strategy, _stage)
     own = (name for name, setting in OWN_SETTINGS.items() if not setting.stays)
-    return tuple(_unshared(name) for name in ("strategy", "backend", *own))
+    axes = (entry.setting.rpartition(".")[2] for entry in AXES)
+    return tuple(_unshared(name) for name in ("strategy", "backend", "sync_batch_norm", *axes, *own))
 
 
 def _unshared(name: str) -> Decide:
@@ -195,6 +205,9 @@ def _strategy(recipe: Recipe, facts: Facts) -> Decision | None:
         told, also = " and ".join(own.setting for own in wishes), [one.name for one in having if one is not strategy]
         reason = f"{told} is set, of {strategy.name}{f' and {also[0]}' if also else ' alone'}"
         return Decision(setting="parallel.strategy", value=strategy.name, reason=reason)
+    if part.tensor > 1:
+        reason = "ranks that share each block sum whole gradients with the others"
+        return Decision(setting="parallel.strategy", value="ddp", reason=reason)
     if recipe.device == "cpu":
         reason = "the ranks share the host's memory, and a whole model is quicker"
         return Decision(setting="parallel.strategy", value="ddp", reason=reason)
@@ -229,13 +242,22 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
     if world_size > 1 and part.backend == "nccl" and recipe.device != "cuda":
         why = f"it moves data between GPUs, and this run is on the {recipe.device}"
         raise RecipeError("parallel.backend = nccl", why, "--set parallel.backend=auto")
-    if recipe.loop.batch_size < world_size:
-        size = recipe.loop.batch_size
+    if world_size % part.tensor:
+        fitting = [n for n in range(2, world_size + 1) if world_size % n == 0]
         raise RecipeError(
-            f"loop.batch_size = {size}: {world_size} processes",
-            "the batch is global, split over all processes, and some would never get a sample",
-            f"--set loop.batch_size={world_size}, or start "
-            + (f"{size} processes or fewer" if size > 1 else "1 process"),
+            f"parallel.tensor = {part.tensor}",
+            f"there are {world_size} processes, which are no whole number of groups of {part.tensor}",
+            " or ".join(f"--set parallel.tensor={n}" for n in fitting) + f", or start {part.tensor} processes",
+        )
+    shares = num_shares(recipe, world_size)
+    if recipe.loop.batch_size < shares:
+        size, groups = recipe.loop.batch_size, "" if part.tensor == 1 else f" in groups of {part.tensor}"
+        most = size * part.tensor
+        raise RecipeError(
+            f"loop.batch_size = {size}: {world_size} processes{groups}",
+            f"the batch is global, split over all {'groups' if groups else 'processes'}, and some would never get a"
+            " sample",
+            f"--set loop.batch_size={shares}, or start " + (f"{most} processes or fewer" if most > 1 else "1 process"),
         )
 
 
@@ -299,12 +321,25 @@ def _resident(recipe: Recipe, facts: Facts) -> Decision | None:
     return Decision(setting="data.resident", value="false", reason="the device's memory is the host's")
 
 
+def _check_save(recipe: Recipe) -> None:
+    if recipe.saves != "weights" and recipe.optimizer.ema is None:
+        why = "without optimizer.ema there are the trained weights alone"
+        raise RecipeError(f"loop.save = {recipe.loop.save}", why, "--set optimizer.ema=0.999, or --set loop.save=auto")
+
+
 def _check_optimizer(recipe: Recipe, facts: Facts) -> None:
-    if recipe.optimizer.type != "adamw8bit":
+    part = recipe.optimizer
+    if part.type not in LOW_BIT:
         return
-    what = "optimizer.type = adamw8bit"
+    what, leave = f"optimizer.type = {part.type}", "--set optimizer.type=adamw"
     if recipe.device != "cuda":
-        raise RecipeError(what, "the 8-bit update runs on GPUs only", "--set optimizer.type=adamw")
-    if not any(facts.versions.get(name) for name in EIGHT_BIT_PACKAGES):
-        fix = "pip install 'paceline[bitsandbytes]', or --set optimizer.type=adamw"
-        raise RecipeError(what, f"needs {' or '.join(EIGHT_BIT_PACKAGES)}, and neither is installed", fix)
+        raise RecipeError(what, "updates of states of few bits run on GPUs only", leave)
+    libraries = LOW_BIT[part.type] if part.low_bit == "auto" else (part.low_bit,)
+    if not any(facts.versions.get(name) for name in libraries):
+        neither = "neither is" if len(libraries) > 1 else "it is not"
+        why = f"needs {' or '.join(libraries)}, and {neither} installed"
+        raise RecipeError(what, why, f"pip install 'paceline[{libraries[0]}]', or {leave}")
+    capability = facts.gpus[0].compute_capability if facts.gpus else None
+    if part.type == "adamwfp8" and capability is not None and capability < FP8:
+        why = "needs {}; this one has {}.{}".format(capable(FP8), *capability)
+        raise RecipeError(what, why, "--set optimizer.type=adamw8bit")

@@ -2,7 +2,8 @@
 
 Errors about unknown keys and docs/coming-from.md are both made of it. Names are those of transformers'
 TrainingArguments and example scripts, Lightning's Trainer and callbacks, Accelerate's Accelerator and configuration,
-DeepSpeed's JSON, and peft's LoraConfig.
+DeepSpeed's JSON, peft's LoraConfig, the training scripts of timm and torchvision, and what scikit-learn, PyTorch,
+XGBoost and LightGBM have for rare labels.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Name:
 
 TRAINER, LIGHTNING, ACCELERATE, DEEPSPEED = "transformers' Trainer", "Lightning", "Accelerate", "DeepSpeed"
 PEFT: Final = "PEFT"
+TIMM = "timm's and torchvision's scripts"
+IMBALANCE = "losses and rare labels, in scikit-learn, PyTorch and XGBoost"
 
 _LEFT_OUT: Final = {"false": ""}
 _UNCLIPPED: Final = {"0": "optimizer.clip_norm=null", "0.0": "optimizer.clip_norm=null"}
@@ -103,10 +106,20 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
                 "constant": "schedule.type=constant",
                 "constant_with_warmup": "schedule.type=constant",
                 "polynomial": "schedule.type=module:function",
-                "cosine_with_restarts": "schedule.type=module:function",
-                "inverse_sqrt": "schedule.type=module:function",
+                "cosine_with_restarts": "schedule.type=cosine_restarts",
+                "inverse_sqrt": "schedule.type=inverse_sqrt",
             },
-            note="linear, cosine, constant, or a function of yours; schedule.warmup comes before each",
+            note="or one_cycle, as torch's OneCycleLR, or a function of yours; schedule.warmup comes before each",
+        ),
+        Name(
+            names=("num_cycles",),
+            here="schedule.cycles",
+            note="with schedule.type=cosine_restarts; one cycle is schedule.type=cosine",
+        ),
+        Name(
+            names=("layer_decay", "layerwise_lr_decay", "layer_lr_decay", "llrd"),
+            here="optimizer.layer_decay",
+            note="the head has the whole rate, the last block this times it, the embeddings the smallest",
         ),
         Name(
             names=("optim",),
@@ -119,8 +132,11 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
                 "sgd": "optimizer.type=sgd",
                 "adamw_bnb_8bit": "optimizer.type=adamw8bit",
                 "adamw_8bit": "optimizer.type=adamw8bit",
+                "adamw_torch_8bit": "optimizer.type=adamw8bit --set optimizer.low_bit=torchao",
+                "adamw_torch_4bit": "optimizer.type=adamw4bit",
             },
-            note="adamw, adam, sgd or adamw8bit, which saves memory of states; each is fused by itself",
+            note="adamw, adam, sgd or adamw8bit, which saves memory of states, as adamw4bit and adamwfp8 do; each is"
+            " fused by itself",
         ),
         Name(
             names=("adafactor",),
@@ -131,10 +147,9 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("adam_epsilon",), here="optimizer.eps"),
         Name(
             names=("label_smoothing_factor", "label_smoothing"),
-            here="task.loss=module:function",
+            here="task.label_smoothing",
             values={"0": "", "0.0": ""},
-            note="no setting of its own: a function of yours, such as cross_entropy(..., label_smoothing=0.1,"
-            " reduction='none')",
+            note="of the loss of evaluations too, as the Trainer has it",
         ),
         Name(
             names=("group_by_length", "length_column_name", "pad_to_max_length"),
@@ -331,7 +346,12 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("ckpt_path",), here="paceline train RUN --resume", note="RUN is the run's folder"),
         Name(names=("profiler",), here="paceline trace RECIPE --steps 90:100"),
         Name(names=("benchmark",), here="techniques.cudnn_benchmark"),
-        Name(names=("sync_batchnorm",), note="batch normalisation sees the share of its own GPU"),
+        Name(names=("sync_batchnorm",), here="parallel.sync_batch_norm"),
+        Name(
+            names=("swa_lrs", "swa_epoch_start", "annealing_epochs"),
+            note="no stochastic weight averaging: optimizer.ema keeps a moving average over the whole run",
+        ),
+        Name(names=("update_every_n_steps",), here="optimizer.ema.every", note="of EMAWeightAveraging"),
         Name(
             names=("detect_anomaly",), note="a loss or gradient that is no number is found at once, and the rows named"
         ),
@@ -443,6 +463,50 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("use_dora",), here="model.lora.dora", values=_LEFT_OUT, note="beside model.train=lora"),
         Name(names=("use_peft", "use_lora"), here="model.train=lora", values=_LEFT_OUT),
         Name(names=("modules_to_save",), note="the head is trained in full beside the adapters, and nothing else"),
+    ),
+    TIMM: (
+        Name(
+            names=("model_ema", "use_ema"),
+            here="optimizer.ema=0.999",
+            values=_LEFT_OUT,
+            note="the decay itself; both are measured, and the average is saved",
+        ),
+        Name(
+            names=("model_ema_decay", "ema_decay"),
+            here="optimizer.ema",
+            note="between 0 and 1; 0.9999 looks back on ten thousand steps, more than most fine-tunings have",
+        ),
+        Name(
+            names=("model_ema_warmup",),
+            here="optimizer.ema.warmup",
+            note="TensorFlow's warm-up of the decay; optimizer.ema.decay goes with it",
+        ),
+        Name(
+            names=("model_ema_steps",),
+            here="optimizer.ema.every",
+            note="in applied steps; optimizer.ema.decay goes with it",
+        ),
+    ),
+    IMBALANCE: (
+        Name(
+            names=("class_weight",),
+            here="task.class_weights",
+            values={"balanced": "task.class_weights=balanced", "null": "", "none": ""},
+            note="balanced, or a map from label names to weights",
+        ),
+        Name(
+            names=("pos_weight", "scale_pos_weight", "is_unbalance"),
+            here="task.class_weights=balanced",
+            note="or a map from label names to weights: {negative: 1, positive: 5}",
+        ),
+        Name(
+            names=("focal_loss",),
+            here="task.loss=focal",
+            values=_LEFT_OUT,
+            note="task.focal_gamma is its gamma, and task.class_weights its alpha",
+        ),
+        Name(names=("gamma", "fl_gamma"), here="task.loss=focal --set task.focal_gamma={}", note="of the focal loss"),
+        Name(names=("weightedrandomsampler",), here="loop.sampler=balanced", note="of classes, equally often"),
     ),
 }
 """Library -> its names, as its users meet them."""

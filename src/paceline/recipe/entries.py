@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Stage = Literal["layout", "numerics", "memory", "compile", "shard", "capture"]
+Stage = Literal["task", "layout", "numerics", "memory", "compile", "shard", "capture"]
 """When a technique is applied, first to last: it may change what the stages before it built."""
 
 STAGES: tuple[str, ...] = get_args(Stage)

@@ -66,6 +66,13 @@ class Recipe(Part):
         "auto", json_schema_extra=EXECUTION, description="auto: a GPU if one can be used."
     )
 
+    @property
+    def saves(self) -> Literal["weights", "ema", "best"]:
+        """What the saved model is made of: the trained weights, their average, or whichever scores better."""
+        if self.loop.save != "auto":
+            return self.loop.save
+        return "weights" if self.optimizer.ema is None else "ema"
+
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
         """A recipe from nested plain data, as YAML gives it."""
@@ -335,6 +342,8 @@ def _written_path(model: type[BaseModel], keys: list[str]) -> tuple[list[str], I
     known: Iterable[str] = model.model_fields
     current: type[BaseModel] | None = model
     for key in keys:
+        if key.startswith("("):
+            continue  # a member of a union that tells its members apart by itself
         if current is not None and (key in current.model_fields or key == keys[-1]):
             known = current.model_fields
             path.append(key)
@@ -347,6 +356,7 @@ def _written_path(model: type[BaseModel], keys: list[str]) -> tuple[list[str], I
 
 def _part_of(annotation: Any) -> type[BaseModel] | None:
     for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        candidate = getattr(candidate, "__origin__", candidate)  # of what is annotated with more than its type
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None

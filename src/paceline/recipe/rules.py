@@ -12,7 +12,7 @@ from paceline.machine.facts import Facts
 from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, Who, value_of, written
 from paceline.recipe.recipe import Recipe
-from paceline.recipe.techniques import CATALOGUE, ENTRIES, capable, exclusions
+from paceline.recipe.techniques import CATALOGUE, ENTRIES, SHARING, capable, exclusions
 
 _UNKNOWN = object()
 """Stands for a setting that nobody has told; no rule is broken by it."""
@@ -124,10 +124,10 @@ def _broken(entry: TechniqueEntry, value_at: ValueAt, who: Who) -> Iterator[tupl
 
 
 def _of_strategy(entry: TechniqueEntry, value_at: ValueAt, who: Who) -> Iterator[Rule]:
-    """Rules between the run's strategy and the technique, in whichever entry they stand."""
-    strategy = value_at(STRATEGY)
+    """Rules between how the run's processes share it and the technique, in whichever entry they stand."""
     for rule in exclusions(entry):
-        if rule.path == STRATEGY and rule.holds(strategy) and rule.is_for(who):
+        value = value_at(rule.path) if rule.path in SHARING and rule.is_for(who) else _UNKNOWN
+        if value is not _UNKNOWN and rule.holds(value):
             yield rule
 
 

@@ -17,16 +17,22 @@ from functools import cache
 
 from paceline.recipe.catalogue.data import DATA
 from paceline.recipe.catalogue.evaluation import EVALUATION
+from paceline.recipe.catalogue.loss import LOSS
 from paceline.recipe.catalogue.model import MODEL
+from paceline.recipe.catalogue.optimizer import OPTIMIZER
+from paceline.recipe.catalogue.rates import RATES, ROUNDING
 from paceline.recipe.catalogue.speed import SPEED
-from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
+from paceline.recipe.catalogue.strategies import AXES, STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, value_of, written
 
 GROUPS: dict[str, tuple[TechniqueEntry, ...]] = {
     "speed and memory": SPEED,
-    "several GPUs": STRATEGIES,
+    "several GPUs": (*STRATEGIES, *AXES),
     "data": DATA,
     "model": MODEL,
+    "loss and imbalance": LOSS,
+    "optimizer": (*OPTIMIZER, *ROUNDING),
+    "learning rates": RATES,
     "evaluation": EVALUATION,
 }
 """All entries, under the headings of ``paceline techniques``."""
@@ -66,6 +72,10 @@ OWN_SETTINGS = {own.name: own for entry in STRATEGIES for own in entry.settings}
 def users_of(own: OwnSetting) -> tuple[str, ...]:
     """The strategies with which a setting has an effect."""
     return tuple(entry.name for entry in STRATEGIES if own in entry.settings)
+
+
+SHARING = (STRATEGY, *(entry.setting for entry in AXES))
+"""The settings that say how processes share the work."""
 
 
 @cache

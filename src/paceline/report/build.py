@@ -72,6 +72,7 @@ def _content(run: Collected) -> dict[str, Any]:
         "time_budgets": time_budgets(run.folder),
         "memory": memory(summary.memory) if summary and summary.memory else None,
         "final": _final(run),
+        "thresholds": _thresholds(run),
         "matrix": _matrix(run),
         "decisions": _decisions(run),
         "notices": _Listed.of([(notice.level, notice.message) for notice in run.notices]),
@@ -151,9 +152,19 @@ def _final(run: Collected) -> dict[str, Any]:
     samples = dict(run.started.samples) if run.started else {}
     rows = [(split, samples.get(split), [values.get(name) for name in columns]) for split, values in metrics.items()]
     if run.summary:
+        rows += [
+            (f"{split}, {of}: not saved", samples.get(split), [values.get(name) for name in columns])
+            for split, scores in run.summary.final_scores.items()
+            for of, values in scores.items()
+            if of != run.summary.saved
+        ]
         found = run.summary.baseline.items()
         rows += [(f"{split}, baseline", samples.get(split), [v.get(name) for name in columns]) for split, v in found]
     return {"columns": columns, "rows": rows, "is_final": run.summary is not None}
+
+
+def _thresholds(run: Collected) -> list[tuple[str, float]]:
+    return [(label[:LONGEST_LABEL], found) for label, found in run.summary.thresholds.items()] if run.summary else []
 
 
 def _model(run: Collected) -> str:

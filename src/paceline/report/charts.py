@@ -36,10 +36,22 @@ class Series:
     colour: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """What runs from left to right: its name, and how its values are written."""
+
+    name: str
+    write: Callable[[float], str]
+
+
+STEPS = Axis(name="step", write=lambda value: f"{value:,.0f}" if value < 1e6 else amount(value))
+
+
 def line_chart(
     title: str,
     series: Iterable[Series],
     *,
+    axis: Axis = STEPS,
     span: tuple[float, float] | None = None,
     marks: Sequence[float] = (),
     from_zero: bool = False,
@@ -50,6 +62,7 @@ def line_chart(
     Args:
         title: shown above, and read out by screen readers.
         series: those without a finite value are left out.
+        axis: from left to right, in place of the steps.
         span: first and last step of the axis, so that charts side by side line up; by default the points'.
         marks: steps with a vertical line, such as the ends of epochs.
         from_zero: the values' axis starts at 0, where differences should not look larger than they are.
@@ -62,14 +75,16 @@ def line_chart(
     x_low, x_high = _domain([x for x, _ in points] + list(span or ()), padding=0)
     y_low, y_high = _domain([y for _, y in points] + [0.0] * from_zero, padding=0.05)
     place = _Place(x_low, x_high, y_low, y_high)
-    parts = [*_axes(place), *(_rule("mark", place.x(x)) for x in marks if x_low < x < x_high)]
+    parts = [*_axes(place, axis), *(_rule("mark", place.x(x)) for x in marks if x_low < x < x_high)]
     for one in shown:
-        parts += _drawn(one, place, write)
+        parts += _drawn(one, place, write, axis)
     legend = [_key(one, write, title) for one in shown if one.look != "faint" or len(shown) == 1]
     return Markup(
         '<figure class="chart"><figcaption><span class="name">{}</span>{}</figcaption>'
-        '<svg viewBox="0 0 {} {}" role="img" aria-label="{} over steps">{}</svg></figure>'
-    ).format(printable(title), Markup("").join(legend), WIDTH, HEIGHT, printable(title), Markup("").join(parts))
+        '<svg viewBox="0 0 {} {}" role="img" aria-label="{} over {}s">{}</svg></figure>'
+    ).format(
+        printable(title), Markup("").join(legend), WIDTH, HEIGHT, printable(title), axis.name, Markup("").join(parts)
+    )
 
 
 def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
@@ -131,7 +146,7 @@ def _domain(values: Sequence[float], padding: float) -> tuple[float, float]:
     return (low if low == 0 else low - room), high + room
 
 
-def _axes(place: _Place) -> list[Markup]:
+def _axes(place: _Place, axis: Axis) -> list[Markup]:
     parts = []
     marks = ticks(place.y_low, place.y_high)
     for value in marks:
@@ -143,7 +158,7 @@ def _axes(place: _Place) -> list[Markup]:
     steps = ticks(place.x_low, place.x_high, count=5, whole=True)
     for value in steps:
         text = Markup('<text x="{:.1f}" y="{}" class="x">{}</text>')
-        parts.append(text.format(place.x(value), HEIGHT - 7, f"{value:,.0f}" if value < 1e6 else amount(value)))
+        parts.append(text.format(place.x(value), HEIGHT - 7, axis.write(value)))
     return parts
 
 
@@ -161,7 +176,7 @@ def _label(value: float, marks: Sequence[float]) -> str:
     return f"{value:.{decimals + (abs(round(step, decimals) - step) > 1e-9 * step)}f}"
 
 
-def _drawn(one: Series, place: _Place, write: Callable[[float], str]) -> list[Markup]:
+def _drawn(one: Series, place: _Place, write: Callable[[float], str], axis: Axis) -> list[Markup]:
     points = downsample(one.points, DRAWN_POINTS)
     path, dots = [], []
     for run in _unbroken(points):
@@ -172,14 +187,16 @@ def _drawn(one: Series, place: _Place, write: Callable[[float], str]) -> list[Ma
     parts = [Markup('<path class="{} c{}" d="{}"/>').format(one.look, one.colour, "".join(path))]
     finite = [point for point in points if math.isfinite(point[1])]
     hover = finite if one.look == "dots" else finite[:: math.ceil(len(finite) / HOVER_POINTS)]
-    circle = Markup(
-        '<circle class="{} c{}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}, step {:,.0f}: {}</title></circle>'
-    )
-    for x, y in dots:
-        parts.append(circle.format("dot", one.colour, place.x(x), place.y(y), 2, printable(one.name), x, write(y)))
+    circle = Markup('<circle class="{} c{}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}, {} {}: {}</title></circle>')
+
+    def dot(look: str, point: Point, radius: int) -> Markup:
+        at = place.x(point[0]), place.y(point[1])
+        said = printable(one.name), axis.name, axis.write(point[0]), write(point[1])
+        return circle.format(look, one.colour, *at, radius, *said)
+
+    parts += [dot("dot", point, 2) for point in dots]
     kind, radius = ("dot", 3) if one.look == "dots" else ("hover", 6)
-    for x, y in hover if one.look != "faint" else ():
-        parts.append(circle.format(kind, one.colour, place.x(x), place.y(y), radius, printable(one.name), x, write(y)))
+    parts += [dot(kind, point, radius) for point in (hover if one.look != "faint" else ())]
     return parts
 
 

@@ -11,11 +11,12 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from paceline.observe.collect import Collected
-from paceline.observe.formats import learning_rates, rate
+from paceline.observe.formats import amount, learning_rates, rate, share
 from paceline.report.charts import Point, Series, line_chart
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 COLOURS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+COLOURS |= {"validation, ema": VALIDATION, "validation, weights": 4, "test, ema": TEST, "test, weights": 5}
 TITLES = {"auroc": "AUROC", "mse": "MSE", "mae": "MAE", "rmse": "RMSE"}
 LARGEST_NUM_METRICS = 12
 LARGEST_NUM_GROUPS = 6
@@ -34,6 +35,8 @@ def curves(run: Collected) -> list[Markup]:
         *(chart(TITLES.get(name, name), _metric(run, name)) for name in _metric_names(run)),
         chart("Learning rate", _learning_rates(run), write=lambda value: learning_rates((value,))),
         chart("Gradient norm", _smoothed(run, "gradient norm", "gradient_norm", 3)),
+        chart("Loss scale", _of_fp16(run, "loss_scale", 4), from_zero=True, write=amount),
+        chart("Gradients that are 0", _of_fp16(run, "zero_share", 5), from_zero=True, write=share),
         chart("Samples a second", _speed(run), from_zero=True, write=rate),
     ]
     return [chart for chart in charts if chart]
@@ -93,8 +96,10 @@ def _metric(run: Collected, name: str) -> list[Series]:
 def _evaluated(run: Collected, name: str) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for record in sorted(run.evaluations, key=lambda record: record.step):
-        value = record.loss if name == "loss" else record.metrics.get(name, math.nan)
-        found.setdefault(record.split, []).append((float(record.step), value))
+        counted = {record.split: {**record.metrics, "loss": record.loss}}
+        both = {f"{record.split}, {of}": scores for of, scores in record.scores.items()}
+        for series, scores in (both or counted).items():
+            found.setdefault(series, []).append((float(record.step), scores.get(name, math.nan)))
     return found
 
 
@@ -112,6 +117,17 @@ def _learning_rates(run: Collected) -> list[Series]:
         colour = series[values].colour if values in series else len(series)
         series[values] = Series(name=name, points=points, colour=colour)
     return list(series.values())
+
+
+def _of_fp16(run: Collected, field: str, colour: int) -> list[Series]:
+    """What loss scaling tells of each step; gaps where a step was skipped, whose gradients tell nothing."""
+    told = [(float(step.step), getattr(step, field), step.skipped) for step in run.steps]
+    points = [
+        (at, math.nan if skipped and field == "zero_share" else value)
+        for at, value, skipped in told
+        if value is not None
+    ]
+    return [Series(name="each step", points=points, colour=colour)] if points else []
 
 
 def _speed(run: Collected) -> list[Series]:

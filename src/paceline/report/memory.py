@@ -15,6 +15,7 @@ PARTS = {
     "parameters": 6,
     "gradients": 7,
     "optimizer states": 3,
+    "average": 13,
     "data": 1,
     "batch": 1,
     "activations": 2,

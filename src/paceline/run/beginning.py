@@ -57,6 +57,8 @@ def measures_otherwise(request: Request, prepared: Prepared) -> str:
         "the data": request.checkpoint.state["fingerprint"] != prepared.dataset.fingerprint,
         "the task": saved.task.model_dump() != recipe.task.model_dump(),
         "loop.best_metric": saved.loop.best_metric != recipe.loop.best_metric,
+        "what is saved (loop.save, optimizer.ema)": (saved.saves, saved.optimizer.ema is None)
+        != (recipe.saves, recipe.optimizer.ema is None),
     }
     return " and ".join(name for name, is_other in changed.items() if is_other)
 
@@ -146,8 +148,9 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
     if num_samples < batch_size:
         few = f"{num_samples:,} training samples are fewer than loop.batch_size = {batch_size:,}: an epoch is one step"
         found.append(Notice(message=few))
-    if prepared.recipe.techniques.precision in WEIGHTS and prepared.recipe.model.train != "features":
-        found.append(Notice(message=rounded_away(prepared.recipe.optimizer), level="warning"))
+    narrow = prepared.recipe.techniques.precision in WEIGHTS and prepared.recipe.model.train != "features"
+    if narrow and (lost := rounded_away(prepared.recipe.optimizer)):
+        found.append(Notice(message=lost, level="warning"))
     if request.checkpoint:
         found += [Notice(message=message, level="warning") for message in request.checkpoint.notices]
     if otherwise := measures_otherwise(request, prepared):
@@ -165,8 +168,8 @@ def _started(request: Request, prepared: Prepared, job: Job, progress: Progress)
         device=device if request.world.size == 1 else f"{request.world.size} x {device}",
         recipe=prepared.recipe.resolved(),
         decisions=prepared.decisions,
-        num_parameters=job.assembled.num_parameters,
-        num_trained_parameters=job.assembled.num_trained,
+        num_parameters=prepared.num_parameters,
+        num_trained_parameters=prepared.num_trained,
         samples={name: len(ids) for name, ids in prepared.dataset.splits.items()},
         label_names=prepared.dataset.label_names,
         first_step=progress.step,

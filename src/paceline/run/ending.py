@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -21,46 +23,69 @@ from paceline.run.job import Job, Request
 from paceline.run.learned import no_better_than, nothing_learned
 from paceline.run.loop import Loop
 from paceline.run.progress import Progress
+from paceline.run.scores import saved
 from paceline.run_folder import way_on
+from paceline.seams import Task, Tensors
+from paceline.tasks.threshold import by_label
 from paceline.techniques.compile import fused
 
 
 def measure(loop: Loop, progress: Progress) -> dict[str, EvaluationRecord]:
-    """Take the best weights and measure them on the held-out splits; what is known of them is not measured again."""
+    """Take the best weights and measure them on the held-out splits; what is known of them is not measured again.
+
+    Where an average of the weights is kept, and is what is to be saved, it takes their place in the end. Thresholds
+    that are to be tuned are found before, on validation alone, with the weights that are to be saved.
+    """
     job, engine = loop.job, loop.job.assembled.engine
     with job.watch.phase("checkpoint"):
         step = progress.step
         if job.recipe.loop.save_best and progress.best_step not in (None, step):
             step = _take_best(job, progress)
         engine.settle()
+    epoch = max(0, (step - 1) // job.course.steps_per_epoch)
     known = {found.split: found for found in progress.evaluations if found.step == step}
     final: dict[str, EvaluationRecord] = {}
+    save: str = job.recipe.saves
     with job.watch.phase("evaluate"):
+        if job.recipe.task.threshold == "tuned":
+            if save == "best":
+                found = loop.evaluated(engine.infer, "validation", step=step, epoch=epoch)
+                save = saved({"validation": found}, save)
+            with (engine.averaged() if save == "ema" else None) or contextlib.nullcontext():
+                loop.tune(engine.infer, step=step, epoch=epoch)
+            known = {}  # by other thresholds
         for split in ("validation", "test"):
             if split in known:
                 final[split] = known[split]
             elif split in job.dataset.splits:
-                epoch = max(0, (step - 1) // job.course.steps_per_epoch)
-                final[split] = loop.evaluated(engine.infer, split, step=step, epoch=epoch)
+                final[split] = loop.evaluated(engine.infer, split, step=step, epoch=epoch, save=save)
+            save = saved(final, save)  # the validation split says which are better
+    if save == "ema":
+        engine.take_average()
     return final
 
 
 def _take_best(job: Job, progress: Progress) -> int:
-    """Put the best evaluated weights into the engine of every rank; returns the step they are from."""
+    """Put the best evaluated weights, and their average, into the engine of every rank; returns their step."""
     # the first rank alone need see the checkpoints: the others may be on machines without this disk
     best = _best_weights(job, progress) if job.world.is_first else {}
-    kinds = job.world.share({name: [list(found.shape), str(found.dtype)] for name, found in best.items()})
+    kinds = job.world.share(
+        {stem: {name: [list(t.shape), str(t.dtype)] for name, t in named.items()} for stem, named in best.items()}
+    )
     if not kinds:
         return progress.step
     if not job.world.is_first:
-        best = {name: torch.empty(shape, dtype=getattr(torch, dtype[6:])) for name, (shape, dtype) in kinds.items()}
-    job.world.broadcast_(list(best.values()))
-    job.assembled.engine.load({"model": dict(best)})
+        best = {
+            stem: {name: torch.empty(shape, dtype=getattr(torch, dtype[6:])) for name, (shape, dtype) in named.items()}
+            for stem, named in kinds.items()
+        }
+    job.world.broadcast_([tensor for named in best.values() for tensor in named.values()])
+    job.assembled.engine.load(best)
     return progress.best_step or progress.step
 
 
-def _best_weights(job: Job, progress: Progress) -> Mapping[str, torch.Tensor]:
-    """The best evaluated weights, in main memory; none where their checkpoint is gone."""
+def _best_weights(job: Job, progress: Progress) -> Tensors:
+    """The best evaluated weights and their average, in main memory; none where their checkpoint is gone."""
     best = job.store.best()
     if best is None or best.step != progress.best_step:
         lost = f"the best weights, of step {progress.best_step}, are no longer among the checkpoints"
@@ -68,7 +93,8 @@ def _best_weights(job: Job, progress: Progress) -> Mapping[str, torch.Tensor]:
         return {}
     for message in best.notices:
         job.emit(Notice(message=message, level="warning"))
-    return best.tensors("model")
+    stems = ("model",) if job.recipe.optimizer.ema is None else ("model", "ema")
+    return {stem: best.tensors(stem) for stem in stems}
 
 
 def end(
@@ -90,7 +116,7 @@ def end(
     with watch.phase("save"):
         weights = job.assembled.engine.whole()
         if world.is_first:
-            _save(request, prepared, weights)
+            _save(request, prepared, job.assembled.build.task, weights)
     for found in final.values():
         if found not in progress.evaluations:
             job.emit(found)
@@ -135,7 +161,7 @@ def _judged(
     return scores, [*told, no_better_than(BASELINE, scores, final, job.best_metric)]
 
 
-def _save(request: Request, prepared: Prepared, weights: Mapping[str, torch.Tensor]) -> None:
+def _save(request: Request, prepared: Prepared, task: Task, weights: Mapping[str, torch.Tensor]) -> None:
     """Save the trained model, in another folder where the run's own is gone.
 
     Raises:
@@ -148,7 +174,8 @@ def _save(request: Request, prepared: Prepared, weights: Mapping[str, torch.Tens
     model, part = prepared.build.model, prepared.recipe.model
     if part.train == "lora" and part.lora.merge:
         weights = merged(model, weights)
-    save_model(model, prepared.tokenizer, folder.model, prepared.saved, weights)
+    told = replace(prepared.saved, thresholds=task.thresholds)
+    save_model(model, prepared.tokenizer, folder.model, told, weights)
     if lost is not None:
         raise RunFolderError(lost.what, f"{lost.why}; the trained model is saved in it", way_on(folder.path))
     if lost := folder.find_again():
@@ -191,6 +218,10 @@ def _summary(
         memory=memory,
         data=data_record(prepared),
         baseline=baseline,
+        saved=saved(final, job.recipe.saves),
+        final_scores={split: found.scores for split, found in final.items() if found.scores},
+        loss_scaling=progress.scaling,
+        thresholds=by_label(job.assembled.build.task),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def predict_rows(
                 build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset, tell)
                 found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
             file.add(table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))], found)
-        return file.finish(loaded.saved.kind, loaded.saved.label_names)
+        saved = loaded.saved
+        return file.finish(saved.kind, saved.label_names, saved.thresholds if build is None else build.task.thresholds)
 
 
 @activity("predicting")
@@ -160,7 +162,7 @@ def _open(
     if _asks_for_pairs(settings) and not loaded.saved.pairs:
         what, fix = f"a second text for {folder}", "leave the second text out"
         raise UserError(what, "its model was trained on single texts, and would not see it", fix)
-    return run, _with_windows(recipe, loaded), loaded
+    return run, _with_windows(recipe, loaded), _judged(loaded, settings)
 
 
 def _open_model(folder: Path, settings: Sequence[str], trust: Trust, own_data: bool) -> tuple[Recipe, LoadedModel]:
@@ -174,7 +176,7 @@ def _open_model(folder: Path, settings: Sequence[str], trust: Trust, own_data: b
         loaded = load_pretrained(folder, pairs=_asks_for_pairs(settings), trust_remote_code=trust.remote_code)
         kept = loaded.saved.overflow or {}
         recipe = recipe.with_settings(f"data.{name}={written(kept[name])}" for name in OVERFLOW if name in kept)
-        return _with_windows(recipe, loaded), loaded
+        return _with_windows(recipe, loaded), _judged(loaded, settings)
     except ModelError as error:
         if folder.exists():
             raise
@@ -212,6 +214,24 @@ def _as_trained(recipe: Recipe, run: RunFolder) -> Recipe:
     """The recipe with texts cut as the run cut them."""
     trained = run.read_recipe().data
     return recipe.with_settings(f"data.{name}={written(getattr(trained, name))}" for name in OVERFLOW)
+
+
+def _judged(loaded: LoadedModel, settings: Sequence[str]) -> LoadedModel:
+    """The model with its own thresholds, unless one is set now.
+
+    Raises:
+        RecipeError: they would have to be found anew.
+    """
+    wish = _set_to(settings, "task.threshold")
+    if wish is None:
+        return loaded
+    if wish == "tuned":
+        why, fix = (
+            "a threshold is found at the end of a training",
+            "leave it out: the model's own is used where it has one",
+        )
+        raise RecipeError("task.threshold = tuned: nothing is tuned here", why, fix)
+    return replace(loaded, saved=replace(loaded.saved, thresholds=()))
 
 
 def _asks_for_pairs(settings: Sequence[str]) -> bool:
@@ -311,9 +331,12 @@ def _build(
     world: World = Alone(),  # noqa: B008 - it has no state
 ) -> Build:
     saved = loaded.saved
-    task: Task = task_for(saved.kind, saved.label_names, recipe.task)
-    normalisation = (saved.image.mean, saved.image.std) if saved.image else ((), ())
     device = torch.device(recipe.device)
+    weights = saved.class_weights if recipe.task.class_weights else ()
+    task: Task = task_for(saved.kind, saved.label_names, recipe.task, class_weights=weights, device=device)
+    if saved.thresholds:
+        task = task.judged_by(saved.thresholds)
+    normalisation = (saved.image.mean, saved.image.std) if saved.image else ((), ())
     found = [block for _, block in blocks(loaded.model)]
     build = assemble_build(
         recipe, loaded.model, dataset, task, device, blocks=found, normalisation=normalisation, mesh=Mesh.over(world)

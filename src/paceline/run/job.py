@@ -101,6 +101,8 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
     course = Course(recipe, dataset, prepared.build, request.mesh)
     if loop.early_stopping and "validation" not in dataset.splits:
         raise RecipeError("loop.early_stopping: has no effect", "there is no validation split", "leave it out")
+    if recipe.saves == "best" and "validation" not in dataset.splits:
+        raise RecipeError("loop.save = best", "there is no validation split to compare by", "--set loop.save=auto")
     assembled = assemble(
         recipe,
         prepared.build,
@@ -149,7 +151,8 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
 
 def _restore(checkpoint: Checkpoint, assembled: Assembled, fresh: Progress, steps_per_epoch: int) -> Progress:
     state = checkpoint.state
-    assembled.engine.load({stem: checkpoint.tensors(stem) for stem in ("model", "optimizer")}, state["engine"])
+    stems = ("model", "optimizer", *(["ema"] if "ema" in state["engine"] else []))
+    assembled.engine.load({stem: checkpoint.tensors(stem) for stem in stems}, state["engine"])
     progress = Progress.parse(state["progress"])
     order = progress.order
     if order.batch_size != fresh.order.batch_size:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -25,10 +26,12 @@ from paceline.recipe import Recipe
 from paceline.run.due import Due
 from paceline.run.job import Job
 from paceline.run.progress import Progress
+from paceline.run.scores import counted
 from paceline.run.smaller import Smaller, kept_if_full
 from paceline.run.step_records import StepNote, StepRecords
 from paceline.run_folder import way_on
-from paceline.seams import Accumulated, Batch, Size, StepInput
+from paceline.seams import Accumulated, Batch, Size
+from paceline.tasks.threshold import ThresholdMeter
 from paceline.tracing.recorder import WindowRecorder
 
 
@@ -184,7 +187,7 @@ class Loop:
 
     def _step(self) -> None:
         at, step = self.progress.order, self.progress.step
-        given, forward = self._smaller.fitted(self._accumulated, step=step + 1)
+        forward = self._smaller.fitted(self._accumulated, step=step + 1)
         job, layout = self.job, self.job.assembled.build.layout
         update = job.assembled.engine.update()
         after = job.course.after(at)
@@ -193,18 +196,19 @@ class Loop:
         loss, correct = forward.loss, total(forward.extras)
         if job.mesh.data.size > 1:
             loss, correct = job.mesh.data.all_reduce(torch.stack([loss.float(), correct]))
-        self._records.add(self._note(int(given.denominator)), (loss, update.norm, update.finite, correct))
+        scaling = [number for number in (update.loss_scale, update.zero_share) if number is not None]
+        self._records.add(self._note(), (loss, update.norm, update.finite, correct, *scaling))
         self.progress = replace(self.progress, step=step + 1, order=after)
         self.progress = self._records.arrived(self.progress)
 
-    def _accumulated(self) -> tuple[StepInput, Accumulated]:
-        """The next step up to its update: what the engine was given, and what its forward passes gave."""
-        given = self.job.course.input(self.progress.order, self.progress.step)
-        return given, self.job.assembled.engine.accumulate(given)
+    def _accumulated(self) -> Accumulated:
+        """The next step up to its update: what its forward passes gave."""
+        return self.job.assembled.engine.accumulate(self.job.course.input(self.progress.order, self.progress.step))
 
-    def _note(self, counted: int) -> StepNote:
+    def _note(self) -> StepNote:
         seconds, at, course = self._records.lap(), self.progress, self.job.course
         plan = course.plan(at.order)
+        counted = self.job.assembled.build.task.count(self.job.dataset.labels[plan.samples])
         # only the first rank tells of the step, so only it looks at the others' share
         pieces = course.of_all_ranks(at.order) if self.job.world.is_first else plan.microbatches
         sizes = [self.job.assembled.build.layout.size(ids) for ids in pieces]
@@ -224,9 +228,28 @@ class Loop:
             self._take_note(self.evaluated(self._infer, "validation", step=self.progress.step, epoch=epoch))
         self._records.restart_clock()
 
-    def evaluated(self, infer: Infer, split: str, *, step: int, epoch: int) -> EvaluationRecord:
-        """A split's record; in smaller batches where memory does not suffice and the recipe has it so. A collective."""
-        return self._smaller.evaluated(infer, split, step=step, epoch=epoch)
+    def evaluated(self, infer: Infer, split: str, *, step: int, epoch: int, save: str = "") -> EvaluationRecord:
+        """A split's record; in smaller batches where memory does not suffice and the recipe has it so. A collective.
+
+        Where an average of the weights is kept, both are measured.
+
+        Args:
+            save: which of both count, see ``counted``; by default those that the recipe would save.
+        """
+        found = self._smaller.evaluated(infer, split, step=step, epoch=epoch)
+        averaged = self.job.assembled.engine.averaged()
+        if averaged is None:
+            return found
+        with averaged:
+            average = self._smaller.evaluated(infer, split, step=step, epoch=epoch)
+        return counted(found, average, save or self.job.recipe.saves, self.job.best_metric)
+
+    def tune(self, infer: Infer, *, step: int, epoch: int) -> None:
+        """Find the thresholds that suit validation best, and measure by them from now on. A collective."""
+        build = self.job.assembled.build
+        meter = partial(ThresholdMeter, build.device, build.task.probabilities)
+        found = self._smaller.evaluated(infer, "validation", step=step, epoch=epoch, meter=meter)
+        self._smaller.judge_by(tuple(found.metrics.values()))
 
     def _keep(self) -> None:
         self.save()

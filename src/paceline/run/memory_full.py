@@ -23,7 +23,7 @@ from paceline.seams import Weighed
 
 def situation(request: Request, loop: Loop | None = None, beside: PlanBeside | None = None) -> Situation:
     """What is told of the run when its memory is full; without a loop it was still being put together."""
-    recipe, world = loop.job.recipe if loop else request.recipe, request.world
+    recipe, data = loop.job.recipe if loop else request.recipe, request.mesh.data
     step = loop.progress.step if loop else 0
     splits = loop.job.dataset.splits if loop else {}
     num_samples = len(splits["train"]) if loop else recipe.loop.batch_size
@@ -42,7 +42,7 @@ def situation(request: Request, loop: Loop | None = None, beside: PlanBeside | N
     return Situation(
         recipe=recipe,
         resume=f"with one of them {then(request, saved=True)}" if saved else "start it again: no step was saved",
-        largest=largest_share(recipe, num_samples, world.size),
+        largest=largest_share(recipe, num_samples, data.size),
         evaluated=min(recipe.loop.evaluated_together, held_out),
         step=min(step + 1, loop.job.course.total_steps) if loop else 0,
         total_steps=loop.job.course.total_steps if loop else 0,

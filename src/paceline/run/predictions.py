@@ -14,6 +14,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, final
@@ -88,12 +89,17 @@ class PredictionFile:
                 self._kept.write(_json([row, found]) + "\n")
         self._count += len(rows)
 
-    def finish(self, kind: str, label_names: Sequence[str]) -> int:
-        """Put the file in its place; returns the number of its rows."""
+    def finish(self, kind: str, label_names: Sequence[str], thresholds: Sequence[float] = ()) -> int:
+        """Put the file in its place; returns the number of its rows.
+
+        Args:
+            thresholds: of the labels, see ``Task``.
+        """
         names = _added_names(kind, label_names, self._columns)
         joined = self._delimiter is not None
         kept = (json.loads(line) for line in self._kept)
-        rows = (row | dict(zip(names, _added(kind, label_names, scores, joined), strict=True)) for row, scores in kept)
+        added = partial(_added, kind, label_names, tuple(thresholds), joined=joined)
+        rows = (row | dict(zip(names, added(scores), strict=True)) for row, scores in kept)
         with disk_errors(self._out):
             self._kept.seek(0)  # writes what is still in memory
             _write(self._out, self._delimiter, [*self._columns, *names], rows, self._cell)
@@ -121,11 +127,12 @@ class Predictions:
         """As ``PredictionFile.add``; values stay what they are."""
         self._kept += zip(map(dict, rows), scores.tolist(), strict=True)
 
-    def finish(self, kind: str, label_names: Sequence[str]) -> int:
-        """Make the rows; returns their number."""
+    def finish(self, kind: str, label_names: Sequence[str], thresholds: Sequence[float] = ()) -> int:
+        """Make the rows; returns their number. Arguments as ``PredictionFile.finish``."""
         self.names = _added_names(kind, label_names, dict.fromkeys(str(name) for row, _ in self._kept for name in row))
+        added = partial(_added, kind, label_names, tuple(thresholds), joined=False)
         for row, scores in self._kept:
-            self.rows.append(row | dict(zip(self.names, _added(kind, label_names, scores, joined=False), strict=True)))
+            self.rows.append(row | dict(zip(self.names, added(scores), strict=True)))
         return len(self.rows)
 
 
@@ -157,13 +164,18 @@ def _added_names(kind: str, label_names: Sequence[str], taken: Mapping[str, None
     return names
 
 
-def _added(kind: str, label_names: Sequence[str], scores: Sequence[float], joined: bool) -> list[Any]:
+def _added(
+    kind: str, label_names: Sequence[str], thresholds: Sequence[float], scores: Sequence[float], *, joined: bool
+) -> list[Any]:
     if kind == "regression":
         return [scores[0]]
     label: Any
     if kind == "multi_label":
-        label = [name for name, score in zip(label_names, scores, strict=True) if score > 0.5]
+        each = zip(label_names, scores, thresholds or [0.5] * len(label_names), strict=True)
+        label = [name for name, score, threshold in each if score > threshold]
         label = "|".join(label) if joined else label
+    elif thresholds:
+        label = label_names[int(scores[1] > thresholds[0])]
     else:
         label = label_names[max(range(len(scores)), key=scores.__getitem__)]
     return [label, *(round(score, 6) for score in scores)]

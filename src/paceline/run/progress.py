@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from paceline.contract.records import EvaluationRecord, StepRecord
+from paceline.contract.records import EvaluationRecord, LossScaling, StepRecord
 from paceline.data.order import OrderState
 
 SHARP = 0.1
@@ -59,6 +59,7 @@ class Progress:
     tokens: int = 0
     slots: int = 0
     evaluations: tuple[EvaluationRecord, ...] = ()
+    scaling: LossScaling | None = None
 
     def fall(self, metric: str) -> str:
         """How far the newest evaluation is behind the best, in words; empty where that is no more than usual.
@@ -90,8 +91,30 @@ class Progress:
             EvaluationRecord(**{**e, "confusion": e["confusion"] and tuple(map(tuple, e["confusion"]))})
             for e in plain["evaluations"]
         )
+        scaling = LossScaling(**plain["scaling"]) if plain.get("scaling") else None
         nested = {"order": OrderState(**plain["order"]), "sums": TrainSums(**plain["sums"]), "evaluations": evaluations}
+        nested["scaling"] = scaling
         return cls(**{**plain, **nested})
+
+
+def with_step(scaling: LossScaling | None, record: StepRecord) -> LossScaling | None:
+    """What loss scaling did, with one step more; None without it."""
+    scale, share = record.loss_scale, record.zero_share
+    if scale is None:
+        return scaling
+    before = scaling or LossScaling(lowest=scale, highest=scale, last=scale)
+    counted, mean = before.counted, before.zero_share
+    if share is not None and not record.skipped:  # gradients that overflowed tell nothing of those that vanish
+        counted += 1
+        mean = share if mean is None else mean + (share - mean) / counted
+    return LossScaling(
+        lowest=min(before.lowest, scale),
+        highest=max(before.highest, scale),
+        last=scale,
+        skipped=before.skipped + record.skipped,
+        counted=counted,
+        zero_share=mean,
+    )
 
 
 def metric_value(found: EvaluationRecord, name: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -17,7 +17,7 @@ from paceline.memory.exhausted import SPLITTABLE
 from paceline.memory.split import Result, evaluate_fitting, halved, largest_share, let_go, retried
 from paceline.recipe.places import absolute
 from paceline.run.job import Job
-from paceline.seams import Retrying
+from paceline.seams import Meter, Retrying
 from paceline.techniques.compile import forget_largest
 
 
@@ -49,19 +49,33 @@ class Smaller:
                 return work()
         return retried(work, engine, job.world, self._split, step=step, total_steps=job.course.total_steps)
 
-    def evaluated(self, infer: Infer, split: str, *, step: int, epoch: int) -> EvaluationRecord:
-        """A split's record; a collective."""
+    def evaluated(
+        self, infer: Infer, split: str, *, step: int, epoch: int, meter: Callable[[], Meter] | None = None
+    ) -> EvaluationRecord:
+        """A split's record; a collective.
+
+        Args:
+            meter: makes those that take the place of the task's.
+        """
         job = self.job
         given = infer, job.assembled.build, split, job.dataset.splits[split], job.recipe.loop.evaluated_together
         if job.recipe.loop.on_oom == "fail":
             with activity(SPLITTABLE):
-                return evaluate(*given, step=step, epoch=epoch, world=job.mesh.data)
-        return evaluate_fitting(*given, step=step, epoch=epoch, world=job.mesh.data, split_to=self._evaluate_smaller)
+                fresh = meter() if meter else None
+                return evaluate(*given, step=step, epoch=epoch, world=job.mesh.data, meter=fresh)
+        at: dict[str, Any] = {"step": step, "epoch": epoch, "meter": meter}
+        return evaluate_fitting(*given, **at, world=job.mesh.data, split_to=self._evaluate_smaller)
+
+    def judge_by(self, thresholds: Sequence[float]) -> None:
+        """Measure predictions by these thresholds from now on."""
+        build = self.job.assembled.build
+        judged = replace(build, task=build.task.judged_by(thresholds))
+        self.job = replace(self.job, assembled=replace(self.job.assembled, build=judged))
 
     def _split(self, why: str) -> bool:
         """Halve the micro-batch, alike on all ranks; False where it cannot be smaller."""
         job, num_samples = self.job, len(self.job.dataset.splits["train"])
-        recipe = halved(job.recipe, num_samples, job.world.size)
+        recipe = halved(job.recipe, num_samples, job.mesh.data.size)
         if recipe is None:
             return False
         course = job.course.under(recipe)
@@ -69,7 +83,7 @@ class Smaller:
             course.check_smallest()
         except RecipeError:
             return False
-        before, now = largest_share(job.recipe, num_samples, job.world.size), recipe.loop.micro_batch_size
+        before, now = largest_share(job.recipe, num_samples, job.mesh.data.size), recipe.loop.micro_batch_size
         given = f"{why}: loop.micro_batch_size {before} -> {now}{' on every rank' if job.world.size > 1 else ''}"
         result = "samples, order and loss are the same, and dropout draws anew"
         job.emit(Notice(message=f"{given}, and it is made again; {result}", level="warning"))

@@ -16,7 +16,7 @@ from paceline.data.dataset import Dataset
 from paceline.engine.late import Late
 from paceline.prepare.assemble import Assembled
 from paceline.run.not_finite import not_finite
-from paceline.run.progress import Progress
+from paceline.run.progress import Progress, with_step
 from paceline.seams import Ids, Size
 
 MOST_SKIPPED = 50
@@ -84,7 +84,8 @@ class StepRecords:
         """A step was made.
 
         Args:
-            numbers: scalars on the device: loss, gradient norm, whether the update was made, right predictions.
+            numbers: scalars on the device: loss, gradient norm, whether the update was made, right predictions; with
+                fp16 also the loss scale, and the share of gradients that are 0 where it is counted.
         """
         self._late.push(note, numbers)
 
@@ -101,8 +102,8 @@ class StepRecords:
         return self._told(at, self._late.flush())
 
     def _told(self, at: Progress, arrived: Iterable[tuple[StepNote, list[float]]]) -> Progress:
-        for note, (loss, norm, finite, correct) in arrived:
-            record = self._record(note, at.applied, loss, norm, bool(finite), correct)
+        for note, (loss, norm, finite, correct, *of_fp16) in arrived:
+            record = self._record(note, at.applied, loss, norm, bool(finite), correct, *of_fp16)
             scaling = self._assembled.build.loss_scaling
             skipped_in_a_row = at.skipped_in_a_row + 1 if record.skipped else 0
             # a loss that is no number although its gradient is one: no scale is to blame
@@ -116,6 +117,7 @@ class StepRecords:
                 at,
                 applied=at.applied + bool(finite),
                 skipped_in_a_row=skipped_in_a_row,
+                scaling=with_step(at.scaling, record),
                 sums=at.sums.plus(record),
                 samples=at.samples + note.size.samples,
                 tokens=at.tokens + note.size.tokens,
@@ -126,7 +128,15 @@ class StepRecords:
         return at
 
     def _record(
-        self, note: StepNote, applied: int, loss: float, norm: float, finite: bool, correct: float
+        self,
+        note: StepNote,
+        applied: int,
+        loss: float,
+        norm: float,
+        finite: bool,
+        correct: float,
+        loss_scale: float | None = None,
+        zero_share: float | None = None,
     ) -> StepRecord:
         rates = self._assembled.rates
         return StepRecord(
@@ -143,6 +153,8 @@ class StepRecords:
             skipped=not finite,
             seconds=note.seconds,
             peak_bytes=self._peak_bytes(note.step),
+            loss_scale=loss_scale,
+            zero_share=zero_share,
         )
 
     def _peak_bytes(self, step: int) -> int | None:

@@ -1,8 +1,8 @@
 """The interfaces that rooms are built to. Torch, and of ours only the contract."""
 
-from paceline.seams.batch import Batch, Ids, Packed, Size
+from paceline.seams.batch import Batch, Ids, Mixed, Packed, Size
 from paceline.seams.build import Build, Forward, LayoutKind
-from paceline.seams.engine import Accumulated, Capturing, Engine, Retrying, StepInput, Tensors, Update, Weighed
+from paceline.seams.engine import Accumulated, Capturing, Engine, Mix, Retrying, StepInput, Tensors, Update, Weighed
 from paceline.seams.layout import Layout
 from paceline.seams.task import Meter, Task
 from paceline.seams.world import Alone, Mesh, World
@@ -20,6 +20,8 @@ __all__ = [
     "LayoutKind",
     "Mesh",
     "Meter",
+    "Mix",
+    "Mixed",
     "Packed",
     "Retrying",
     "Size",

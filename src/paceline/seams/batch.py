@@ -38,6 +38,16 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Mixed:
+    """What else each sample of a micro-batch is, where training images are mixed in pairs."""
+
+    labels: Tensor
+    """As those of the batch: of the partners."""
+    share: Tensor
+    """fp32 scalar: how much of a sample is its own."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """One micro-batch on the device, and a pytree; the engine passes it on without looking inside."""
 
@@ -53,11 +63,13 @@ class Batch:
     windows: Tensor | None = None
     """int64 [W]: which sample each window is of, where a sample may be several sequences. Inputs, and ``packed``, are
     then of windows: W stands there for S."""
+    mixed: Mixed | None = None
+    """Set when the samples are mixed with others, and so are their losses."""
 
 
 def _optional(batch: Batch) -> dict[str, Any]:
     """What is set of the fields that need not be: None would be a leaf of its own."""
-    found = {"packed": batch.packed, "windows": batch.windows}
+    found = {"packed": batch.packed, "windows": batch.windows, "mixed": batch.mixed}
     return {name: part for name, part in found.items() if part is not None}
 
 
@@ -65,6 +77,11 @@ _pytree.register_pytree_node(
     Packed,
     lambda packed: ([packed.cu_seqlens, packed.sequence], packed.max_length),
     lambda leaves, longest: Packed(*leaves, max_length=longest),  # type: ignore[misc]
+)
+_pytree.register_pytree_node(
+    Mixed,
+    lambda mixed: ([mixed.labels, mixed.share], None),
+    lambda leaves, _: Mixed(*leaves),
 )
 _pytree.register_pytree_node(
     Batch,

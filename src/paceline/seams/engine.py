@@ -17,6 +17,16 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
+class Mix:
+    """How the images of a step are mixed in pairs."""
+
+    share: float
+    """How much of a sample is its own, of its loss too."""
+    box: tuple[int, int, int, int] | None = None
+    """Rows from, to; columns from, to: what is the partner's. None: every pixel is the weighted mean of both."""
+
+
+@dataclass(frozen=True)
 class StepInput:
     """What one rank does of a step."""
 
@@ -25,12 +35,17 @@ class StepInput:
     microbatches: tuple[Ids, ...]
     """Samples of each forward pass, equally many passes on all ranks; one without samples is run on filler."""
     denominator: float
-    """Label count of the global batch."""
+    """Label count of the global batch; with class weights, the sum of its labels' weights."""
     widths: tuple[int | None, ...] = ()
     """Positions that each micro-batch is filled up to; None, or no entry: as wide as it is by itself."""
     same_shapes: bool = True
     """Whether the micro-batches of all ranks have the same shapes: where ranks meet within a pass, it can be captured
     only then. The same on all ranks."""
+
+    mix: Mix | None = None
+    """How its images are mixed; None: they are not."""
+    partners: tuple[Ids, ...] = ()
+    """With ``mix``: whom the samples of each micro-batch are mixed with."""
 
     def width(self, index: int) -> int | None:
         """What micro-batch number ``index`` is filled up to."""
@@ -55,6 +70,10 @@ class Update:
     """Scalar: global gradient norm before clipping."""
     finite: Tensor
     """Bool scalar: whether the update was made."""
+    loss_scale: Tensor | None = None
+    """Scalar: what the loss was multiplied by; None without fp16's loss scaling."""
+    zero_share: Tensor | None = None
+    """Scalar: share of the gradients that are exactly 0, embeddings left out; None where nobody counts."""
 
 
 class Engine(ABC):
@@ -91,7 +110,8 @@ class Engine(ABC):
 
         Args:
             tensors: whole, on every rank.
-            state: None: only weights and buffers (``tensors["model"]``), such as those of the best step.
+            state: None: only weights and buffers (``tensors["model"]``), such as those of the best step, and their
+                average (``tensors["ema"]``) where one is kept.
 
         Raises:
             CheckpointError: names or shapes differ from this engine's.
@@ -111,6 +131,13 @@ class Engine(ABC):
 
     def settle(self) -> None:  # noqa: B027 - most models have nothing that ranks disagree about
         """Give all ranks the mean of their running statistics; all call it, before evaluations and checkpoints."""
+
+    def averaged(self) -> AbstractContextManager[None] | None:
+        """Inside, the weights are their moving average; None where none is kept."""
+        return None
+
+    def take_average(self) -> None:  # noqa: B027 - most engines keep none
+        """The weights become their average for good, where one is kept."""
 
     @property
     def execution(self) -> Mapping[str, str]:
@@ -157,4 +184,5 @@ class Weighed(Protocol):
     """An engine that knows what it holds."""
 
     def held(self) -> Mapping[str, int]:
-        """Bytes on the device that live from step to step, by kind: parameters, gradients, optimizer states."""
+        """Bytes on the device that live from step to step, by kind: parameters, gradients, optimizer states, the
+        weights' average."""

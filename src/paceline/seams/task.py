@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -46,10 +47,21 @@ class Task(ABC):
 
     kind: str
     label_names: tuple[str, ...]
+    thresholds: tuple[float, ...] = ()
+    """Probabilities above which labels are predicted: one for each label that is decided by itself, or that of the
+    second of two classes. None of them: the likeliest class, or above one half."""
 
     @abstractmethod
     def count(self, labels: NDArray[Any]) -> int:
-        """Number of labels that the loss of these samples is divided by; known on the host before the step."""
+        """Number of labels of these samples."""
+
+    def denominator(self, labels: NDArray[Any]) -> float:
+        """What the loss of these samples is divided by; known on the host before the step.
+
+        Their number of labels. Where classes have weights, the sum of the labels' weights, as torch's weighted mean has
+        it: of the global batch, so that its split changes nothing.
+        """
+        return self.count(labels)
 
     @abstractmethod
     def loss_sum(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -66,6 +78,12 @@ class Task(ABC):
     @abstractmethod
     def meter(self, device: torch.device) -> Meter:
         """A fresh sum of this task's metrics."""
+
+    def judged_by(self, thresholds: Sequence[float]) -> Task:
+        """The same task with these ``thresholds``, by which its metrics are measured from now on."""
+        judged = copy.copy(self)
+        judged.thresholds = tuple(thresholds)
+        return judged
 
     @property
     @abstractmethod

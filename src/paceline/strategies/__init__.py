@@ -21,9 +21,15 @@ def strategy_for(recipe: Recipe, mesh: Mesh) -> Strategy:
         recipe: checked against this machine.
         mesh: the ranks of the run.
     """
+    if mesh.tensor.size > 1:
+        return _room("tensor")(mesh, recipe)
     # auto is still open where no step is made, or where there is one rank
     name = "ddp" if recipe.parallel.strategy == "auto" else recipe.parallel.strategy
     if name == "ddp" and mesh.data.size == 1:  # nothing to share
         return OneDevice(mesh, recipe)
+    return _room(name)(mesh, recipe)
+
+
+def _room(name: str) -> type[Strategy]:
     strategy: type[Strategy] = importlib.import_module(entry_of(name).module).STRATEGY
-    return strategy(mesh, recipe)
+    return strategy

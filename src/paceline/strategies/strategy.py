@@ -60,8 +60,16 @@ class Strategy(ABC):
         """Why a step that ran out of memory cannot be made again in smaller micro-batches; empty where it can."""
         return ""
 
+    def cut(self, build: Build) -> Build:
+        """Cut the model into what each rank computes by itself, before any technique has changed how it computes.
+
+        Raises:
+            RecipeError: the model or the number of ranks does not suit.
+        """
+        return build
+
     def prepare(self, build: Build) -> Build:
-        """Cut, wrap or move the model, after every technique has been applied.
+        """Shard, wrap or move the model, after every technique has been applied.
 
         Raises:
             RecipeError: the model or the number of ranks does not suit.
@@ -104,13 +112,15 @@ def torch_engine(
         abandon: forgets a pass that an exception broke off on all ranks.
     """
     recipe = training.recipe
+    if recipe.optimizer.ema is not None:
+        updates.keep(recipe.optimizer.ema)
     reason = not_captured or ("" if recipe.techniques.capture is True else _not_captured(build))
     return TorchEngine(
         build.model,
         Step(
             training.objective,
             gradients,
-            Dynamic(build.device) if build.loss_scaling else Unscaled(),
+            Dynamic(build.device, _tables(build.model)) if build.loss_scaling else Unscaled(),
             updates,
             recipe.optimizer.clip_norm,
         ),
@@ -124,6 +134,13 @@ def torch_engine(
         world=mesh.data,
         splitting=splitting,
     )
+
+
+def _tables(model: nn.Module) -> list[nn.Parameter]:
+    """Weights of embeddings, of which a batch uses few rows."""
+    return [
+        parameter for module in model.modules() if isinstance(module, nn.Embedding) for parameter in module.parameters()
+    ]
 
 
 @contextlib.contextmanager

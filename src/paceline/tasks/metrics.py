@@ -125,9 +125,10 @@ class TorchMeter(Meter):
         classes: number of classes or labels.
         device: where the sums are kept.
         loss_sum: the task's own.
-        labels_per_sample: number of labels that a weight of 1 stands for.
+        divisor: scalar that a batch's ``loss_sum`` is divided by.
         scores: logits to what metrics compare: [S, C] or [S].
         confusion: count [true][predicted] too.
+        decided: scores to what is predicted, as metrics take labels; None: the likeliest class, or above one half.
     """
 
     def __init__(
@@ -138,9 +139,10 @@ class TorchMeter(Meter):
         device: torch.device,
         *,
         loss_sum: Callable[[Tensor, Batch], Tensor],
-        labels_per_sample: int,
+        divisor: Callable[[Batch], Tensor],
         scores: Callable[[Tensor], Tensor],
         confusion: bool,
+        decided: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._names, self._device = names, device
         with _quiet():
@@ -150,10 +152,10 @@ class TorchMeter(Meter):
         self._of_sums = {name: metric for name, metric in made.items() if name not in OF_ALL_SCORES}
         self._fractions = [metric for metric in self._of_sums.values() if _has_fractions(metric)]
         self._counts = [metric for metric in self._of_sums.values() if not _has_fractions(metric)]
-        self._loss_sum, self._scores, self._labels_per_sample = loss_sum, scores, labels_per_sample
+        self._loss_sum, self._divisor, self._scores, self._decided = loss_sum, divisor, scores, decided
         self._matrix = torch.zeros(classes, classes, device=device, dtype=torch.int64) if confusion else None
         self._rows: list[Tensor] = []
-        """fp64 [batches, 2 + fractions] each: loss sum, number of labels, and the states of ``_fractions``."""
+        """fp64 [batches, 2 + fractions] each: loss sum, what it is divided by, and the states of ``_fractions``."""
         self._needs_scores = bool(self._of_scores or self._custom)
         self._kept: tuple[list[Tensor], list[Tensor]] = ([], [])
         """Scores and labels on the host, where a metric needs all of them."""
@@ -161,9 +163,10 @@ class TorchMeter(Meter):
     def update(self, logits: Tensor, batch: Batch) -> None:
         real = batch.weights > 0
         scores, labels = self._scores(logits.float())[real], batch.labels[real]
+        decided = scores if self._decided is None else self._decided(scores)
         for metric in self._of_sums.values():
-            metric.update(scores, _targets(scores, labels))
-        sums = [self._loss_sum(logits, batch), batch.weights.sum() * self._labels_per_sample]
+            metric.update(decided, _targets(scores, labels))
+        sums = [self._loss_sum(logits, batch), self._divisor(batch)]
         for metric in self._fractions:
             sums += metric.metric_state.values()
             metric.reset()
@@ -173,7 +176,7 @@ class TorchMeter(Meter):
                 kept.append(more.cpu())
         if self._matrix is not None:
             classes = len(self._matrix)
-            pairs = labels * classes + scores.argmax(-1)
+            pairs = labels * classes + (decided if decided.ndim == 1 else decided.argmax(-1))
             self._matrix += torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
     def merge(self, world: World, places: Sequence[int]) -> None:

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch, Meter, Task
-from paceline.tasks.losses import LossFunction
+from paceline.tasks.losses import LossFunction, loss_of
 from paceline.tasks.metrics import TorchMeter, check_names, multi_label_metrics, reported
 
 
 @final
 class MultiLabel(Task):
-    """Binary cross-entropy of every label on its own; the loss is the mean over samples and labels.
+    """Every label on its own, by the sigmoid of its logit; the loss is the mean over samples and labels.
 
     Args:
         label_names: label names in column order.
         metrics: names of metrics, or ``module:function``.
-        loss: (logits [S, C], labels [S, C]) -> losses [S, C] in place of binary cross-entropy.
+        loss: (logits [S, C], labels [S, C]) -> losses [S, C]; None: binary cross-entropy.
+        thresholds: of each label; empty: one half.
     """
 
     kind = "multi_label"
 
     def __init__(
-        self, label_names: tuple[str, ...], metrics: tuple[str, ...] | None = None, loss: LossFunction | None = None
+        self,
+        label_names: tuple[str, ...],
+        metrics: tuple[str, ...] | None = None,
+        loss: LossFunction | None = None,
+        *,
+        thresholds: Sequence[float] = (),
     ) -> None:
-        self.label_names = label_names
+        self.label_names, self.thresholds = label_names, tuple(thresholds)
         self._metrics = metrics if metrics is not None else ("f1", "accuracy")
-        self._loss = loss or _binary_cross_entropy
+        self._loss = loss or loss_of(TaskPart(), self.kind, None)
         check_names(self._metrics, multi_label_metrics())
 
     def count(self, labels: NDArray[Any]) -> int:
@@ -53,10 +60,15 @@ class MultiLabel(Task):
             len(self.label_names),
             device,
             loss_sum=self.loss_sum,
-            labels_per_sample=len(self.label_names),
+            divisor=lambda batch: batch.weights.sum() * len(self.label_names),
             scores=self.probabilities,
+            decided=self._decided if self.thresholds else None,
             confusion=False,
         )
+
+    def _decided(self, scores: Tensor) -> Tensor:
+        """int64 [S, C] of 0 and 1."""
+        return (scores > scores.new_tensor(self.thresholds)).long()
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -65,7 +77,3 @@ class MultiLabel(Task):
     @property
     def best_metric(self) -> str:
         return "f1" if "f1" in self._metrics else "-loss"
-
-
-def _binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")

@@ -52,7 +52,7 @@ class Regression(Task):
             1,
             device,
             loss_sum=self.loss_sum,
-            labels_per_sample=1,
+            divisor=lambda batch: batch.weights.sum(),
             scores=lambda logits: logits.squeeze(-1),
             confusion=False,
         )

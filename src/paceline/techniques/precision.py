@@ -66,11 +66,18 @@ def summed_in(part: ParallelPart, model: nn.Module) -> torch.dtype | None:
 
 
 def rounded_away(part: OptimizerPart) -> str:
-    """What a run with weights in bf16 loses, for its user: rounded to 8 bits, a weight takes no small step."""
+    """What a run with weights in bf16 loses, for its user: rounded to 8 bits, a weight takes no small step.
+
+    Empty where another rounding keeps such steps.
+    """
+    if part.rounding != "nearest":
+        return ""
     lost = "techniques.precision = pure_bf16: an update of less than 1/512 of a weight is rounded away"
+    keeps = "optimizer.rounding=kahan keeps it"
     if part.type == "sgd":
-        return lost
-    return f"{lost}; Adam's are about the learning rate, so that weights beyond {512 * part.lr:.2g} hardly move"
+        return f"{lost}; {keeps}"
+    hardly = f"Adam's are about the learning rate, so that weights beyond {512 * part.lr:.2g} hardly move"
+    return f"{lost}; {hardly}; {keeps}"
 
 
 def apply(build: Build, mode: str) -> Build:

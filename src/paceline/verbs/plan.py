@@ -263,6 +263,7 @@ def _formula(recipe: Recipe, memory: MemoryPlan, gpus: int) -> Textbook:
         precision=recipe.techniques.precision,
         optimizer=recipe.optimizer.type,
         momentum=recipe.optimizer.momentum,
+        rounding=recipe.optimizer.rounding,
         num_shards=(recipe.parallel.shard_size or gpus) if shards(recipe.parallel.strategy) else 1,
     )
 

@@ -75,9 +75,13 @@ def _default_here(entry: TechniqueEntry, facts: Facts) -> str:
 
 
 def unavailable(entry: TechniqueEntry, value: object, facts: Facts) -> str | None:
-    """Why a technique cannot be set to ``value`` on this machine, whatever is trained; None when it can."""
+    """Why a technique cannot be set to ``value`` on this machine, whatever is trained; None when it can.
+
+    Another setting that it needs is set too: whether that is so is up to who writes the recipe.
+    """
+    beside = [f"{rule.path}={rule.values[0]}" for rule in entry.needs if entry.place and not rule.is_negated]
     try:
-        _chosen(facts, f"{entry.setting}={written(value)}")
+        _chosen(facts, *beside, f"{entry.setting}={written(value)}")
     except RecipeError as error:
         # that a GPU is needed says little where one is there and cannot be used
         needs_gpu = facts.cuda_problem is not None and "device" in error.why
@@ -120,7 +124,8 @@ def _shown(entry: TechniqueEntry, facts: Facts) -> str:
 
 def _setting(entry: TechniqueEntry) -> str:
     field = field_at(entry.setting)
-    if entry.choice or not (values := _values(field.annotation)):
+    values = _values(field.annotation)
+    if entry.choice or entry.example is not True or not values:
         return f"{entry.setting} = {written(_settable(entry)[0])}  (default {written(field.default)})"
     return f"{entry.setting} = {' | '.join(map(written, values))}  (default {written(field.default)})"
 

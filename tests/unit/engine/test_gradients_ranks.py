@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.engine.statistics import kept_from_filler, running_statistics, settle_
 from paceline.optim.flat import ALIGNMENT, FlatLayout
-from paceline.optim.gradients import FlatGradients
+from paceline.optim.gradients import FlatGradients, Shards
 from paceline.seams import World
 from paceline.strategies.ddp.buckets import BucketAllReduce, Reduction
 
@@ -321,3 +321,11 @@ def test_filler_leaves_running_statistics_alone_and_the_backward_pass_as_it_is(w
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     wanted = statistics if any(weights) else before
     assert all(torch.equal(one, other) for one, other in zip(after, wanted, strict=True))
+
+
+def test_the_norm_counts_whole_gradients_once_and_adds_up_the_squares_of_shards() -> None:
+    whole, shard = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))
+    gradients = FlatGradients([whole, shard], shards=Shards({shard}, Likes(2)))
+    gradients.add((2 * whole).sum() + (3 * shard).sum(), first=True, last=True)
+    assert gradients.norm().item() == pytest.approx((3 * 4 + 2 * 4 * 9) ** 0.5, rel=1e-7)
+    assert gradients.norm().dtype == torch.float32

@@ -138,6 +138,13 @@ def check_states_of_eight_bits_are_beside_the_largest_batch() -> None:
     assert 2.0 < share < 2.7, f"{share:.2f} bytes a weight at the peak"
 
 
+def check_kahans_compensation_is_beside_the_largest_batch() -> None:
+    narrow = ("techniques.packing=false", "techniques.precision=pure_bf16")
+    plain, kahan = traced(*narrow).plan, traced(*narrow, "optimizer.rounding=kahan").plan
+    more = kahan.parts.get("optimizer states", 0) - plain.parts.get("optimizer states", 0)
+    assert_near(more, 2 * plain.num_trained)
+
+
 def check_batch_normalisation_is_seen() -> None:
     images = {"factory": "tests.unit.memory.runs:convolutional"}
     assert traced(config=images).plan.normalises_batches

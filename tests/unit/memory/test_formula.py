@@ -37,6 +37,11 @@ def test_plain_sgd_has_no_states() -> None:
     assert textbook(1000, 1000, precision="fp32", optimizer="adamw", momentum=0.0).states_bytes == 8000, "sgd's alone"
 
 
+def test_kahans_compensation_is_a_state() -> None:
+    found = textbook(1000, 1000, precision="pure_bf16", optimizer="adamw", rounding="kahan")
+    assert (found.states_bytes, found.total_bytes) == (6000, 10_000)
+
+
 def test_frozen_parameters_are_weights_alone() -> None:
     found = textbook(1000, 100, precision="bf16", optimizer="adamw")
     assert (found.weights_bytes, found.gradients_bytes, found.states_bytes) == (6000, 400, 800)

@@ -57,6 +57,16 @@ def test_images_have_the_size_that_is_set_or_no_plan() -> None:
     assert kept.recipe.data.resident is True
 
 
+def test_labels_that_were_not_read_are_not_weighed() -> None:
+    """Nobody knows their names; a run that reads them weighs them, or refuses."""
+    found = subject(tiny_bert_config(), "task.class_weights={ham: 1, spam: 3}", source="nowhere.csv")
+    assert found.recipe.task.class_weights is None
+    drawn = subject(tiny_bert_config(), "loop.sampler=balanced", "task.type=multi_label", source="nowhere.csv")
+    assert drawn.recipe.loop.sampler is None
+    known = subject(tiny_bert_config(), "task.class_weights=balanced", source="builtin:random")
+    assert known.recipe.task.class_weights == "balanced"
+
+
 def test_what_no_trace_shows_is_said() -> None:
     size = ("data.image_size=24", "device=cuda")
     plain = subject(tiny_resnet_config(), *size, source="nowhere").assumed

@@ -241,6 +241,24 @@ def test_what_is_wrong_with_a_saved_model(tmp_path: Path) -> None:
         read_saved(folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        ("classification", {"thresholds": [0.3, 0.4]}),
+        ("classification", {"label_names": ["a", "b", "c"], "thresholds": [0.3]}),
+        ("multi_label", {"thresholds": [0.3]}),
+        ("regression", {"thresholds": [0.3]}),
+        ("classification", {"class_weights": [1.0]}),
+        ("classification", {"class_weights": ["many", 1]}),
+    ],
+)
+def test_numbers_that_are_not_of_its_labels_are_told(tmp_path: Path, kind: str, wrong: dict[str, Any]) -> None:
+    found = {"label_names": ["a", "b"], "kind": kind, "modality": "text", "max_length": 8, "image": None}
+    (tmp_path / "paceline.json").write_text(json.dumps({**found, "factory": None, **wrong}))
+    with pytest.raises(ModelError, match=r"paceline.json: cannot be used"):
+        read_saved(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["config.json", "paceline.json"])
 def test_a_file_that_is_nested_too_deeply_is_told(tmp_path: Path, name: str) -> None:
     save_model(*bert(), tmp_path / "model", TEXT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ def recipe(*settings: str) -> Recipe:
 
 
 def test_a_run_goes_on_with_other_settings_and_they_run_again_as_written() -> None:
-    for name in ("strategy", "backend", "reduce_dtype", "shard_size", "offload"):
+    for name in ("strategy", "backend", "reduce_dtype", "shard_size", "offload", "tensor"):
         assert is_execution(f"parallel.{name}"), f"parallel.{name} would be refused on resume"
     given = recipe("parallel.strategy=fsdp", "parallel.shard_size=2", "parallel.reduce_dtype=bf16")
     assert Recipe.parse(yaml.safe_load(given.to_yaml())).resolved() == given.resolved()
@@ -187,3 +188,46 @@ def test_dp_is_eager_and_padded() -> None:
         assert getattr(chosen.techniques, name) is False
         assert reasons[f"techniques.{name}"]
     assert choose(chosen, gpus(2)) == (chosen, ())
+
+
+# -- tensor ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_shares_no_block() -> None:
+    chosen, decisions = choose(recipe("parallel.tensor=2"), CPU)
+    assert chosen.parallel.tensor == 1
+    assert ("parallel.tensor", "1") in {(decision.setting, decision.value) for decision in decisions}
+
+
+def test_ranks_that_share_blocks_are_beside_ddp_and_auto_leaves_off_what_needs_whole_blocks() -> None:
+    # at 80 GiB auto would have shards of this one's model
+    chosen, decisions = choose(recipe("parallel.tensor=2", "techniques.precision=bf16"), gpus(4), 4)
+    assert (chosen.parallel.strategy, chosen.parallel.tensor) == ("ddp", 2)
+    why = {decision.setting: decision.reason for decision in decisions}
+    for name in ("early_pooling", "fused_qkv", "fusion", "compile", "capture"):
+        assert getattr(chosen.techniques, name) is False, name
+        assert "block" in why[f"techniques.{name}"] or "attention layer" in why[f"techniques.{name}"]
+    assert chosen.techniques.packing == "auto"
+    assert choose(chosen, gpus(4), 4) == (chosen, ())
+
+
+@pytest.mark.parametrize(
+    ("settings", "world_size", "words"),
+    [
+        ((), 3, "3 processes, which are no whole number of groups of 2.*parallel.tensor=3, or start 2 processes"),
+        (("parallel.strategy=fsdp",), 4, "cannot work with parallel.strategy = fsdp"),
+        (("techniques.compile=true",), 2, "cannot work with techniques.compile = true: processes meet inside"),
+        (("techniques.fused_qkv=true",), 2, "cannot work with techniques.fused_qkv = true"),
+        (("model.train=features",), 2, "no step is made"),
+        (("loop.batch_size=2",), 8, "8 processes in groups of 2.*loop.batch_size=4, or start 4 processes or fewer"),
+    ],
+)
+def test_what_cannot_be_beside_shared_blocks_is_refused(settings: Any, world_size: int, words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        choose(recipe("parallel.tensor=2", *settings), CPU, world_size)
+    assert re.search(words, str(caught.value), re.DOTALL), caught.value
+
+
+def test_a_batch_is_split_over_groups_not_processes() -> None:
+    chosen, _ = choose(recipe("parallel.tensor=2", "loop.batch_size=2"), CPU, 4)
+    assert chosen.loop.batch_size == 2

@@ -7,6 +7,7 @@ import json
 
 from paceline.contract.files import digest
 from paceline.data.sources.arrow import files_of_saved, is_saved
+from paceline.data.sources.cifar import files_of_cifar, is_cifar
 from paceline.data.sources.folders import files_of
 from paceline.data.sources.hub import PREFIX
 from paceline.data.sources.lines import unreadable
@@ -37,7 +38,8 @@ def source_fingerprint(part: DataPart) -> str | None:
         path = locate(name, f"data.{setting}")
         try:
             if path.is_dir():
-                for file in (files_of_saved if is_saved(path) else files_of)(path, name):
+                found_by = files_of_saved if is_saved(path) else files_of_cifar if is_cifar(path) else files_of
+                for file in found_by(path, name):
                     found = f"\n{setting} {file.relative_to(path).as_posix()} {digest(file)}"
                     whole.update(found.encode("utf-8", "surrogateescape"))  # a file's name is bytes, UTF-8 or not
             else:

@@ -9,6 +9,7 @@ from paceline.contract.errors import DataError
 from paceline.contract.files import is_irregular
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources.arrow import is_saved, read_arrow, read_saved
+from paceline.data.sources.cifar import is_cifar, read_cifar
 from paceline.data.sources.delimited import read_delimited
 from paceline.data.sources.excel import read_excel
 from paceline.data.sources.folders import read_folder
@@ -85,6 +86,8 @@ def open_sources(path: Path, name: str, part: DataPart, bad: BadRows, *, labelle
     if path.is_dir():
         if is_saved(path):
             return read_saved(path, name)
+        if is_cifar(path):
+            return [read_cifar(path, name, labelled=labelled)]
         return [read_folder(path, name, part, bad, labelled=labelled)]
     suffix = file_format(path)
     if suffix in DELIMITERS:

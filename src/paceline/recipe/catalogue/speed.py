@@ -9,6 +9,7 @@ _OWN_KERNELS = Rule("device=cuda", "its kernels are for GPUs")
 _NOT_ON_A_CPU = Rule("device=cuda", "not measured to pay on a CPU", only="auto")
 _NOT_TRAINED = "no embedding is trained"
 _DORA = Rule("model.lora.dora=true", "peft's DoRA asks for the class of a weight, which no compiler traces")
+SYNC = "parallel.sync_batch_norm=true"
 COPIED = "DataParallel copies the model at every pass, and a copy would compute with the first GPU's weights"
 
 SPEED: tuple[TechniqueEntry, ...] = (
@@ -142,7 +143,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
         "up to rounding",
         auto="on a GPU, when the run is long enough to win back the seconds of compiling",
         needs=(_NOT_ON_A_CPU,),
-        excludes=(NO_STEP, _DORA),
+        excludes=(NO_STEP, _DORA, Rule(SYNC, "ranks meet in every batch norm, which a compiled block cannot hold")),
         packages=("triton",),
         memory="fused kernels keep fewer intermediate results",
     ),
@@ -157,6 +158,7 @@ SPEED: tuple[TechniqueEntry, ...] = (
         excludes=(
             NO_STEP,
             Rule("parallel.offload!=none", "the host waits for what travels between its memory and the GPU"),
+            Rule(SYNC, "ranks meet in every batch norm; graphs that hold what ranks exchange are not proven with it"),
             Rule("techniques.recompute=true", "recompute saves and restores the random numbers' state on the host"),
             Rule("data.overflow=windows", "each step has another number of windows, and so another shape"),
         ),

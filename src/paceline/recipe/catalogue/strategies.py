@@ -10,6 +10,8 @@ STRATEGY = "parallel.strategy"
 
 INSTALL_DEEPSPEED = "DS_BUILD_OPS=0 pip install 'paceline[deepspeed]'"
 """None of its operators is compiled: what a run needs of them is torch's."""
+_WHOLE = "it takes hold of the products of a whole attention layer"
+_MEETS = "processes meet inside each block, which no compiler sees"
 
 _REDUCE_DTYPE = OwnSetting(
     "reduce_dtype",
@@ -31,7 +33,37 @@ _OFFLOAD = OwnSetting(
     ),
 )
 
+_PAIRS = "its engine makes its micro-batches without partners"
 _HOOKS = "DeepSpeed works in hooks on modules and gradients, where a graph of a block would be cut"
+AXES: tuple[TechniqueEntry, ...] = (
+    TechniqueEntry(
+        "tensor",
+        "Neighbouring processes share each block: some attention heads and MLP columns each.",
+        "shard",
+        "up to rounding",
+        off=1,
+        excludes=(
+            NO_STEP,
+            Rule("model.train=lora", "its weights stand beside the layers that would be cut"),
+            Rule("parallel.strategy=fsdp", "its shards are cut from whole weights"),
+            Rule("parallel.strategy=dp", "it is one process"),
+            Rule(
+                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
+                "its states are rounded in blocks that would cross shards",
+            ),
+            Rule("techniques.early_pooling=true", _WHOLE),
+            Rule("techniques.fused_qkv=true", _WHOLE),
+            Rule("techniques.fusion=true", _MEETS),
+            Rule("techniques.compile=true", _MEETS),
+            Rule("techniques.capture=true", "processes meet inside each block, and a graph waits for no other process"),
+        ),
+        memory="of N processes each keeps 1/N of its blocks' weights, gradients and states, and of some activations",
+        place="parallel.tensor",
+        example=2,
+        room="paceline.strategies.tensor.strategy",
+    ),
+)
+"""Further ways in which processes share one model: each has a field of ``parallel``, and ranks of its own."""
 
 STRATEGIES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
@@ -65,7 +97,10 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         off="auto",
         excludes=(
             NO_STEP,
-            Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
+            Rule(
+                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
+                "its states are rounded in blocks that would cross shards",
+            ),
             Rule("techniques.channels_last=true", "a shard is cut from a weight in its usual order in memory"),
         ),
         memory="of N processes each keeps 1/N of weights, gradients and states",
@@ -94,7 +129,16 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         off="auto",
         excludes=(
             NO_STEP,
-            Rule("optimizer.type=adamw8bit", "its states are rounded in blocks that would cross shards"),
+            Rule(
+                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
+                "its states are rounded in blocks that would cross shards",
+            ),
+            Rule("optimizer.ema!=null", "the average would be of weights that DeepSpeed's engine holds in shards"),
+            Rule("data.augment.mixup!=0.0", _PAIRS),
+            Rule("data.augment.cutmix!=0.0", _PAIRS),
+            Rule("model.train=lora", "not tried beside adapters"),
+            Rule("parallel.tensor!=1", "not tried beside blocks that processes share"),
+            Rule("parallel.sync_batch_norm=true", "not tried beside batch norms in which processes meet"),
             Rule("techniques.precision=pure_bf16", "it keeps an fp32 copy of each weight, which that does without"),
             Rule("techniques.channels_last=true", "a shard is cut from a weight in its usual order in memory"),
             Rule("techniques.capture=true", "DeepSpeed's engine moves and frees tensors between passes"),

@@ -4,11 +4,11 @@ Every field is either *result-defining* (the default: changing it changes what i
 it) or *execution* (marked ``EXECUTION``: how fast and where; it may change on resume and is recorded).
 """
 
-from paceline.recipe.parts.data import AugmentPart, DataPart, RandomPart, SplitsPart
+from paceline.recipe.parts.data import AugmentPart, DataPart, NormalisePart, RandomPart, SplitsPart
 from paceline.recipe.parts.loop import EarlyStoppingPart, LoopPart
 from paceline.recipe.parts.model import LoraPart, ModelPart
 from paceline.recipe.parts.observe import ObservePart, TracePart
-from paceline.recipe.parts.optimizer import GroupPart, OptimizerPart, SchedulePart
+from paceline.recipe.parts.optimizer import EmaPart, GroupPart, OptimizerPart, SchedulePart
 from paceline.recipe.parts.parallel import ParallelPart
 from paceline.recipe.parts.part import EXECUTION, Part, Reference, Switch
 from paceline.recipe.parts.task import TaskPart
@@ -19,10 +19,12 @@ __all__ = [
     "AugmentPart",
     "DataPart",
     "EarlyStoppingPart",
+    "EmaPart",
     "GroupPart",
     "LoopPart",
     "LoraPart",
     "ModelPart",
+    "NormalisePart",
     "ObservePart",
     "OptimizerPart",
     "ParallelPart",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from encodings.aliases import aliases
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from paceline.recipe.parts.part import EXECUTION, Columns, Part, Switch, share_or_count
 from paceline.recipe.techniques import entry_of
@@ -47,10 +47,46 @@ class AugmentPart(Part):
     crop: int = Field(0, ge=0, description="Shift by up to this many pixels each way; what is uncovered is black.")
     cutout: int = Field(0, ge=0, description="Blank a square of this many pixels a side.")
 
+    mixup: float = Field(0.0, ge=0, allow_inf_nan=False, description=entry_of("mixup").description)
+    cutmix: float = Field(0.0, ge=0, allow_inf_nan=False, description=entry_of("cutmix").description)
+
     @property
     def any(self) -> bool:
         """Whether anything is changed at all."""
+        return self.changes_each or self.mixes
+
+    @property
+    def changes_each(self) -> bool:
+        """Whether images are changed by themselves."""
         return self.flip or self.crop > 0 or self.cutout > 0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed in pairs."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+class NormalisePart(Part):
+    """Mean and standard deviation that images are normalised by: one number a channel, of pixels scaled to 0..1."""
+
+    mean: tuple[float, ...] = Field(min_length=1, description="For example [0.485, 0.456, 0.406].")
+    std: tuple[float, ...] = Field(min_length=1, description="Each above 0.")
+
+    @field_validator("mean", "std")
+    @classmethod
+    def _scaled(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 <= number <= 1 for number in value):
+            raise ValueError("pixels are scaled to 0..1, and so are mean and std; those of 0..255 are divided by 255")
+        return value
+
+    @field_validator("std")
+    @classmethod
+    def _of_each_channel(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        if min(value) == 0:
+            raise ValueError("a deviation is above 0")
+        if len(value) != len(info.data.get("mean", value)):
+            raise ValueError(f"{len(info.data['mean'])} means and {len(value)} deviations: one of each a channel")
+        return value
 
 
 _OF_OVERFLOW = {"head": "head+tail", "stride": "windows", "aggregate": "windows", "max_windows": "windows"}
@@ -66,8 +102,8 @@ class DataPart(Part):
     source: str = Field(
         "memory",
         description="Path of a csv, tsv, jsonl or json (also .gz), xlsx, parquet or arrow file, of a folder per class"
-        " or of what save_to_disk left; hub:NAME; builtin:docstrings, builtin:digits, builtin:random; memory: rows"
-        " given from Python.",
+        " or of what save_to_disk left, or of CIFAR-10's binary version; hub:NAME; builtin:docstrings, builtin:digits,"
+        " builtin:random; memory: rows given from Python.",
     )
     validation: str | None = Field(None, description="A file of its own for validation.")
     test: str | None = Field(None, description="A file of its own for the test.")
@@ -106,6 +142,15 @@ class DataPart(Part):
         None, ge=1, description="With overflow: windows, the most that a text has; what is behind them is cut."
     )
     image_size: int | None = Field(None, ge=8, description="Images are resized to this many pixels a side.")
+    normalise: Annotated[
+        Annotated[Literal["own", "imagenet", "cifar10"], Tag("(name)")] | Annotated[NormalisePart, Tag("(numbers)")],
+        Discriminator(lambda given: "(name)" if isinstance(given, str) else "(numbers)"),
+    ] = Field(
+        "own",
+        description="What images are normalised by, after augmentation, and in every later use of the model. own: by"
+        " the pretrained model's image processor, else by 0.5 and 0.5. imagenet, cifar10: by that data set's mean and"
+        " deviation. Or mean and std.",
+    )
     on_bad_row: Literal["stop", "skip"] = Field(
         "stop",
         description="skip drops rows that cannot be used, counts them and writes them to a quarantine file.",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.recipe.parts.part import EXECUTION, Part
+from paceline.recipe.techniques import entry_of
 
 
 class EarlyStoppingPart(Part):
@@ -39,6 +40,10 @@ class LoopPart(Part):
     )
     drop_last: bool = Field(False, description="Leave out the last, smaller batch of an epoch.")
     shuffle: bool = Field(True, description="A new order of the samples each epoch, drawn from the seed.")
+    sampler: Literal["balanced"] | None = Field(
+        None,
+        description=f"{entry_of('balanced_sampler').summary} An epoch draws as many as there are; null: each once.",
+    )
     evaluate_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
         "epoch", description="An epoch, a number of steps, or never."
     )
@@ -56,6 +61,12 @@ class LoopPart(Part):
         description="auto: accuracy; f1 for multi-label; -loss for regression. A leading '-' means lower is better.",
     )
     save_best: bool = Field(True, description="The saved model is the best evaluated one, not the last.")
+    save: Literal["auto", "weights", "ema", "best"] = Field(
+        "auto",
+        description="What the saved model is made of with optimizer.ema. weights: those that are trained. ema: their"
+        " average. best: whichever has the better best_metric at the step that is saved. best_metric and"
+        " early_stopping go by what would be saved. auto: ema where it is on, else weights.",
+    )
     early_stopping: EarlyStoppingPart | None = Field(None, description="Null: the run goes to its end.")
 
     @property

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.recipe.parts.part import EXECUTION, Part, Reference
+from paceline.recipe.techniques import entry_of
 
 
 class LoraPart(Part):
@@ -55,6 +56,7 @@ class ModelPart(Part):
     )
     lora: LoraPart = LoraPart()
     classifier: Literal["logistic", "svm"] = Field("logistic", description="Classifier on top of train: features.")
+    group_norm: int | None = Field(None, ge=1, description=entry_of("group_norm").description)
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
 
     @model_validator(mode="after")

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from paceline.recipe.parts.part import Beta, Part, share_or_count, within_fp32
+from paceline.recipe.techniques import entry_of
+
+SCHEDULES = ("linear", "cosine", "constant", "cosine_restarts", "one_cycle", "inverse_sqrt")
+"""Schedules by name."""
+
+LOW_BIT = {"adamw8bit": ("bitsandbytes", "torchao"), "adamw4bit": ("torchao",), "adamwfp8": ("torchao",)}
+"""Types with states of few bits -> libraries that have them, the one to be taken first in front."""
+
+_OF_SOME_SCHEDULES = {
+    "floor": ("linear", "cosine", "cosine_restarts", "one_cycle"),
+    "cycles": ("cosine_restarts",),
+    "div_factor": ("one_cycle",),
+    "timescale": ("inverse_sqrt",),
+}
+"""Settings of a schedule -> the types with which they have an effect."""
 
 
 class SchedulePart(Part):
@@ -14,17 +30,47 @@ class SchedulePart(Part):
 
     type: str = Field(
         "linear",
-        pattern=r"^(linear|cosine|constant|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-        description="linear or cosine decay to floor, constant, or module:function(step, total_steps) -> factor.",
+        pattern=rf"^({'|'.join(SCHEDULES)}|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        description="linear or cosine decay to floor; constant; cosine_restarts: a cosine decay, cycles times;"
+        " one_cycle: up from lr / div_factor and down to floor; inverse_sqrt: lr / sqrt(step); or module:function(step,"
+        " total_steps) -> factor.",
     )
     warmup: float | int = Field(
         0.06,
         ge=0,
-        description="Linear warm-up from 0: a share of all steps below 1, or a number of steps from 1.",
+        description="Linear warm-up from 0: a share of all steps below 1, or a number of steps from 1. Of one_cycle the"
+        " rise, 0.3 where nothing is said.",
     )
-    floor: float = Field(0.0, ge=0, le=1, description="Factor at the end of a decay.")
+    floor: float = Field(
+        0.0, ge=0, le=1, description="Factor at the end of a decay; of one_cycle 4e-6 where nothing is said."
+    )
+    cycles: int = Field(2, ge=2, description="Of cosine_restarts: decays, each from lr to floor.")
+    div_factor: float = Field(
+        25.0, gt=1, allow_inf_nan=False, description="Of one_cycle: the rate rises from lr / div_factor."
+    )
+    timescale: int | None = Field(
+        None,
+        ge=1,
+        description="Of inverse_sqrt: steps from which the decay counts; null: those of the warm-up, else 10,000.",
+    )
 
     _usable = field_validator("warmup")(share_or_count)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_torch_has_it(cls, given: Any) -> Any:
+        """The ends of one cycle where nothing is said, as torch's OneCycleLR has them."""
+        if isinstance(given, Mapping) and given.get("type") == "one_cycle":
+            return {"warmup": 0.3, "floor": 4e-6, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _effect(self) -> Self:
+        for name, users in _OF_SOME_SCHEDULES.items():
+            # a default written out, as in a run's own recipe, is not a wish
+            if self.type not in users and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: has no effect with type: {self.type}; it is of {', '.join(users)}")
+        return self
 
 
 class GroupPart(Part):
@@ -38,11 +84,52 @@ class GroupPart(Part):
     _usable = field_validator("lr", "weight_decay")(within_fp32)
 
 
+class EmaPart(Part):
+    """A moving average of the trained weights."""
+
+    decay: float = Field(
+        gt=0, lt=1, description="What the average keeps of itself at each update; `ema: 0.999` sets it alone."
+    )
+    warmup: bool = Field(
+        False,
+        description="The decay is at most (1 + n) / (10 + n) after n averages: the first steps are soon forgotten.",
+    )
+    every: int = Field(1, ge=1, description="Applied steps from one average to the next.")
+
+    @field_validator("decay", mode="before")
+    @classmethod
+    def _between(cls, value: object) -> object:
+        if isinstance(value, (int, float)) and not 0 < value < 1:
+            raise ValueError(f"{value} does not lie between 0 and 1; 0.999, for example")
+        return value
+
+    def __str__(self) -> str:
+        """As YAML writes it."""
+        told = ", ".join(
+            f"{key}: {str(value).lower()}" for key, value in self.model_dump(exclude_defaults=True).items()
+        )
+        return str(self.decay) if told.startswith("decay") and "," not in told else f"{{{told}}}"
+
+
+def _decay_alone(value: object) -> object:
+    """A number as the part that it stands for."""
+    if isinstance(value, (bool, str)):
+        raise ValueError(f"{str(value).lower()} is no decay; 0.999, for example, or null")
+    return {"decay": value} if isinstance(value, (int, float)) else value
+
+
 class OptimizerPart(Part):
     """The update rule and its parameter groups."""
 
-    type: Literal["adamw", "adam", "sgd", "adamw8bit"] = Field(
-        "adamw", description="adamw8bit keeps its states in 8 bits; needs a GPU and bitsandbytes or torchao."
+    type: Literal["adamw", "adam", "sgd", "adamw8bit", "adamw4bit", "adamwfp8"] = Field(
+        "adamw",
+        description="adamw8bit keeps its states in 8 bits; needs a GPU and bitsandbytes or torchao. adamw4bit keeps"
+        " them in 4 bits and adamwfp8 in fp8 (compute capability 8.9); both need a GPU and torchao.",
+    )
+    low_bit: Literal["auto", "bitsandbytes", "torchao"] = Field(
+        "auto",
+        description="Library of adamw8bit, adamw4bit and adamwfp8; auto: the first that is installed and has it,"
+        " bitsandbytes before torchao.",
     )
     lr: float = Field(5e-5, gt=0, allow_inf_nan=False, description="Largest learning rate, before lr_scaling.")
     lr_scaling: Literal["none", "linear", "sqrt"] | Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = (
@@ -58,7 +145,7 @@ class OptimizerPart(Part):
     weight_decay: float | None = Field(
         None,
         ge=0,
-        description="Null: 0.01 with adamw and adamw8bit, which decay the weights apart from the gradient; else 0.",
+        description="Null: 0.01 with adamw of any kind, which decays the weights apart from the gradient; else 0.",
     )
     decay_all: bool = Field(False, description="Decay biases and normalisation weights too.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="Of adam and adamw.")
@@ -66,6 +153,18 @@ class OptimizerPart(Part):
     momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd.")
     nesterov: bool = Field(True, description="Of sgd.")
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global gradient norm; null: no clipping.")
+    ema: Annotated[EmaPart | None, BeforeValidator(_decay_alone, json_schema_input_type=float | EmaPart | None)] = (
+        Field(None, description=entry_of("ema").description)
+    )
+    rounding: Literal["nearest", "stochastic", "kahan"] = Field(
+        "nearest", description=f"{entry_of('rounding').summary} With pure_bf16."
+    )
+    layer_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description=f"{entry_of('layer_decay').summary} A group's own lr is left as it is.",
+    )
     groups: tuple[GroupPart, ...] = Field(
         (), description="Settings for parameters by name; empty: one setting for all."
     )
@@ -77,7 +176,7 @@ class OptimizerPart(Part):
         """Weight decay of groups that name none."""
         if self.weight_decay is not None:
             return self.weight_decay
-        return 0.01 if self.type in ("adamw", "adamw8bit") else 0.0
+        return 0.01 if self.type in ("adamw", *LOW_BIT) else 0.0
 
     @property
     def decays(self) -> bool:
@@ -93,6 +192,15 @@ class OptimizerPart(Part):
             raise ValueError(f"{', '.join(wished)}: has no effect with type: {self.type}")
         if self.type == "sgd" and self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs momentum above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _library(self) -> Self:
+        having = LOW_BIT.get(self.type, ())
+        if self.low_bit != "auto" and not having:
+            raise ValueError(f"low_bit: has no effect with type: {self.type}; it is of {', '.join(LOW_BIT)}")
+        if self.low_bit not in ("auto", *having):
+            raise ValueError(f"low_bit: {self.low_bit} has no {self.type}; low_bit={having[0]} has it")
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from paceline.recipe.catalogue.strategies import STRATEGIES
 from paceline.recipe.parts.part import EXECUTION, Part
-from paceline.recipe.techniques import OWN_SETTINGS, told_strategies, users_of
+from paceline.recipe.techniques import OWN_SETTINGS, entry_of, told_strategies, users_of
 
 
 def _own(name: str) -> Any:
@@ -40,9 +40,18 @@ class ParallelPart(Part):
     )
     reduce_dtype: Literal["fp32", "bf16"] = _own("reduce_dtype")
     bucket_mib: int | None = _own("bucket_mib")
+    tensor: int = Field(
+        1,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description=f"{entry_of('tensor').description} N: so many do. 1: none does.",
+    )
     shard_size: int | None = _own("shard_size")
     stage: int | None = _own("stage")
     offload: Offload = _own("offload")
+    sync_batch_norm: bool = Field(
+        False, json_schema_extra=EXECUTION, description=entry_of("sync_batch_norm").description
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -10,8 +10,9 @@ from typing import final
 
 from torch import nn
 
+from paceline.optim.gradients import MakeAllReduce
 from paceline.optim.updates import build_updates
-from paceline.seams import Build, Engine
+from paceline.seams import Build, Engine, World
 from paceline.strategies.alone import untrained
 from paceline.strategies.ddp.buckets import BUCKET_BYTES, BucketAllReduce, Reduction
 from paceline.strategies.strategy import Strategy, Training, torch_engine
@@ -26,26 +27,32 @@ class DataParallel(Strategy):
         world, model, recipe = self.mesh.data, build.model, training.recipe
         # ranks may have started from different seeds
         world.broadcast_([*model.parameters(), *model.buffers()])
-        size = recipe.parallel.bucket_mib or training.bucket_mib
-        reduction = Reduction(
-            world,
-            tuple(model.parameters()),
-            cuts=_first_of_blocks(build),
-            bucket_bytes=BUCKET_BYTES if size is None else size * 2**20,
-            dtype=summed_in(recipe.parallel, model),
-        )
         updates, gradients = build_updates(
             training.groups,
             recipe.optimizer,
             training.rates,
             build.device,
             untrained(build, training),
-            partial(BucketAllReduce, reduction=reduction),
+            all_reduce_of(build, training, world),
         )
         return torch_engine(build, training, updates, gradients, self.mesh)
 
 
 STRATEGY = DataParallel
+
+
+def all_reduce_of(build: Build, training: Training, world: World) -> MakeAllReduce:
+    """What sums the gradients of the build's model over ranks, in buckets as the recipe has them."""
+    model, part = build.model, training.recipe.parallel
+    size = part.bucket_mib or training.bucket_mib
+    reduction = Reduction(
+        world,
+        tuple(model.parameters()),
+        cuts=_first_of_blocks(build),
+        bucket_bytes=BUCKET_BYTES if size is None else size * 2**20,
+        dtype=summed_in(part, model),
+    )
+    return partial(BucketAllReduce, reduction=reduction)
 
 
 def _first_of_blocks(build: Build) -> list[nn.Parameter]:

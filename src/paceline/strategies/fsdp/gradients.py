@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.contract.errors import UserError
+from paceline.optim.ema import EMA
 from paceline.optim.flat import FlatLayout
 from paceline.optim.gradients import Gradients
 from paceline.optim.optimizer import ParameterGroup, build_optimizer
 from paceline.optim.updates import DeviceGated, HostGated, Names, Updates
-from paceline.recipe.parts import OptimizerPart
+from paceline.recipe.parts import EmaPart, OptimizerPart
 from paceline.seams import World
 from paceline.strategies.fsdp.shard import forget_gradients, join_streams
 
@@ -211,6 +212,18 @@ class ShardedUpdates(Updates):
 
     def put_numbers(self, names: Names, numbers: Mapping[str, float]) -> None:
         self._updates.put_numbers(self._named(names), numbers)
+
+    @property
+    def ema(self) -> EMA | None:
+        return self._updates.ema
+
+    def keep(self, ema: EMA | EmaPart) -> None:
+        self._updates.keep(ema)
+
+    def averages(self, names: Names) -> dict[str, Tensor]:
+        parameters = {names[parameter]: parameter for parameter in self._shards}
+        found = self._updates.averages(self._named(names))
+        return {name: _sharded_like(parameters[name], tensor) for name, tensor in found.items()}
 
     def _named(self, names: Names) -> Names:
         return {shard: names[parameter] for parameter, shard in self._shards.items()}
