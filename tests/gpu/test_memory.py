@@ -14,7 +14,7 @@ from paceline.machine.facts import this_machine
 from paceline.models.saved import load_saved, save_model
 from paceline.optim.flat import FlatLayout
 from paceline.recipe import Recipe
-from paceline.recipe.choose import EIGHT_BIT_PACKAGES
+from paceline.recipe.parts.optimizer import LOW_BIT
 from paceline.report.stages import predicted
 from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.memory import memory, shown
@@ -110,7 +110,7 @@ def test_a_rung_that_takes_too_much_says_where_and_the_others_go_on() -> None:
 
 
 @pytest.mark.skipif(
-    not any(this_machine().versions.get(name) for name in EIGHT_BIT_PACKAGES), reason="needs bitsandbytes or torchao"
+    not any(this_machine().versions.get(name) for name in LOW_BIT["adamw8bit"]), reason="needs bitsandbytes or torchao"
 )
 def test_states_of_8_bits_are_there_after_the_first_update() -> None:
     found = memory(recipe(), ["optimizer.type=adamw8bit"]).ladder[1]

@@ -182,7 +182,10 @@ class FlatGradients(Gradients):
         numbers = sum(parameter.numel() for parameter, _ in pairs if parameter not in left_out)
         if not numbers:
             return None
-        counts = [torch.linalg.vector_norm(buffer, 0, dtype=torch.float32) for buffer in self.flat.buffers]
+        counts = [  # in fp32 at least, in which 256 and one more are not the same
+            torch.linalg.vector_norm(buffer, 0, dtype=torch.promote_types(buffer.dtype, torch.float32)).float()
+            for buffer in self.flat.buffers
+        ]
         counts += [-torch.linalg.vector_norm(v, 0, dtype=torch.float32) for p, v in pairs if p in left_out]
         return 1 - torch.stack(counts).sum() / numbers
 

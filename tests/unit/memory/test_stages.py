@@ -36,7 +36,7 @@ from tests.unit.report.test_report import EVIL, Page, assert_inert
 
 GPU = gpu_for("v100-32gb")
 WITH_GPU = facts_with([GPU], HERE)
-WITH_GPU = replace(WITH_GPU, versions={**WITH_GPU.versions, "bitsandbytes": None})
+WITH_GPU = replace(WITH_GPU, versions={**WITH_GPU.versions, "bitsandbytes": None, "torchao": None})
 
 TINY: dict[str, Any] = {
     "name": "tiny",
