@@ -162,7 +162,7 @@ def _built(
     recipe: Recipe, model: nn.Module, dataset: Dataset, processor: Processor | None, mesh: Mesh
 ) -> tuple[Build, ImageSettings | None]:
     """The build, and how pixels become floats in it."""
-    images = image_settings(recipe.model, dataset.image_shape, processor) if dataset.image_shape else None
+    images = _image_settings(recipe, dataset, processor)
     return build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh), images
 
 
