@@ -262,12 +262,12 @@ def test_a_run_that_is_resumed_on_its_ranks_has_the_same_bits(tmp_path: Path) ->
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_model_of_texts_is_refused_on_ranks_before_anything_begins(tmp_path: Path) -> None:
-    texts = whole().with_settings(["model.config.model_type=bert", "data.random.image=null"])
-    plain = texts.plain()
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_model_of_texts_is_refused_before_anything_begins_also_in_one_process(tmp_path: Path, size: int) -> None:
+    plain = whole().with_settings(["model.config.model_type=bert", "data.random.image=null"]).plain()
     plain["model"]["config"] = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1}
     plain["model"]["config"] |= {"num_attention_heads": 2, "intermediate_size": 16}
-    ended = on_ranks(2, f"file://{tmp_path}/meeting", Recipe.parse(plain), tmp_path / "run")
+    ended = on_ranks(size, f"file://{tmp_path}/meeting", Recipe.parse(plain), tmp_path / "run")
     assert {rank.error and rank.error.exit_code for rank in ended} == {2}
     assert all("bert has no batch norm" in str(rank.error) for rank in ended), str(ended[0].error)
     assert not (tmp_path / "run" / "recipe.yaml").exists()

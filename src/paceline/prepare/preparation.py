@@ -56,6 +56,7 @@ from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.recipe.parts import ModelPart
 from paceline.seams import Build, Mesh, World
 from paceline.tasks import task_for
+from paceline.techniques import sync_batch_norm
 from paceline.techniques.compile import wake_tracer
 from paceline.techniques.lora import apply_lora, require_peft
 
@@ -127,6 +128,7 @@ def prepare_run(
                 import_class(recipe.model, config)
             with watch.phase("model"):
                 model, counts = _counted_model(recipe, config, known, told)
+                _refuse_vain_wishes(decisions, model)
                 recipe, decisions = choose_strategy(recipe, decisions, facts, world.size, *counts)
             _wake_tracer(recipe, watch)
             with watch.phase("data"):
@@ -146,6 +148,12 @@ def prepare_run(
         *counts,
         bucket_mib=next((int(found.value) for found in buckets), None),
     )
+
+
+def _refuse_vain_wishes(decisions: tuple[Decision, ...], model: nn.Module) -> None:
+    """Refuse what one process left off, where it could do nothing on several either."""
+    if any(decision.setting == sync_batch_norm.SETTING for decision in decisions):
+        sync_batch_norm.batch_norms(model)
 
 
 def _counted_model(
