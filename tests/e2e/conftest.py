@@ -12,6 +12,7 @@ import pytest
 from paceline.data.order import OrderState
 from paceline.prepare.course import Course
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
+from tests.e2e.commands import Paceline, in_process
 from tests.e2e.whole_runs import Disturb, Steps
 
 ROWS = 60
@@ -48,6 +49,13 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the Hub holds them: a BERT of two layers with dropout, and its tokenizer."""
     settings = tiny_bert_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny", settings)
+
+
+@pytest.fixture
+def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
+    """The command, run in this process and in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from paceline.testing.tiny import write_tiny_model
 from tests.e2e.commands import (
     Done,
     Paceline,
-    in_process,
     read_csv,
     read_json_lines,
     reviews,
@@ -35,12 +34,6 @@ Content = str | bytes
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model") / "bert")
-
-
-@pytest.fixture
-def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -11,16 +11,10 @@ import pytest
 import torch
 
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
-from tests.e2e.commands import Paceline, in_process, read_csv, write_csv
+from tests.e2e.commands import Paceline, read_csv, write_csv
 
 WORDS = {"entailment": "wonderful", "neutral": "evening", "contradiction": "dull"}
 MEANT = ("entailment", "neutral", "contradiction")
-
-
-@pytest.fixture
-def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 def write_confident(folder: Path, head: Sequence[str], order: Sequence[str] = MEANT) -> Path:

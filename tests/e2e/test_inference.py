@@ -24,7 +24,6 @@ from paceline.run import inference
 from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import (
     Paceline,
-    in_process,
     read_csv,
     read_json_lines,
     reviews,
@@ -76,12 +75,6 @@ def test_a_run_finds_its_own_data_from_another_folder(
     resumed = paceline("train", run, "--resume", "--set", "loop.epochs=3")
     assert resumed.code == 0, resumed.err
     assert json.loads((run / "summary.json").read_text())["epochs"] == 3
-
-
-@pytest.fixture
-def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 def test_what_was_cut_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from paceline.testing.tiny import (
     tiny_vit_config,
     write_tiny_model,
 )
-from tests.e2e.commands import Done, Paceline, in_process, read_json_lines, reviews, write_csv, write_json_lines
+from tests.e2e.commands import Done, Paceline, read_json_lines, reviews, write_csv, write_json_lines
 
 # large weights, so that every input makes a difference that can be seen
 BERT = {"config": tiny_bert_config(initializer_range=0.3), "vocabulary_size": 300}
@@ -29,12 +29,6 @@ DISTILBERT = {"config": tiny_distilbert_config(initializer_range=0.3), "vocabula
 
 Train = Callable[..., Path]
 """``train(recipe, *arguments)`` -> the run's folder."""
-
-
-@pytest.fixture
-def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture

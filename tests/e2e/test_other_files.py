@@ -8,7 +8,7 @@ import pytest
 
 import paceline as library
 from paceline.testing.tiny import tiny_bert_config
-from tests.e2e.commands import Paceline, in_process, read_csv
+from tests.e2e.commands import Paceline, read_csv
 
 CHINESE = [("这家店的东西很好吃，服务也好", "好评"), ("质量太差，不会再买了", "差评")]
 POLISH = [("żółty zeszyt, świetny i ładny", "dobry"), ("źle się pisze, słaby i drogi", "zły")]
@@ -47,12 +47,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "gbk": train(folder / "gbk", CHINESE, "gbk", ";"),
         "cp1250": train(folder / "cp1250", POLISH, "cp1250", "#"),
     }
-
-
-@pytest.fixture
-def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import paceline as library
 from paceline.contract import errors
 from paceline.testing.tiny import tiny_bert_config
-from tests.e2e.commands import Paceline, in_process, read_csv, reviews, write_csv
+from tests.e2e.commands import Paceline, read_csv, reviews, write_csv
 from tests.e2e.test_inference import train_run
 
 TEXTS = ["a lovely film and a plot 1", "a dull plot and a film 2"]
@@ -27,12 +27,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     rows = [{"review": row["text"], "label": row["label"]} for row in reviews(60)]
     return train_run(folder, write_csv(folder / "reviews.csv", rows), text="review")
-
-
-@pytest.fixture
-def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 def plain(trained: Path, folder: Path, **changes: Any) -> Path:

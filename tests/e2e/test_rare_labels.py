@@ -22,7 +22,6 @@ from tests.e2e.commands import (
     THINGS,
     Done,
     Paceline,
-    in_process,
     read_csv,
     read_json_lines,
     write_csv,
@@ -32,12 +31,6 @@ from tests.e2e.commands import (
 BERT = {"config": tiny_bert_config(initializer_range=0.3), "vocabulary_size": 300}
 
 Train = Callable[..., Done]
-
-
-@pytest.fixture
-def paceline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
-    monkeypatch.chdir(tmp_path)
-    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -189,12 +189,7 @@ class ProcessGroupWorld(World):
     def alone_first(self, what: str) -> AbstractContextManager[None]:
         return self._exchange.first(self._leader, what)
 
-    def part(self, groups: Sequence[Sequence[int]]) -> World:
-        own = next(ranks for ranks in groups if self.rank in ranks)
-        if len(own) == 1:
-            return Alone()
-        if list(own) == list(range(self.size)):
-            return self
+    def _opened(self, groups: Sequence[Sequence[int]], own: Sequence[int]) -> World:
         # torch asks every rank of the run for every group, in the same order
         timeout = timedelta(seconds=self._exchange.timeout_seconds)
         opened = [dist.new_group(list(ranks), timeout=timeout) for ranks in groups]

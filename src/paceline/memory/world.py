@@ -9,7 +9,7 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.seams import Alone, World
+from paceline.seams import World
 
 
 def planned_world(size: int) -> World:
@@ -54,5 +54,5 @@ class PlannedWorld(World):
     def alone_first(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def part(self, groups: Sequence[Sequence[int]]) -> World:
-        return PlannedWorld(len(groups[0])) if len(groups[0]) > 1 else Alone()
+    def _opened(self, groups: Sequence[Sequence[int]], own: Sequence[int]) -> World:
+        return PlannedWorld(len(own))

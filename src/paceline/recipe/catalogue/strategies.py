@@ -10,6 +10,9 @@ STRATEGY = "parallel.strategy"
 
 INSTALL_DEEPSPEED = "DS_BUILD_OPS=0 pip install 'paceline[deepspeed]'"
 """None of its operators is compiled: what a run needs of them is torch's."""
+_FEW_BITS = Rule(
+    "optimizer.type=adamw8bit|adamw4bit|adamwfp8", "its states are rounded in blocks that would cross shards"
+)
 _WHOLE = "it takes hold of the products of a whole attention layer"
 _MEETS = "processes meet inside each block, which no compiler sees"
 
@@ -47,10 +50,7 @@ AXES: tuple[TechniqueEntry, ...] = (
             Rule("model.train=lora", "its weights stand beside the layers that would be cut"),
             Rule("parallel.strategy=fsdp", "its shards are cut from whole weights"),
             Rule("parallel.strategy=dp", "it is one process"),
-            Rule(
-                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
-                "its states are rounded in blocks that would cross shards",
-            ),
+            _FEW_BITS,
             Rule("techniques.early_pooling=true", _WHOLE),
             Rule("techniques.fused_qkv=true", _WHOLE),
             Rule("techniques.fusion=true", _MEETS),
@@ -97,10 +97,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         off="auto",
         excludes=(
             NO_STEP,
-            Rule(
-                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
-                "its states are rounded in blocks that would cross shards",
-            ),
+            _FEW_BITS,
             Rule("techniques.channels_last=true", "a shard is cut from a weight in its usual order in memory"),
         ),
         memory="of N processes each keeps 1/N of weights, gradients and states",
@@ -129,10 +126,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         off="auto",
         excludes=(
             NO_STEP,
-            Rule(
-                "optimizer.type=adamw8bit|adamw4bit|adamwfp8",
-                "its states are rounded in blocks that would cross shards",
-            ),
+            _FEW_BITS,
             Rule("optimizer.ema!=null", "the average would be of weights that DeepSpeed's engine holds in shards"),
             Rule("data.augment.mixup!=0.0", _PAIRS),
             Rule("data.augment.cutmix!=0.0", _PAIRS),

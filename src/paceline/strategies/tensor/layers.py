@@ -106,13 +106,12 @@ class Inside:
             generator.manual_seed(seed)
 
 
-@final
-class ColumnLinear(nn.Module):
-    """A linear layer of which this rank keeps some outputs; a pair begins with it.
+class _CutLinear(nn.Module):
+    """A linear layer of which this rank keeps a piece.
 
     Args:
-        weight: [o, I]. bias: [o].
-        cuts: how they were cut, by name.
+        inside: where the ranks meet, and draw their own random numbers.
+        cuts: how weight and bias were cut, by name.
     """
 
     def __init__(
@@ -121,6 +120,11 @@ class ColumnLinear(nn.Module):
         super().__init__()
         self.weight, self.bias, self.cuts = weight, bias, cuts
         self._inside = inside
+
+
+@final
+class ColumnLinear(_CutLinear):
+    """Keeps some outputs: weight [o, I], bias [o]. A pair begins with it."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., I] -> [..., o]."""
@@ -128,21 +132,8 @@ class ColumnLinear(nn.Module):
 
 
 @final
-class RowLinear(nn.Module):
-    """A linear layer of which this rank keeps some inputs; a pair ends with it.
-
-    Args:
-        weight: [O, i].
-        bias: [O], which every rank keeps whole, and which is added once.
-        cuts: how the weight was cut.
-    """
-
-    def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, inside: Inside, cuts: Mapping[str, Cut]
-    ) -> None:
-        super().__init__()
-        self.weight, self.bias, self.cuts = weight, bias, cuts
-        self._inside = inside
+class RowLinear(_CutLinear):
+    """Keeps some inputs: weight [O, i]; the bias [O] is whole on every rank, and added once. A pair ends with it."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., i] -> [..., O]."""
