@@ -9,9 +9,8 @@ from typing import get_args
 import pytest
 
 from paceline.recipe import Recipe
-from paceline.recipe.catalogue.speed import SPEED
 from paceline.recipe.catalogue.strategies import AXES, STRATEGIES
-from paceline.recipe.entries import STAGES, value_of
+from paceline.recipe.entries import value_of
 from paceline.recipe.parts import ParallelPart, TechniquesPart
 from paceline.recipe.techniques import CATALOGUE, ENTRIES, OWN_SETTINGS
 from paceline.verbs.techniques import field_at
@@ -96,9 +95,7 @@ def test_settings_of_a_strategy_are_the_fields_of_parallel_and_alike_in_each() -
         assert fields[name].default == own.default
 
 
-def test_the_catalogue_is_in_the_order_of_application() -> None:
-    stages = [STAGES.index(entry.stage) for entry in SPEED]
-    assert stages == sorted(stages), "an entry stands before one of an earlier stage"
+def test_no_entry_stands_twice() -> None:
     names = [entry.name for entry in ENTRIES]
     assert len(set(names)) == len(names), f"an entry stands twice: {names}"
 

@@ -24,7 +24,6 @@ from paceline.strategies.strategy import Strategy, Training, torch_engine
 ENTRY = TechniqueEntry(
     "ring",
     "Every process keeps the model, and gradients go round a ring.",
-    "shard",
     "up to rounding",
     choice=SETTING,
     room="tests.strategies.ring",

@@ -222,7 +222,7 @@ def test_what_works_is_not_refused(facts: Facts, settings: list[str]) -> None:
 def test_rules_follow_from_an_entrys_needs_and_excludes(
     rules: dict[str, Any], settings: list[str], message: str | None
 ) -> None:
-    entry = TechniqueEntry("recompute", "Recompute.", "memory", "bit-exact", **rules)
+    entry = TechniqueEntry("recompute", "Recompute.", "bit-exact", **rules)
     given = recipe("techniques.recompute=true", *settings)
     if message is None:
         check_rules(given, HOPPER, [entry])
@@ -251,14 +251,14 @@ def test_rules_follow_from_an_entrys_needs_and_excludes(
 def test_what_auto_does_follows_from_an_entry_too(
     rules: dict[str, Any], settings: list[str], value: str | None, reason: str
 ) -> None:
-    entry = TechniqueEntry("compile", "Compile.", "compile", "up to rounding", auto="where it pays", **rules)
+    entry = TechniqueEntry("compile", "Compile.", "up to rounding", auto="where it pays", **rules)
     decision = decision_of(entry, recipe("device=cuda", *settings), HOPPER)
     assert (decision.value if decision else None) == value
     assert decision is None or reason in decision.reason
 
 
 def test_an_entry_is_one_line() -> None:
-    entry = TechniqueEntry("recompute", "Recompute.", "memory", "bit-exact")
+    entry = TechniqueEntry("recompute", "Recompute.", "bit-exact")
     assert entry.module == "paceline.techniques.recompute"
     assert entry.page == "docs/techniques/recompute.md"
 

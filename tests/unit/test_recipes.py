@@ -107,3 +107,11 @@ def test_the_tutorials_settings_are_those_of_the_tutorial() -> None:
     assert (recipe.schedule.type, recipe.schedule.warmup) == ("constant", 0)
     assert (loop.epochs, loop.batch_size, loop.drop_last, loop.save_best) == (3, 12, True, False)
     assert (recipe.model.source, recipe.model.train) == ("distilbert-base-uncased", "all")
+
+
+def test_cifar_10_keeps_an_average_of_the_weights(cifar: Path, tmp_path: Path) -> None:
+    path = next(path for path in RECIPES if path.stem == "cifar10_resnet18")
+    recipe = Recipe.load(path)
+    assert recipe.optimizer.ema is not None
+    record = train(Recipe.load(path, small_settings(recipe, tmp_path, cifar)), out=tmp_path / "run")
+    assert "ema_accuracy" in record.final["validation"] or "ema" in record.final, record.final

@@ -86,7 +86,7 @@ def test_every_technique_says_whether_it_works_here(listing: Listing) -> None:
     found = listing(machine("NVIDIA H200", (9, 0)))
     assert "NVIDIA H200 (compute capability 9.0)" in found["this machine"]
     assert "triton 3.6.0" in found["this machine"]
-    for entry in (entry for entry in ENTRIES if entry.name != "dp"):
+    for entry in (entry for entry in ENTRIES if entry.name not in ("dp", "deepspeed")):
         assert "\n  here       available" in found[entry.name], found[entry.name]
         assert entry.page in found[entry.name]
     assert "techniques.packing = auto | true | false  (default auto)" in found["packing"]
@@ -103,6 +103,14 @@ def test_without_a_gpu_the_reason_is_told(listing: Listing) -> None:
     assert "not fp16: fp16 with loss scaling is for GPUs" in found["precision"]
     assert "here       available" in found["recompute"]
     assert "auto" not in found["recompute"], "recompute is never chosen"
+
+
+@pytest.mark.parametrize("facts", [CPU, machine("NVIDIA H200", (9, 0))], ids=["cpu", "gpu"])
+def test_a_strategy_whose_package_is_missing_is_not_available(listing: Listing, facts: Facts) -> None:
+    """One process shares nothing, so that a recipe with it would not notice."""
+    assert "here       not available: needs deepspeed, which is not installed" in listing(facts)["deepspeed"]
+    installed = replace(facts, versions={**facts.versions, "deepspeed": "0.18.2"})
+    assert "here       available, as parallel.strategy=deepspeed" in listing(installed)["deepspeed"]
 
 
 def test_a_gpu_that_cannot_be_used_is_no_gpu(listing: Listing) -> None:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-Stage = Literal["task", "layout", "numerics", "memory", "compile", "shard", "capture"]
-"""When a technique is applied, first to last: it may change what the stages before it built."""
-
-STAGES: tuple[str, ...] = get_args(Stage)
+from typing import Any, Literal
 
 Preserves = Literal["bit-exact", "up to rounding", "changes the result"]
 """How the trained weights compare with a plain loop's; set by the technique's parity test."""
@@ -153,7 +148,6 @@ class TechniqueEntry:
     Args:
         name: the field of ``TechniquesPart``, the module, the page and the parity test.
         summary: one sentence on what it does.
-        stage: when it is applied.
         preserves: what it does to the result.
         auto: when ``auto`` takes it, for people; empty: a person has to ask for it.
         takes: why ``auto`` takes it on a GPU as soon as no rule is against it; empty: model and data decide later.
@@ -181,7 +175,6 @@ class TechniqueEntry:
 
     name: str
     summary: str
-    stage: Stage
     preserves: Preserves
     auto: str = ""
     takes: str = ""

@@ -37,7 +37,7 @@ def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry
         leave = f"--set {entry.setting}={written(entry.off)}"
         for rule, needed in _broken(entry, value_at, "asked"):
             raise RecipeError(what, _refusal(rule, needed, recipe), leave)
-        for package in _missing(entry, recipe, facts):
+        for package in missing_packages(entry, recipe, facts):
             why = f"needs {package}, which is not installed"
             raise RecipeError(what, why, f"{entry.install or f'pip install {package}'}, or {leave}")
         if entry.capability is not None and not _is_capable(entry.capability, facts):
@@ -87,7 +87,7 @@ def why_off(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> str | None:
         return rule.why
     for rule, _ in _broken(entry, value_at, "auto"):
         return rule.why
-    for package in _missing(entry, recipe, facts):
+    for package in missing_packages(entry, recipe, facts):
         return f"{package} is not installed"
     if entry.capability is not None and not _is_capable(entry.capability, facts):
         return f"its kernels need {capable(entry.capability)}"
@@ -131,8 +131,8 @@ def _of_strategy(entry: TechniqueEntry, value_at: ValueAt, who: Who) -> Iterator
             yield rule
 
 
-def _missing(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> list[str]:
-    """Packages that it needs and that are not there."""
+def missing_packages(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> list[str]:
+    """Packages that a technique or strategy needs where the recipe runs, and that are not there."""
     needed = entry.packages if entry.install or recipe.device != "cpu" else ()
     return [name for name in needed if facts.versions.get(name) is None]
 

@@ -12,11 +12,11 @@ KINDS = (MATMUL, ATTENTION, POINTWISE, OPTIMIZER, COMMUNICATION, COPY, OTHER)
 
 # The first that matches counts: attention is made of matrix products, and matrix products end in reductions. Libraries
 # by their own names: cuBLAS (nvjet, gemm, xmma), cuDNN (cudnn, wgrad, dgrad), CUTLASS, NCCL, MKL-DNN; kernels of
-# inductor by its prefixes (poi: pointwise, red and per: reductions, tem: templates); ours by their files' names.
+# inductor by its prefixes (poi: pointwise, red and per: reductions, tem: templates); ours by their own names.
 _NAMES = (
     (COMMUNICATION, r"nccl|c10d::|gloo:|all_?reduce|all_?gather|reduce_scatter"),
     (ATTENTION, r"flash|fmha|sdpa|attention|_attend_|_differentiate_"),
-    (OPTIMIZER, r"adam|multi_tensor_apply|foreach|fused_sgd|lamb"),
+    (OPTIMIZER, r"adam|multi_tensor_apply|foreach|fused_sgd|lamb|^descend"),
     (COPY, r"^memcpy|^memset|aten::(copy_|_to_copy|to|clone|cat|contiguous)$|catarray|direct_copy|copy_kernel"),
     (
         MATMUL,
@@ -26,7 +26,7 @@ _NAMES = (
     (
         POINTWISE,
         r"elementwise|norm|gelu|relu|silu|tanh|dropout|softmax|reduc|triton_(poi|red|per|fused)|index|embedding|gather|"
-        r"scatter|fill|arange|random|bernoulli|nll_loss|cross_entropy|scan|sort|unrolled|residual|bias|^aten::",
+        r"scatter|fill|arange|random|bernoulli|nll_loss|cross_entropy|scan|sort|unrolled|residual|bias|^_(sum|join|images)_kernel|^aten::",
     ),
 )
 _PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _NAMES)

@@ -14,6 +14,7 @@ from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.entries import TechniqueEntry, value_of, written
+from paceline.recipe.rules import missing_packages
 from paceline.recipe.techniques import ENTRIES, GROUPS, told
 
 
@@ -81,12 +82,13 @@ def unavailable(entry: TechniqueEntry, value: object, facts: Facts) -> str | Non
     """
     beside = [f"{rule.path}={rule.values[0]}" for rule in entry.needs if entry.place and not rule.is_negated]
     try:
-        _chosen(facts, *beside, f"{entry.setting}={written(value)}")
+        chosen, _ = _chosen(facts, *beside, f"{entry.setting}={written(value)}")
     except RecipeError as error:
         # that a GPU is needed says little where one is there and cannot be used
         needs_gpu = facts.cuda_problem is not None and "device" in error.why
         return f"no GPU can be used: {facts.cuda_problem}" if needs_gpu else error.why
-    return None
+    # one process has no use for a strategy, and so does not ask for its package
+    return next((f"needs {name}, which is not installed" for name in missing_packages(entry, chosen, facts)), None)
 
 
 def _chosen(facts: Facts, *settings: str) -> tuple[Recipe, dict[str, str]]:

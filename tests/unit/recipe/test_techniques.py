@@ -45,9 +45,9 @@ def test_fields_have_the_catalogues_words_and_defaults() -> None:
 
 
 def test_a_rule_may_name_the_values_that_do_not_fulfil_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    limited = TechniqueEntry("limited", "Any.", "numerics", "up to rounding", place="loop.max_steps", off=None)
+    limited = TechniqueEntry("limited", "Any.", "up to rounding", place="loop.max_steps", off=None)
     rule = Rule("loop.max_steps!=null", "it never ends")
-    other = TechniqueEntry("other", "Any.", "numerics", "bit-exact", place="loop.drop_last", excludes=(rule,))
+    other = TechniqueEntry("other", "Any.", "bit-exact", place="loop.drop_last", excludes=(rule,))
     assert (rule.path, rule.values) == ("loop.max_steps", ("null",))
     assert rule.holds(3)
     assert not rule.holds(None)

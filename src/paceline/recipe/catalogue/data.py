@@ -13,7 +13,6 @@ DATA: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "overflow",
         "Of texts longer than data.max_length keep another part than the beginning, or all in windows.",
-        "layout",
         "changes the result",
         off="head",
         place="data.overflow",
@@ -24,7 +23,6 @@ DATA: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "mixup",
         "Train on weighted means of two images; the share comes from Beta(alpha, alpha), 0.2 as a rule.",
-        "layout",
         "changes the result",
         off=0.0,
         excludes=(NO_STEP, _WEIGHED),
@@ -36,7 +34,6 @@ DATA: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "cutmix",
         "Train on images with a box of another one; its area comes from Beta(alpha, alpha), 1 as a rule.",
-        "layout",
         "changes the result",
         off=0.0,
         excludes=(NO_STEP, _WEIGHED),

@@ -8,7 +8,6 @@ EVALUATION: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "tta",
         "Average probabilities over views of a sample: flip, crop5, scales of images, windows of texts.",
-        "numerics",
         "changes the result",
         off=(),
         execution=False,

@@ -12,7 +12,6 @@ LOSS: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "label_smoothing",
         "Take a share of each label's certainty and spread it over all labels.",
-        "task",
         "changes the result",
         off=0.0,
         execution=False,
@@ -29,7 +28,6 @@ LOSS: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "class_weights",
         "Weigh each sample's loss by its label, as the labels are rare or named.",
-        "task",
         "changes the result",
         off=None,
         execution=False,
@@ -42,7 +40,6 @@ LOSS: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "focal",
         "Scale each sample's loss down the surer the model is of the right label.",
-        "task",
         "changes the result",
         off=None,
         execution=False,
@@ -55,7 +52,6 @@ LOSS: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "balanced_sampler",
         "Draw samples with replacement, those of every class equally often.",
-        "task",
         "changes the result",
         off=None,
         execution=False,
@@ -70,7 +66,6 @@ LOSS: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "tuned_threshold",
         "Predict a label above the probability that has the best F1 on validation.",
-        "task",
         "changes the result",
         off=0.5,
         execution=False,

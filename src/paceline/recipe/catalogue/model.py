@@ -9,7 +9,6 @@ MODEL: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "lora",
         "Train low-rank adapters beside the linear layers of the blocks, and the head.",
-        "numerics",
         "changes the result",
         off="all",
         execution=False,
@@ -20,7 +19,6 @@ MODEL: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "sync_batch_norm",
         "Batch norms take mean and variance over the micro-batches of all ranks (SyncBatchNorm).",
-        "numerics",
         "up to rounding",
         excludes=(
             NO_STEP,
@@ -37,7 +35,6 @@ MODEL: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "group_norm",
         "Replace batch norms over images by GroupNorm in so many groups, with their weights.",
-        "numerics",
         "changes the result",
         off=None,
         excludes=(

@@ -9,7 +9,6 @@ OPTIMIZER: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "ema",
         "Keep a moving average of the weights, measure it beside them, and save it.",
-        "numerics",
         "changes the result",
         off=None,
         execution=False,

@@ -13,7 +13,6 @@ def _schedule(name: str, summary: str) -> TechniqueEntry:
     return TechniqueEntry(
         name,
         summary,
-        "numerics",
         "changes the result",
         off="linear",
         execution=False,
@@ -28,7 +27,6 @@ RATES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "layer_decay",
         "Multiply the learning rate by this for each block down from the head.",
-        "numerics",
         "changes the result",
         off=None,
         execution=False,
@@ -46,7 +44,6 @@ ROUNDING: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "rounding",
         "Let weights in bf16 take small updates: by chance, or by a second number beside each.",
-        "numerics",
         "changes the result",
         off="nearest",
         execution=False,

@@ -16,7 +16,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "packing",
         "Put the texts of a micro-batch one after the other in one row: no padding, no mask.",
-        "layout",
         "up to rounding",
         auto="wherever packed and padded gradients of this model are found equal at the start",
         inference="open",
@@ -25,7 +24,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "early_pooling",
         "In the last block compute only the position of each text that the head reads.",
-        "layout",
         "up to rounding",
         auto="of packed rows, wherever gradients with and without the other positions are found equal at the start",
         needs=(Rule("techniques.packing=auto|true", "it picks positions out of packed rows", only="asked"),),
@@ -36,7 +34,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "channels_last",
         "Keep images and convolution weights with the channels last in memory.",
-        "layout",
         "up to rounding",
         auto="for convolutions on a GPU",
         needs=(_NOT_ON_A_CPU,),
@@ -46,7 +43,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "fully_connected",
         "Compute convolutions that put out one pixel as matrix products over the pixels they see.",
-        "layout",
         "up to rounding",
         auto="on a GPU",
         needs=(_NOT_ON_A_CPU,),
@@ -54,7 +50,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "cudnn_benchmark",
         "Try all of cuDNN's kernels for each convolution of a step, and keep the quickest.",
-        "numerics",
         "up to rounding",
         needs=(
             Rule("device=cuda", "cuDNN is for GPUs"),
@@ -65,7 +60,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "precision",
         "Compute in tf32, bf16, fp16, or only bf16.",
-        "numerics",
         "up to rounding",
         auto="bf16 on GPUs that compute in it, fp32 elsewhere",
         off="fp32",
@@ -88,7 +82,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "fused_qkv",
         "Compute query, key and value of an attention layer in one matrix product.",
-        "numerics",
         "up to rounding",
         auto="on a GPU",
         needs=(_NOT_ON_A_CPU,),
@@ -97,7 +90,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "fusion",
         "Compute bias and GELU, and dropout, residual and LayerNorm, by one kernel each.",
-        "numerics",
         "up to rounding",
         auto="on a GPU, in bf16 or fp16",
         takes="fewer passes over memory, and nothing to compile",
@@ -115,7 +107,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "embedding_gradient",
         "Add up the gradients of embeddings by kernels of our own.",
-        "numerics",
         "up to rounding",
         auto="on a GPU, where the step is not compiled",
         needs=(_OWN_KERNELS, Rule("model.train=all", _NOT_TRAINED, only="auto")),
@@ -129,7 +120,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "recompute",
         "Recompute each block's activations in the backward pass instead of keeping them.",
-        "memory",
         "bit-exact",
         excludes=(Rule("model.train=head|features", "no block has a backward pass"),),
         memory="of each block only the input is kept",
@@ -139,7 +129,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "compile",
         "Compile each block of the model for training.",
-        "compile",
         "up to rounding",
         auto="on a GPU, when the run is long enough to win back the seconds of compiling",
         needs=(_NOT_ON_A_CPU,),
@@ -150,7 +139,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "capture",
         "Capture the kernels of a step as CUDA graphs and replay them.",
-        "capture",
         "bit-exact",
         auto="on a GPU",
         takes="replayed steps cost the host next to nothing",

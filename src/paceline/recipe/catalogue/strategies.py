@@ -42,7 +42,6 @@ AXES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "tensor",
         "Neighbouring processes share each block: some attention heads and MLP columns each.",
-        "shard",
         "up to rounding",
         off=1,
         excludes=(
@@ -69,7 +68,6 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "ddp",
         "Every process keeps the model; gradients are summed in one flat buffer, beside the backward pass.",
-        "shard",
         "up to rounding",
         auto="where weights, gradients and states fit a GPU",
         off="auto",
@@ -91,7 +89,6 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "fsdp",
         "Every process keeps a shard of each weight, gradient and state; weights are whole while used.",
-        "shard",
         "up to rounding",
         auto="where weights, gradients and states do not fit a GPU",
         off="auto",
@@ -121,7 +118,6 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "deepspeed",
         "Every process keeps shards of states (stage 1), gradients (2), weights (3), in DeepSpeed's engine.",
-        "shard",
         "up to rounding",
         off="auto",
         excludes=(
@@ -162,7 +158,6 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
         "dp",
         "One process splits each batch over all its GPUs by torch's DataParallel: slow, for completeness.",
-        "shard",
         "up to rounding",
         off="auto",
         needs=(Rule("device=cuda", "it splits each batch over several GPUs"),),
