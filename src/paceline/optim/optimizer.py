@@ -13,6 +13,7 @@ from torch import nn
 
 from paceline.contract.errors import RecipeError
 from paceline.optim.low_bit import low_bit_optimizer
+from paceline.optim.muon import MuonAndAdamW
 from paceline.recipe.parts import OptimizerPart, SchedulePart
 from paceline.recipe.parts.optimizer import LOW_BIT
 
@@ -26,6 +27,8 @@ class ParameterGroup:
     lr: float
     weight_decay: float
     schedule: SchedulePart
+    hidden: bool = False
+    """Whether Muon updates them, where the recipe has it."""
 
 
 def parameter_groups(
@@ -34,6 +37,7 @@ def parameter_groups(
     schedule: SchedulePart,
     undecayed: frozenset[str] = frozenset(),
     factors: Mapping[str, float] = MappingProxyType({}),
+    hidden: frozenset[str] = frozenset(),
 ) -> list[ParameterGroup]:
     """Trained parameters by the first recipe group whose pattern matches, then by rate, then by whether they decay.
 
@@ -42,6 +46,7 @@ def parameter_groups(
     Args:
         undecayed: names of weights that never decay.
         factors: name -> what the rate is multiplied by, where it is not 1. A recipe group's own rate stays as it is.
+        hidden: names of the weights that are in groups of their own, for Muon.
 
     Raises:
         RecipeError: a group that matches no trained parameter, or none left to train.
@@ -68,7 +73,9 @@ def parameter_groups(
         for factor, alike in _by_factor(members, scaled):
             called = label if factor == 1 else f"{label} x {factor:.3g}"
             for name, chosen, weight_decay in _by_decay(called, alike, decay, part.decay_all, undecayed):
-                groups.append(ParameterGroup(name, tuple(chosen), lr * factor, weight_decay, own))
+                for is_hidden, some in _by_layer(chosen, frozenset(p for n, p in alike if n in hidden)):
+                    told = f"{name} (muon)" if is_hidden else name
+                    groups.append(ParameterGroup(told, some, lr * factor, weight_decay, own, is_hidden))
     return groups
 
 
@@ -87,6 +94,9 @@ def build_optimizer(groups: Sequence[ParameterGroup], part: OptimizerPart, *, fu
     ]
     if part.type in LOW_BIT:
         return low_bit_optimizer(settings, part)
+    if part.type == "muon":
+        hidden = [group | {"hidden": g.hidden} for group, g in zip(settings, groups, strict=True)]
+        return MuonAndAdamW(hidden, part)
     if part.type == "sgd":
         sgd = torch.optim.SGD(
             settings, momentum=part.momentum, nesterov=part.nesterov, fused=fused, foreach=False if not fused else None
@@ -109,6 +119,14 @@ def _by_factor(
     for member in members:
         found.setdefault(factors.get(member[0], 1.0), []).append(member)
     return sorted(found.items(), key=lambda one: -one[0])
+
+
+def _by_layer(
+    parameters: Sequence[nn.Parameter], hidden: frozenset[nn.Parameter]
+) -> list[tuple[bool, tuple[nn.Parameter, ...]]]:
+    """Those that are ``hidden``, and the others; neither where it is empty."""
+    found = [(one, tuple(p for p in parameters if (p in hidden) is one)) for one in (True, False)]
+    return [(one, some) for one, some in found if some]
 
 
 def _by_decay(

@@ -382,7 +382,7 @@ def build_updates(
     """
     parameters = [parameter for group in groups for parameter in group.parameters]
     # on a CPU reading the gate on the host is free, and the plain optimizer gives the bits of a hand-written loop
-    if (device.type == "cpu" and part.rounding == "nearest") or part.type in LOW_BIT:
+    if (device.type == "cpu" and part.rounding == "nearest") or part.type in (*LOW_BIT, "muon"):
         plain = build_optimizer(groups, part, fused=False)
         return HostGated(plain, rates), FlatGradients(parameters, all_reduce=all_reduce, shards=shards)
     # one operation takes tensors of one number format

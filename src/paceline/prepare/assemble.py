@@ -34,6 +34,7 @@ from paceline.kernels.launch import are_noted
 from paceline.machine.device import PLANNED, gpu_name, is_gpu
 from paceline.models.masks import unread_masks
 from paceline.optim.layer_decay import rate_factors
+from paceline.optim.muon import hidden_weights
 from paceline.optim.optimizer import ParameterGroup, parameter_groups
 from paceline.optim.schedule import lr_factor, rate_table
 from paceline.recipe import Recipe
@@ -233,7 +234,12 @@ def assemble(
     """
     part = recipe.optimizer
     groups = parameter_groups(
-        list(build.model.named_parameters()), part, recipe.schedule, build.undecayed, _factors(build, part.layer_decay)
+        list(build.model.named_parameters()),
+        part,
+        recipe.schedule,
+        build.undecayed,
+        _factors(build, part.layer_decay),
+        hidden_weights(build.model) if part.type == "muon" else frozenset(),
     )
     if factors is None:
         scaling = lr_factor(part, recipe.loop.batch_size)

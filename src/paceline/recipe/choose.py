@@ -29,7 +29,7 @@ _GPUS_ONLY = {value.name: value.gpus_only for value in entry_of("precision").val
 FP8 = (8, 9)
 """Compute capability from which a GPU has numbers in fp8, which torchao's states of that format need."""
 
-STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "adamw4bit": 1, "adamwfp8": 2, "sgd": 4}
+STATE_BYTES = {"adamw": 8, "adam": 8, "adamw8bit": 2, "adamw4bit": 1, "adamwfp8": 2, "sgd": 4, "muon": 8}
 """Bytes of an optimizer's states for each trained number, beside 4 of the weight and 4 of its gradient."""
 
 STATES_SHARE = 0.7

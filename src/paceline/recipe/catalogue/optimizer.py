@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.recipe.catalogue.speed import NO_STEP
-from paceline.recipe.entries import TechniqueEntry
+from paceline.recipe.entries import Rule, TechniqueEntry
 
 OPTIMIZER: tuple[TechniqueEntry, ...] = (
     TechniqueEntry(
@@ -18,5 +18,22 @@ OPTIMIZER: tuple[TechniqueEntry, ...] = (
         place="optimizer.ema",
         example=0.999,
         room="paceline.optim.ema",
+    ),
+    TechniqueEntry(
+        "muon",
+        "Update matrices of hidden layers by momentum made orthogonal (Muon), all else by AdamW.",
+        "changes the result",
+        off="adamw",
+        execution=False,
+        excludes=(
+            NO_STEP,
+            Rule("optimizer.rounding!=nearest", "torch's Muon changes the weights itself"),
+            Rule("parallel.strategy=fsdp|deepspeed", "a matrix is made orthogonal whole, and shards are parts of one"),
+            Rule("parallel.tensor!=1", "a matrix is made orthogonal whole, and each process has a part of it"),
+        ),
+        inference="kept",
+        memory="one state a hidden weight, in place of AdamW's two; a few copies of the largest matrix in bf16",
+        choice="optimizer.type",
+        room="paceline.optim.muon",
     ),
 )

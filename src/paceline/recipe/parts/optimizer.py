@@ -121,9 +121,9 @@ def _decay_alone(value: object) -> object:
 class OptimizerPart(Part):
     """The update rule and its parameter groups."""
 
-    type: Literal["adamw", "adam", "sgd", "adamw8bit", "adamw4bit", "adamwfp8"] = Field(
+    type: Literal["adamw", "adam", "sgd", "muon", "adamw8bit", "adamw4bit", "adamwfp8"] = Field(
         "adamw",
-        description="adamw8bit keeps its states in 8 bits; needs a GPU and bitsandbytes or torchao. adamw4bit keeps"
+        description=f"muon: {entry_of('muon').summary} adamw8bit keeps its states in 8 bits; needs a GPU and bitsandbytes or torchao. adamw4bit keeps"
         " them in 4 bits and adamwfp8 in fp8 (compute capability 8.9); both need a GPU and torchao.",
     )
     low_bit: Literal["auto", "bitsandbytes", "torchao"] = Field(
@@ -148,10 +148,10 @@ class OptimizerPart(Part):
         description="Null: 0.01 with adamw of any kind, which decays the weights apart from the gradient; else 0.",
     )
     decay_all: bool = Field(False, description="Decay biases and normalisation weights too.")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="Of adam and adamw.")
-    eps: float = Field(1e-8, gt=0, description="Of adam and adamw.")
-    momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd.")
-    nesterov: bool = Field(True, description="Of sgd.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="Of adam and adamw, and of muon's adamw.")
+    eps: float = Field(1e-8, gt=0, description="Of adam and adamw, and of muon's adamw.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd and muon.")
+    nesterov: bool = Field(True, description="Of sgd and muon.")
     clip_norm: float | None = Field(1.0, gt=0, description="Largest global gradient norm; null: no clipping.")
     ema: Annotated[EmaPart | None, BeforeValidator(_decay_alone, json_schema_input_type=float | EmaPart | None)] = (
         Field(None, description=entry_of("ema").description)
@@ -176,7 +176,7 @@ class OptimizerPart(Part):
         """Weight decay of groups that name none."""
         if self.weight_decay is not None:
             return self.weight_decay
-        return 0.01 if self.type in ("adamw", *LOW_BIT) else 0.0
+        return 0.01 if self.type in ("adamw", "muon", *LOW_BIT) else 0.0
 
     @property
     def decays(self) -> bool:
@@ -185,7 +185,7 @@ class OptimizerPart(Part):
 
     @model_validator(mode="after")
     def _effect(self) -> Self:
-        idle = ("betas", "eps") if self.type == "sgd" else ("momentum", "nesterov")
+        idle = {"sgd": ("betas", "eps"), "muon": ()}.get(self.type, ("momentum", "nesterov"))
         # a default written out, as in a run's own recipe, is not a wish
         wished = [name for name in idle if getattr(self, name) != type(self).model_fields[name].default]
         if wished:
