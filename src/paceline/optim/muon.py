@@ -4,8 +4,8 @@ An update of Muon's is the momentum made nearly orthogonal, so that no direction
 ``torch.optim.Muon`` does it, on matrices alone: of a convolution the weight is seen as one row an output channel. Steps
 are as large as AdamW's (``match_rms_adamw``), so that one learning rate serves both.
 
-Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; Liu et al., Muon is Scalable for LLM
-Training, 2025, arXiv:2502.16982 (the size of a step).
+Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; Liu et al., Muon is Scalable for
+LLM Training, 2025, arXiv:2502.16982 (the size of a step).
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ class OptimizerPart(Part):
 
     type: Literal["adamw", "adam", "sgd", "muon", "adamw8bit", "adamw4bit", "adamwfp8"] = Field(
         "adamw",
-        description=f"muon: {entry_of('muon').summary} adamw8bit keeps its states in 8 bits; needs a GPU and bitsandbytes or torchao. adamw4bit keeps"
+        description=f"muon: {entry_of('muon').summary} adamw8bit keeps its states in 8 bits; needs a GPU"
+        " and bitsandbytes or torchao. adamw4bit keeps"
         " them in 4 bits and adamwfp8 in fp8 (compute capability 8.9); both need a GPU and torchao.",
     )
     low_bit: Literal["auto", "bitsandbytes", "torchao"] = Field(
