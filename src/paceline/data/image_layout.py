@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.data.alternating_flip import first_mirrored, mirrored
 from paceline.data.augment import Augmentation
 from paceline.data.dataset import Images
 from paceline.data.filler import Ones, as_filler
@@ -37,6 +38,7 @@ class ImageLayout(Layout):
         deviation: standard deviation per channel.
         resident: keep all pixels on the device and gather there.
         augment: random changes of the batches that are given a ``draw``.
+        seed: of what is drawn once for the whole run.
         memory_format: how [S, C, H, W] lies in memory; ``torch.channels_last`` saves a copy, since pixels come so.
 
     Raises:
@@ -53,6 +55,7 @@ class ImageLayout(Layout):
         deviation: tuple[float, ...],
         resident: bool = False,
         augment: AugmentPart | None = None,
+        seed: int = 0,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self._images, self._labels, self._device, self._format = images, labels, device, memory_format
@@ -65,13 +68,16 @@ class ImageLayout(Layout):
         self._augmentation = None
         if augment is not None and augment.changes_each:
             self._augmentation = Augmentation(augment, height, width, device)
+        self._seed, self._first = seed, None
+        if augment is not None and augment.alternating_flip:
+            self._first = first_mirrored(len(images.pixels), seed)
         self._stand_in = np.arange(2) % max(1, len(images.pixels))
         self._resident = (resident_images(images, device), torch.tensor(labels, device=device)) if resident else None
         self.reads_ahead = not resident and device.type != "cpu"
         self._ones = Ones(device)
         self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
 
-    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch:
         if not len(ids):
             return as_filler(self.collate(self._stand_in))
         at: Tensor | None = None
@@ -84,6 +90,8 @@ class ImageLayout(Layout):
         change, draws = self._augmentation, None
         if change is not None and draw is not None:
             draws = change.draw(len(ids), draw)
+            if self._first is not None:
+                draws[0] = to_device(mirrored(self._first, ids, epoch).astype(np.int64), self._device)
         crop, cutout = (change.crop, change.cutout) if change else (0, 0)
         last = self._format is torch.channels_last
         values = gathered_images(pixels, at, draws, self._mean, self._deviation, crop, cutout, last)
@@ -97,6 +105,7 @@ class ImageLayout(Layout):
             mean=self._normalisation[0],
             deviation=self._normalisation[1],
             augment=self._augment,
+            seed=self._seed,
             memory_format=self._format,
         )
 

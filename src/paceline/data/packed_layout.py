@@ -124,7 +124,7 @@ class PackedLayout(Layout):
         self._ones = Ones(device)
         self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
 
-    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch:
         if not len(ids):
             return as_filler(self.collate(self._stand_in))
         weights = self._ones(len(ids))

@@ -126,10 +126,10 @@ class TorchEngine(Engine):
         at, draw, other = (given.step, index, self._world.rank), None, None
         if self._seed is not None:
             draw, other = (augmentation_seed(self._seed, *at, of_partners=which) for which in (False, True))
-        batch = self._collate(given.microbatches[index], draw, slots=given.width(index))
+        batch = self._collate(given.microbatches[index], draw, slots=given.width(index), epoch=given.epoch)
         if given.mix is None:
             return batch
-        return mixed_batch(batch, self._collate(given.partners[index], other), given.mix)
+        return mixed_batch(batch, self._collate(given.partners[index], other, epoch=given.epoch), given.mix)
 
     def accumulate_batches(
         self, batches: Iterable[Any], denominator: float, *, step: int = 0, same_shapes: bool = True

@@ -98,7 +98,7 @@ class Course:
         """
         plan = self.plan(at)
         denominator = self._build.task.denominator(self._dataset.labels[plan.samples])
-        return self._shared(at, self._mixed(plan, StepInput(step, plan.microbatches, denominator)))
+        return self._shared(at, self._mixed(plan, StepInput(step, plan.microbatches, denominator, epoch=at.epoch)))
 
     def warms_up(self, device: torch.device) -> bool:
         """Whether a run makes its largest micro-batch once before its first step.
