@@ -31,7 +31,7 @@ SEVERAL = "shards' gradients of a step of several micro-batches are kept whole b
 class Collate(Protocol):
     """Makes a micro-batch of samples, as ``Layout.collate``."""
 
-    def __call__(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch: ...
+    def __call__(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch: ...
 
 
 @final

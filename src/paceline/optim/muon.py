@@ -62,7 +62,11 @@ class MuonAndAdamW(torch.optim.Optimizer):
             inner: torch.optim.Optimizer
             if group["hidden"]:
                 matrices = [self._matrices[p] for p in group["params"]]
-                shape = {"momentum": part.momentum, "nesterov": part.nesterov, "adjust_lr_fn": "match_rms_adamw"}
+                shape: dict[str, Any] = {
+                    "momentum": part.momentum,
+                    "nesterov": part.nesterov,
+                    "adjust_lr_fn": "match_rms_adamw",
+                }
                 inner = torch.optim.Muon(matrices, **rates, **shape)
             else:
                 inner = torch.optim.AdamW(group["params"], **rates, betas=part.betas, eps=part.eps, foreach=False)
