@@ -11,12 +11,13 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.prepare.assemble import Assembled, assemble, assemble_build
 from paceline.recipe import Recipe
-from paceline.seams import Mesh, StepInput, World
+from paceline.seams import Alone, Mesh, StepInput, World
 from paceline.strategies.deepspeed import library
 from paceline.tasks import task_for
 from paceline.testing.distributed import run_distributed
@@ -173,6 +174,22 @@ CASES = {
     "stage 3, joined": Case(3, techniques=(("packing", True), ("fused_qkv", True))),
     "stage 3, embedding gradient": Case(3, techniques=(("embedding_gradient", True),)),
 }
+
+
+ALONE = [name for name in CASES if ", " not in name] + [
+    "stage 2, optimizer offloaded",
+    "stage 3, parameters offloaded",
+    "stage 3, accumulated and ragged",
+    "stage 3, offloaded and accumulated",
+    "stage 2, fp16",
+]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_in_one_process_as_without_it(name: str) -> None:
+    expected, theirs = both(Alone(), CASES[name])
+    assert_equal(expected, theirs, tolerance_of(CASES[name]), first=True)
+    assert not dist.is_initialized(), "the group of one is left open"
 
 
 def tolerance_of(case: Case) -> float:

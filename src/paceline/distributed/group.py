@@ -112,6 +112,25 @@ def joined(
         del store
 
 
+@contextmanager
+def group_of_one(device: torch.device) -> Iterator[None]:
+    """Inside, a process that is alone has a process group all the same, for libraries that ask for one.
+
+    Args:
+        device: that computes.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    with _interfaces(True):
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 @final
 class ProcessGroupWorld(World):
     """The ranks of an open process group, or those of a part of it.

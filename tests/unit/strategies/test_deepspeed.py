@@ -134,8 +134,22 @@ def test_what_cannot_work_is_refused(settings: tuple[str, ...], facts: Facts, me
     assert message in str(found.value)
 
 
-def test_one_process_trains_without_it() -> None:
-    chosen, decisions = choose(recipe(ON, "parallel.stage=3", "parallel.offload=parameters"), CPU)
+@pytest.mark.parametrize(
+    ("settings", "stage", "offload"),
+    [
+        ((ON,), 2, "none"),
+        ((ON, "parallel.stage=1"), 1, "none"),
+        ((ON, "parallel.offload=optimizer"), 2, "optimizer"),
+        ((ON, "parallel.offload=parameters"), 3, "parameters"),
+    ],
+)
+def test_one_process_has_a_use_of_it(settings: tuple[str, ...], stage: int, offload: str) -> None:
+    part = choose(recipe(*settings), GPUS)[0].parallel
+    assert (part.strategy, part.stage, part.offload) == ("deepspeed", stage, offload)
+
+
+def test_one_process_that_does_not_ask_for_it_trains_without_it() -> None:
+    chosen, decisions = choose(recipe("parallel.stage=3", "parallel.offload=parameters"), CPU)
     assert chosen.parallel == recipe().parallel
     assert {decision.reason for decision in decisions if decision.setting.startswith("parallel")} == {
         "one process has nobody to share with"
