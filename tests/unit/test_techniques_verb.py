@@ -26,7 +26,9 @@ def machine(
     name: str, capability: tuple[int, int], *, driver: str = "580.95.05", triton: str | None = "3.6.0"
 ) -> Facts:
     gpu = Gpu(name=name, compute_capability=capability, driver=driver)
-    return replace(CPU, gpus=(gpu,), versions={"torch": "2.13.0", "triton": triton}, torch_cuda="13.0")
+    return replace(
+        CPU, gpus=(gpu,), versions={"torch": "2.13.0", "triton": triton, "deepspeed": "0.19.8"}, torch_cuda="13.0"
+    )
 
 
 Listing = Callable[[Facts], dict[str, str]]
@@ -129,7 +131,7 @@ def test_an_old_gpu_and_a_missing_compiler_are_named(listing: Listing) -> None:
 def test_a_library_is_answered_with_what_it_is_here(
     name: str, lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert techniques(name) == ()
+    assert verb.techniques(name) == ()
     shown = capsys.readouterr().out
     for line in lines:
         assert line in shown
