@@ -98,7 +98,7 @@ def with_its_package(path: Path) -> Any:
     return pytest.param(path, marks=[*marks, pytest.mark.skipif(bool(missing), reason=f"needs {missing}")])
 
 
-@pytest.mark.parametrize("path", map(with_its_package, RECIPES), ids=NAMES)
+@pytest.mark.parametrize("path", [*map(with_its_package, RECIPES)], ids=NAMES)
 def test_a_recipe_trains_two_steps(path: Path, pretrained: Path, cifar: Path, tmp_path: Path) -> None:
     recipe = Recipe.load(path)
     small = Recipe.load(path, small_settings(recipe, pretrained, cifar))
