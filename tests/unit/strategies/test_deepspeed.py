@@ -211,6 +211,22 @@ def test_a_plan_is_refused_with_one_that_can_be_made() -> None:
     assert choose(instead, GPUS, 4)[0].parallel.strategy == "fsdp"
 
 
+def test_a_plan_of_one_process_is_refused_with_that_of_a_plain_one() -> None:
+    chosen, _ = choose(recipe(ON, "parallel.offload=optimizer"), GPUS)
+    with Predictor() as predictor, pytest.raises(RecipeError) as found:
+        predictor.plan(chosen, gpu_for("h200"))
+    settings = found.value.fix.removesuffix(" plans the run without it").removeprefix("--set ").split(" --set ")
+    instead, _ = choose(chosen.with_settings(settings), GPUS)
+    assert instead.parallel == recipe().parallel
+
+
+def test_the_job_of_a_ci_server_runs_what_make_has() -> None:
+    job = ROOT / ".ci" / "deepspeed"
+    assert os.access(job, os.X_OK)
+    target = job.read_text(encoding="utf-8").split()[-1]
+    assert f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 def test_only_the_models_own_passes_go_through_the_engine() -> None:
     """A trial computes with a copy, which DeepSpeed knows nothing of."""
     model, other = nn.Linear(1, 1), nn.Linear(1, 1)
