@@ -5,7 +5,8 @@
 
 ``quality.yaml`` has the suites: a recipe, and rows of settings that are changed in it. Seeds are the outer loop, so
 that a run that is cut off has every row equally often. One JSON line a run goes to ``results/SUITE.jsonl``; the same
-command again goes on where it stopped. The table is printed last and written to ``results/SUITE.md``. All runs are in
+command again goes on where it stopped. Several may run beside each other with seeds and folders of their own; their
+lines in one file make one table. The table is printed last and written to ``results/SUITE.md``. All runs are in
 one process: speed is not compared here.
 """
 
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("suite", choices=suites)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first of them")
     parser.add_argument("--only", default="*", metavar="PATTERN", help=f"rows to run beside {PLAIN}")
     parser.add_argument("--deadline", type=float, default=math.inf, metavar="SECONDS", help="start no run after them")
     parser.add_argument("--model", help="folder of the pretrained model, for suites that have one")
@@ -107,7 +109,7 @@ def main() -> None:
     facts = this_machine()
     about = {"torch": facts.versions.get("torch"), "device": facts.gpus[0].name if facts.gpus else "cpu"}
     rows = [row for row in suite["rows"] if row == PLAIN or fnmatch.fnmatch(row, asked.only)]
-    for seed in range(asked.seeds):
+    for seed in range(asked.first, asked.first + asked.seeds):
         for row in rows:
             if (row, seed) in done or time.monotonic() - began > asked.deadline:
                 continue
