@@ -233,7 +233,7 @@ def test_an_engine_with_other_gradients_is_refused(stage: int) -> None:
 def without_room(world: World) -> str:
     """The last rank is out of memory in its plain pass."""
     full = mock.Mock(side_effect=torch.OutOfMemoryError("no room"))
-    with mock.patch.object(first, "results", full) if world.rank else contextlib.nullcontext():
+    with mock.patch.object(first, "on_host", full) if world.rank else contextlib.nullcontext():
         run = assembled(world, Case(3), "deepspeed")
     told = run.engine.execution["compared"]
     outcome(world, Case(3), run, 1)

@@ -6,14 +6,16 @@ long as the model is whole.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from paceline.compare import Results, beyond, exactly, results, tolerance_of
+from paceline.compare import Results, beyond, exactly, tolerance_of
 from paceline.compare.rounding import ROUGH
 from paceline.seams import Batch, Build, Forward, World
 
@@ -30,12 +32,33 @@ def plain_results(build: Build, forward: Forward, world: World) -> tuple[Batch, 
         with exactly(build.device):
             # any samples will do: what is wrong with shards is wrong of all
             batch = build.layout.collate(np.zeros(2, np.int64))
-            plain = results(build.model, forward, build.task, batch)
-            found = batch, Results(plain.logits.cpu(), {name: one.cpu() for name, one in plain.gradients.items()})
+            logits = forward(build.model, batch)
+            gradients = on_host(build.task.loss_sum(logits, batch), build.model) if logits.requires_grad else {}
+            found = batch, Results(logits.detach().cpu(), gradients)
     except torch.OutOfMemoryError:
         pass  # what of it is left is let go of with the exception
     build.model.train(was_training)
     return None if world.any(found is None) else found
+
+
+def on_host(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """The gradient of each trained parameter, in main memory: on the device there is one at a time.
+
+    A run that is offloaded has no room for all of them, and a peak of theirs would be taken for the run's.
+    """
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    found = {name: torch.zeros_like(one, device="cpu") for name, one in trained.items()}
+
+    def keep(name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        found[name] += parameter.grad.cpu()
+        parameter.grad = None
+
+    with contextlib.ExitStack() as stack:
+        for name, one in trained.items():
+            stack.callback(one.register_post_accumulate_grad_hook(partial(keep, name)).remove)
+        loss.backward()
+    return found
 
 
 def difference(
