@@ -40,7 +40,7 @@ test-full: test
 	$(BIN)/python -m pytest -m slow
 
 test-deepspeed: $(DEEPSPEED)/installed
-	$(DEEPSPEED)/bin/python -m pytest -m deepspeed tests/parity tests/distributed
+	$(DEEPSPEED)/bin/python -m pytest -m deepspeed tests/parity tests/distributed tests/unit/test_recipes.py
 
 $(DEEPSPEED)/installed: pyproject.toml constraints.txt scripts/install
 	@scripts/install $(DEEPSPEED)

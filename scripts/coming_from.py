@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.recipe.elsewhere import TABLE, Name
+from paceline.recipe.elsewhere import TABLE, TOLD, Name
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "coming-from.md"
 BEGIN, END = "<!-- names: written by scripts/coming_from.py -->", "<!-- end of names -->"
@@ -23,7 +23,10 @@ def tables() -> str:
 
 
 def _section(library: str, names: tuple[Name, ...]) -> Iterator[str]:
-    yield from (f"## {library[0].upper()}{library[1:]}", "", "| there | here | |", "|---|---|---|")
+    yield from (f"## {library if library in TOLD else library[0].upper() + library[1:]}", "")
+    if library in TOLD:
+        yield from (*TOLD[library], "")
+    yield from ("| there | here | |", "|---|---|---|")
     for name in names:
         there = ", ".join(f"`{each}`" for each in name.names)
         yield f"| {there} | {_here(name)} | {name.note.replace('|', chr(92) + '|')} |"

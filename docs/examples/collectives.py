@@ -22,6 +22,8 @@ def exchanged(own: Tensor) -> dict[str, list[float]]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     summed, sent = own.clone(), own.clone()
     dist.all_reduce(summed)  # DDP's gradients: everybody ends with the sum
+    led = own.clone()
+    dist.reduce(led, dst=0)  # a metric that is printed once: rank 0 ends with the sum, the others' is of no use
     dist.broadcast(sent, src=0)  # the weights, once at the start: everybody ends with those of rank 0
 
     gathered = [torch.empty_like(own) for _ in range(ranks)]
@@ -32,7 +34,7 @@ def exchanged(own: Tensor) -> dict[str, list[float]]:
     dist.reduce_scatter(piece, [own * number for number in range(1, ranks + 1)])
 
     found = {"own": own, "all_reduce": summed, "broadcast": sent, "reduce_scatter": piece}
-    found["all_gather"] = torch.cat(gathered)
+    found |= {"all_gather": torch.cat(gathered), "reduce": led if rank == 0 else led[:0]}
     return {"rank": [rank], **{name: tensor.tolist() for name, tensor in found.items()}}
 
 
@@ -43,6 +45,7 @@ def main() -> None:
         device = f"cuda:{dist.get_node_local_rank()}"
         torch.cuda.set_device(device)
     found = exchanged(torch.tensor([rank + 1.0], device=device))
+    dist.barrier()  # nothing is exchanged: nobody goes on before everybody is here, as when rank 0 has written a file
     # one write: torchrun's ranks do not buffer, and print writes the end of a line apart
     sys.stdout.write("  ".join(f"{name} {values}" for name, values in found.items()) + "\n")
     dist.destroy_process_group()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +16,9 @@ from torch import Tensor
 
 from paceline.contract.errors import CheckpointError, UserError
 from paceline.seams import Alone, Tensors, World
+from paceline.strategies.deepspeed import library
 from paceline.testing.distributed import run_distributed
+from paceline.testing.tiny import TEXTS, write_tiny_model
 from tests.parity.test_deepspeed import CASES, WITHOUT, Case, assembled, inputs, outcome
 
 pytestmark = [pytest.mark.deepspeed, WITHOUT]
@@ -56,6 +63,9 @@ WAYS = {
     "fsdp, then stage 2": (2, "fsdp", 2, 2, "deepspeed", 2),
     "stage 2, then fsdp": (2, "deepspeed", 2, 2, "fsdp", 2),
     "stage 2, then stage 2 on 4 ranks": (2, "deepspeed", 2, 4, "deepspeed", 2),
+    "stage 3 in one process, then stage 2": (1, "deepspeed", 3, 2, "deepspeed", 2),
+    "stage 2, then stage 3 in one process": (2, "deepspeed", 2, 1, "deepspeed", 3),
+    "stage 2 in one process, then ddp": (1, "deepspeed", 2, 2, "ddp", 2),
 }
 
 
@@ -85,6 +95,36 @@ def test_a_run_goes_on_on_other_ranks_and_under_other_strategies(
     for tensor, told in trained.items():
         distance = (weights[tensor] - told).abs().max().item()
         assert distance < 5e-5, f"{tensor} differs by {distance}"
+
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "imdb_distilbert_deepspeed.yaml"
+
+
+def typed(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "paceline", *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("processes", "stage", "later"), [(1, 2, 2), (2, 3, 1)])
+def test_the_recipe_runs_goes_on_elsewhere_and_is_evaluated(
+    processes: int, stage: int, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # beside accelerate, transformers loads DeepSpeed for the tiny model, which sets this and leaves it
+    monkeypatch.setenv(library.NVML, "0")
+    model, data, run = write_tiny_model(tmp_path / "tiny"), tmp_path / "reviews.jsonl", tmp_path / "run"
+    rows = [{"text": f"{TEXTS[at % 4]} number {at}", "label": ("fine", "dull")[at % 2]} for at in range(40)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = ["loop.max_steps=2", "loop.batch_size=6", "loop.micro_batch_size=2", "loop.checkpoint_every=2"]
+    settings += ["data.max_length=16", "observe.report=false", f"parallel.stage={stage}", "device=cpu"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    typed("train", RECIPE, "--model", model, "--data", data, "--out", run, "--processes", str(processes), *sets)
+    assert f"ZeRO stage {stage}" in json.loads((run / "summary.json").read_text())["execution"]["parallel"]
+    typed("train", run, "--resume", "--processes", str(later), "--set", "loop.max_steps=4")
+    assert json.loads((run / "summary.json").read_text())["steps"] == 4
+    typed("evaluate", run, "--data", data)
 
 
 def loading(world: World, stage: int, saved: Saved) -> list[str]:

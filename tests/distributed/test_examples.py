@@ -70,7 +70,21 @@ def test_each_collective_leaves_what_the_page_says(size: int) -> None:
         assert found["all_reduce"] == [sum(everybody)]
         assert found["broadcast"] == [1.0]
         assert found["all_gather"] == everybody
+        assert found["reduce"] == ([sum(everybody)] if rank == 0 else []), "the first rank's alone"
         assert found["reduce_scatter"] == [sum(everybody) * (rank + 1)], "its own piece of the sum, no other's"
+
+
+def served(world: World) -> tuple[bool, int]:
+    # whole numbers: every order of adding gives the same bits
+    tensor = torch.randint(99, (1001,), generator=torch.Generator().manual_seed(world.rank)).float()
+    expected = world.all_reduce(tensor.clone())
+    passed: int = example("parameter_server").server_all_reduce(tensor)
+    return torch.equal(tensor, expected), passed
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_parameter_server_gives_the_sum_through_one_link(size: int) -> None:
+    assert run_distributed(served, size) == [(True, 2 * (size - 1))] + [(True, 2)] * (size - 1)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +12,16 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.contract.errors import RecipeError
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.prepare.assemble import Assembled, assemble, assemble_build
 from paceline.recipe import Recipe
-from paceline.seams import Mesh, StepInput, World
-from paceline.strategies.deepspeed import library
+from paceline.seams import Alone, Mesh, StepInput, World
+from paceline.strategies.deepspeed import first, library
+from paceline.strategies.deepspeed.engine import Passes
 from paceline.tasks import task_for
 from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference
@@ -173,6 +177,73 @@ CASES = {
     "stage 3, joined": Case(3, techniques=(("packing", True), ("fused_qkv", True))),
     "stage 3, embedding gradient": Case(3, techniques=(("embedding_gradient", True),)),
 }
+
+
+ALONE = [name for name in CASES if ", " not in name] + [
+    "stage 2, optimizer offloaded",
+    "stage 3, parameters offloaded",
+    "stage 3, accumulated and ragged",
+    "stage 3, offloaded and accumulated",
+    "stage 2, fp16",
+]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_in_one_process_as_without_it(name: str) -> None:
+    expected, theirs = both(Alone(), CASES[name])
+    assert_equal(expected, theirs, tolerance_of(CASES[name]), first=True)
+    assert not dist.is_initialized(), "the group of one is left open"
+
+
+def refused(world: World, stage: int) -> str:
+    def doubled(self: Passes, batch: Any) -> Tensor:
+        return 2 * plain(self, batch)
+
+    plain = Passes.forward
+    with mock.patch.object(Passes, "forward", doubled), pytest.raises(RecipeError) as told:
+        assembled(world, Case(stage), "deepspeed")
+    return str(told.value)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_engine_that_computes_something_else_is_refused(stage: int) -> None:
+    for told in run_distributed(refused, 2, stage):
+        assert f"stage {stage}" in told
+        assert "sharded logits differ from whole ones" in told
+
+
+def miscounted(world: World, stage: int) -> str:
+    """Gradients that are added up over ranks where their mean is asked for."""
+    found = library.library(torch.device("cpu")).utils
+    whole = found.safe_get_full_grad
+    with (
+        mock.patch.object(found, "safe_get_full_grad", lambda one: whole(one) * world.size),
+        pytest.raises(RecipeError) as told,
+    ):
+        assembled(world, Case(stage), "deepspeed")
+    return str(told.value)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_engine_with_other_gradients_is_refused(stage: int) -> None:
+    for told in run_distributed(miscounted, 2, stage):
+        assert "sharded and whole gradients of" in told
+
+
+def without_room(world: World) -> str:
+    """The last rank is out of memory in its plain pass."""
+    full = mock.Mock(side_effect=torch.OutOfMemoryError("no room"))
+    with mock.patch.object(first, "on_host", full) if world.rank else contextlib.nullcontext():
+        run = assembled(world, Case(3), "deepspeed")
+    told = run.engine.execution["compared"]
+    outcome(world, Case(3), run, 1)
+    run.engine.close()
+    return told
+
+
+def test_a_plain_pass_without_room_is_told_and_the_run_goes_on() -> None:
+    for told in run_distributed(without_room, 2):
+        assert "no room" in told
 
 
 def tolerance_of(case: Case) -> float:

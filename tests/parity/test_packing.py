@@ -343,14 +343,14 @@ def test_rounding_is_told_from_a_fault_however_much_a_model_magnifies_it(
     seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_again = 0
-    beyond = rounding._beyond
+    beyond = rounding.beyond
 
     def counted(name: str, expected: Any, found: Any, *others: Any) -> str | None:
         nonlocal looked_again
         looked_again += expected[0].dtype == torch.float64
         return beyond(name, expected, found, *others)
 
-    monkeypatch.setattr(rounding, "_beyond", counted)
+    monkeypatch.setattr(rounding, "beyond", counted)
     lengths = (50, 310, 20, 170, 10, 400, 230, 90)
     for seed in seeds:
         build, packed = made(magnifying(seed), lengths=lengths)

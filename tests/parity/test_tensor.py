@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from paceline.models.structure import blocks
 from paceline.prepare.assemble import Assembled, assemble, assemble_build
 from paceline.recipe import Recipe
 from paceline.seams import Alone, Mesh, World
+from paceline.strategies.tensor import strategy
 from paceline.strategies.tensor.cut import cuts_of
 from paceline.strategies.tensor.layers import RowLinear
 from paceline.tasks import task_for
@@ -373,6 +376,18 @@ def cut_wrongly(world: World) -> str:
 def test_a_cut_that_computes_something_else_is_refused() -> None:
     for told in run_distributed(cut_wrongly, 2):
         assert "it is another model" in told
+
+
+def cut_without_room(world: World) -> tuple[str, ...]:
+    """The last rank is out of memory while the whole model computes."""
+    full = mock.Mock(side_effect=torch.OutOfMemoryError("no room"))
+    with mock.patch.object(strategy, "trial_of", full) if world.rank else contextlib.nullcontext():
+        return assembled(Case(), Mesh.over(world, tensor=world.size)).build.notices
+
+
+def test_a_comparison_without_room_is_told_and_no_rank_waits() -> None:
+    for notices in run_distributed(cut_without_room, 2):
+        assert strategy.NOT_COMPARED in notices
 
 
 def test_one_process_has_nothing_to_share_and_is_left_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from paceline.recipe import Recipe
 from paceline.recipe.techniques import ENTRIES
+from paceline.recipe.techniques import entry_of
 from paceline.testing.tiny import TEXTS, write_tiny_model
 from paceline.verbs.train import train
 from tests.unit.data.test_cifar import write_cifar
@@ -88,7 +90,16 @@ def test_a_recipe_loads_and_is_named_like_its_file(path: Path) -> None:
     assert Recipe.parse(recipe.resolved()) == recipe
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def with_its_package(path: Path) -> Any:
+    """The recipe's path as a parameter: trained where the package is that its strategy needs."""
+    strategy = Recipe.load(path).parallel.strategy
+    needed = () if strategy == "auto" else entry_of(strategy).packages
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    marks = [getattr(pytest.mark, name) for name in needed]
+    return pytest.param(path, marks=[*marks, pytest.mark.skipif(bool(missing), reason=f"needs {missing}")])
+
+
+@pytest.mark.parametrize("path", [*map(with_its_package, RECIPES)], ids=NAMES)
 def test_a_recipe_trains_two_steps(path: Path, pretrained: Path, cifar: Path, tmp_path: Path) -> None:
     recipe = Recipe.load(path)
     small = Recipe.load(path, small_settings(recipe, pretrained, cifar))

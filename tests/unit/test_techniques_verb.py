@@ -26,7 +26,9 @@ def machine(
     name: str, capability: tuple[int, int], *, driver: str = "580.95.05", triton: str | None = "3.6.0"
 ) -> Facts:
     gpu = Gpu(name=name, compute_capability=capability, driver=driver)
-    return replace(CPU, gpus=(gpu,), versions={"torch": "2.13.0", "triton": triton}, torch_cuda="13.0")
+    return replace(
+        CPU, gpus=(gpu,), versions={"torch": "2.13.0", "triton": triton, "deepspeed": "0.19.8"}, torch_cuda="13.0"
+    )
 
 
 Listing = Callable[[Facts], dict[str, str]]
@@ -124,3 +126,21 @@ def test_an_old_gpu_and_a_missing_compiler_are_named(listing: Listing) -> None:
     assert "not bf16: needs compute capability 8.0; Tesla V100-SXM2-16GB has 7.0" in found["precision"]
     assert "here       not available: needs triton, which is not installed" in found["compile"]
     assert "here       available" in found["capture"]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("apex", ["o1: techniques.precision=fp16", "optimizer.type=adamw", "parallel.strategy=ddp"]),
+        ("Horovod", ["ring all-reduce", "horovodrun -np 2", "--gpus N", "parallel.reduce_dtype=bf16"]),
+        ("torch.distributed.launch", ["torchrun under its old name"]),
+    ],
+)
+def test_a_library_is_answered_with_what_it_is_here(
+    name: str, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb.techniques(name) == ()
+    shown = capsys.readouterr().out
+    for line in lines:
+        assert line in shown
+    assert "docs/coming-from.md" in shown

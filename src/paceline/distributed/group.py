@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from paceline.contract.errors import RecipeError, UserError, nearest
@@ -110,6 +111,25 @@ def joined(
         dist.destroy_process_group()
         exchange.close()
         del store
+
+
+@contextmanager
+def group_of_one(device: torch.device) -> Iterator[None]:
+    """Inside, a process that is alone has a process group all the same, for libraries that ask for one.
+
+    Args:
+        device: that computes.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    with _interfaces(True):
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @final

@@ -61,7 +61,7 @@ class Predictor:
             RecipeError: nobody can plan a run with its strategy.
             PlanFailed: a bug.
         """
-        check_planned(recipe)
+        check_planned(recipe, world_size)
         asked = {
             "recipe": recipe.plain(),
             "gpu": dataclasses.asdict(gpu),

@@ -52,7 +52,7 @@ def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, t
         RecipeError: a setting that cannot work on this machine.
     """
     decisions = []
-    first: list[Decide] = [_device, *_sharing(world_size), _precision]
+    first: list[Decide] = [_device, *_sharing(recipe, world_size), _precision]
     techniques: list[Decide] = [partial(decision_of, entry) for entry in CATALOGUE]
     for decide in (*first, _micro_batch_size, _evaluation_batch_size, _resident, *techniques):
         decision = decide(recipe, facts)
@@ -172,12 +172,16 @@ def _device(recipe: Recipe, facts: Facts) -> Decision | None:
     return Decision(setting="device", value="cuda", reason=f"{facts.gpus[0].name} is usable")
 
 
-def _sharing(world_size: int) -> tuple[Decide, ...]:
+def _sharing(recipe: Recipe, world_size: int) -> tuple[Decide, ...]:
     if world_size > 1:
         return (_strategy, _stage)
+    # what shards over one process still moves to main memory, and steps as it does with several
+    used = next((entry for entry in STRATEGIES if entry.alone and entry.is_on(recipe)), None)
+    kept = {"strategy", *(own.name for own in used.settings)} if used else set()
     own = (name for name, setting in OWN_SETTINGS.items() if not setting.stays)
     axes = (entry.setting.rpartition(".")[2] for entry in AXES)
-    return tuple(_unshared(name) for name in ("strategy", "backend", "sync_batch_norm", *axes, *own))
+    dropped = (name for name in ("strategy", "backend", "sync_batch_norm", *axes, *own) if name not in kept)
+    return (*map(_unshared, dropped), _stage)
 
 
 def _unshared(name: str) -> Decide:

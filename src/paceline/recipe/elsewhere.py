@@ -33,6 +33,7 @@ class Name:
 TRAINER, LIGHTNING, ACCELERATE, DEEPSPEED = "transformers' Trainer", "Lightning", "Accelerate", "DeepSpeed"
 PEFT: Final = "PEFT"
 TIMM = "timm's and torchvision's scripts"
+APEX, HOROVOD, LAUNCH = "Apex", "Horovod", "torch.distributed.launch"
 IMBALANCE = "losses and rare labels, in scikit-learn, PyTorch and XGBoost"
 
 _LEFT_OUT: Final = {"false": ""}
@@ -508,8 +509,60 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("gamma", "fl_gamma"), here="task.loss=focal --set task.focal_gamma={}", note="of the focal loss"),
         Name(names=("weightedrandomsampler",), here="loop.sampler=balanced", note="of classes, equally often"),
     ),
+    APEX: (
+        Name(
+            names=("opt_level",),
+            only=True,
+            here="techniques.precision",
+            values={
+                "o0": "techniques.precision=fp32",
+                "o1": "techniques.precision=fp16",
+                "o2": "techniques.precision=fp16",
+                "o3": "techniques.precision=pure_bf16",
+            },
+            note="weights stay fp32 under torch's autocast, as with O1; bf16 needs no loss scale",
+        ),
+        Name(
+            names=("keep_batchnorm_fp32", "master_weights"),
+            note="weights, norms and states are fp32 in every precision but pure_bf16",
+        ),
+        Name(names=("fusedadam", "fused_adam"), here="optimizer.type=adamw", note="torch's fused update, by itself"),
+        Name(names=("fusedsgd", "fused_sgd"), here="optimizer.type=sgd", note="torch's fused update, by itself"),
+        Name(names=("delay_allreduce",), note="gradients are summed beside the backward pass: parallel.bucket_mib"),
+        Name(names=("convert_syncbn_model",), here="parallel.sync_batch_norm=true"),
+    ),
+    HOROVOD: (
+        Name(names=("horovodrun", "num_proc"), here="--gpus {}", note="or --processes N on the CPU"),
+        Name(names=("fp16_allreduce",), here="parallel.reduce_dtype=bf16", values=_LEFT_OUT),
+        Name(names=("fusion_threshold_mb",), here="parallel.bucket_mib", note="MiB of gradients in one all-reduce"),
+        Name(names=("backward_passes_per_step",), here="loop.micro_batch_size=N", note=_PIECES),
+        Name(names=("adasum",), note="gradients are summed, as a global batch has it"),
+    ),
+    LAUNCH: (
+        Name(names=("nproc_per_node",), here="--gpus {}", note="torchrun --nproc-per-node joins too"),
+        Name(names=("node_rank",), here="torchrun --node-rank {}", note="docs/distributed.md has the whole command"),
+        Name(names=("use_env",), note="ranks always read the environment"),
+    ),
 }
 """Library -> its names, as its users meet them."""
+
+TOLD: Final[Mapping[str, tuple[str, ...]]] = {
+    APEX: (
+        "Apex's parts are torch's own by now, and need no build: amp is autocast, FusedAdam is torch's fused AdamW,",
+        "its DistributedDataParallel is `parallel.strategy=ddp`, whose gradients lie in one flat buffer.",
+    ),
+    HOROVOD: (
+        "Horovod averages gradients by a ring all-reduce. `parallel.strategy=ddp` does so through NCCL or gloo, which",
+        "choose rings or trees themselves. `--gpus N` takes the place of `horovodrun -np N`; where horovodrun has to",
+        "start the ranks, its numbers join: `horovodrun -np 2 sh -c 'RANK=$HOROVOD_RANK WORLD_SIZE=$HOROVOD_SIZE",
+        "LOCAL_RANK=$HOROVOD_LOCAL_RANK MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 paceline train RECIPE.yaml'`.",
+    ),
+    LAUNCH: (
+        "`python -m torch.distributed.launch` is torchrun under its old name, and starts ranks that join:",
+        "`python -m torch.distributed.launch --nproc-per-node 2 -m paceline train RECIPE.yaml`.",
+    ),
+}
+"""Library -> what it is here, in a few lines; of those that are no settings but ways of computing and starting."""
 
 VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "parallel.strategy": {
@@ -520,6 +573,7 @@ VALUES: Final[Mapping[str, Mapping[str, str]]] = {
         "ddp_notebook": "parallel.strategy=ddp",
         "ddp_find_unused_parameters_true": "parallel.strategy=ddp",
         "horovod": "parallel.strategy=ddp",
+        "apex": "parallel.strategy=ddp",
         "dataparallel": "parallel.strategy=dp",
         "ddp_sharded": "parallel.strategy=fsdp",
         "fsdp2": "parallel.strategy=fsdp",

@@ -169,6 +169,7 @@ class TechniqueEntry:
         room: the module it is in; none: ``techniques/<name>.py``.
         settings: fields of ``parallel`` that have an effect with it; of a strategy.
         one_process: whether one process has all GPUs of the run; of a strategy.
+        alone: whether it has a use in one process too; of a strategy.
         shards: whether each process keeps a shard of the weights; of a strategy.
         unplanned: why what a run takes of a GPU cannot be predicted; empty: it can.
     """
@@ -195,6 +196,7 @@ class TechniqueEntry:
     room: str = ""
     settings: tuple[OwnSetting, ...] = ()
     one_process: bool = False
+    alone: bool = False
     shards: bool = False
     unplanned: str = ""
 

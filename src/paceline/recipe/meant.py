@@ -72,9 +72,31 @@ def of_option(name: str) -> Meant | None:
 
 def of_value(path: str, value: object) -> Meant | None:
     """What is said of a value that a setting of ours has elsewhere alone, such as ``zero_2`` for ``zero2``."""
-    plain = re.sub(r"zero_?(stage)?_?(?=[123])", "zero", _plain(_text(value)))
-    here = VALUES.get(path, {}).get(plain)
+    here = _here_of(path, _text(value))
     return None if here is None else Meant(f"{_text(value)} is {here} here", f"--set {here}")
+
+
+def understood(settings: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Settings of ``--set`` in which values of elsewhere are those here, and a notice for each that was.
+
+    Args:
+        settings: ``PATH=VALUE``; what has no one meaning here is left as it is, to be refused.
+    """
+    kept, told = [], []
+    for setting in settings:
+        path, _, value = (part.strip() for part in setting.partition("="))
+        here = _here_of(path, value)
+        if here is None or here.endswith("=N"):
+            kept.append(setting)
+            continue
+        kept += here.split(" --set ")
+        told.append(f"{path}={value} is --set {here} here")
+    return kept, told
+
+
+def _here_of(path: str, value: str) -> str | None:
+    plain = re.sub(r"zero_?(stage)?_?(?=[123])", "zero", _plain(value))
+    return VALUES.get(path, {}).get(plain)
 
 
 def _of_key(path: str, value: object, known: Mapping[str, Collection[str]]) -> list[Meant]:

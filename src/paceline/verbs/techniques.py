@@ -13,6 +13,7 @@ from paceline.contract.errors import RecipeError, nearest
 from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
+from paceline.recipe.elsewhere import TABLE, TOLD
 from paceline.recipe.entries import TechniqueEntry, value_of, written
 from paceline.recipe.rules import missing_packages
 from paceline.recipe.techniques import ENTRIES, GROUPS, told
@@ -22,19 +23,33 @@ def techniques(name: str | None = None) -> tuple[TechniqueEntry, ...]:
     """Print every technique in a line each, or all there is to know about one.
 
     Args:
-        name: of the one; None: all.
+        name: of the one; None: all. Or of a library whose ways are others here, such as ``apex``.
 
     Returns:
-        The entries that were printed.
+        The entries that were printed; none for a library.
 
     Raises:
         RecipeError: no technique has this name.
     """
+    library = next((one for one in TOLD if name and one.lower() == name.lower()), None)
+    if library is not None:
+        sys.stdout.write("\n".join(_of_library(library)) + "\n")
+        return ()
     facts = this_machine()
     entries = ENTRIES if name is None else (_named(name),)
     sections = _listed(facts) if name is None else [_shown(entries[0], facts)]
     sys.stdout.write("\n\n".join([_machine(facts), *sections]) + "\n")
     return entries
+
+
+def _of_library(library: str) -> Iterator[str]:
+    """What another library is here, and its names."""
+    yield f"{library}: {' '.join(TOLD[library])}"
+    for name in TABLE[library]:
+        ways = [f"{there}: {here}" for there, here in name.values.items() if here] or [name.here or "nothing"]
+        here = "; ".join(ways).replace("{}", "N")
+        yield f"  {', '.join(name.names)}: {here}{f' ({name.note})' if name.note else ''}"
+    yield "page: docs/coming-from.md"
 
 
 def _named(name: str) -> TechniqueEntry:

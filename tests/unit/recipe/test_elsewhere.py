@@ -10,8 +10,8 @@ import pytest
 
 from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe, flatten
-from paceline.recipe.elsewhere import TABLE, Name
-from paceline.recipe.meant import is_setting
+from paceline.recipe.elsewhere import TABLE, VALUES, Name
+from paceline.recipe.meant import is_setting, understood
 from tests.unit.test_docs import script
 
 ENTRIES = [entry for part in TABLE.values() for entry in part]
@@ -107,6 +107,43 @@ def test_a_key_is_led_to_what_it_means(setting: str, why: str, fix: str) -> None
     told = refusal(setting)
     assert why in told.why
     assert told.fix == fix
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("ddp_sharded", ["parallel.strategy=fsdp"]),
+        ("DDP_Spawn", ["parallel.strategy=ddp"]),
+        ("deepspeed_stage_2", ["parallel.strategy=deepspeed", "parallel.stage=2"]),
+        (
+            "deepspeed_stage_3_offload",
+            ["parallel.strategy=deepspeed", "parallel.stage=3", "parallel.offload=parameters"],
+        ),
+        ("zero-2", ["parallel.strategy=deepspeed", "parallel.stage=2"]),
+        ("model_parallel", ["parallel.strategy=fsdp"]),
+        ("apex", ["parallel.strategy=ddp"]),
+    ],
+)
+def test_names_of_strategies_elsewhere_are_understood(name: str, here: list[str]) -> None:
+    kept, told = understood(["seed=3", f"parallel.strategy={name}", "loop.epochs=2"])
+    assert kept == ["seed=3", *here, "loop.epochs=2"]
+    assert told == [f"parallel.strategy={name} is --set {' --set '.join(here)} here"]
+    recipe().with_settings(kept)
+
+
+def test_names_here_and_those_without_one_meaning_are_left() -> None:
+    asked = ["parallel.strategy=fsdp", "parallel.strategy=hybrid_shard", "parallel.strategy=warp"]
+    assert understood(asked) == (asked, [])
+
+
+def test_every_strategy_elsewhere_is_one_here() -> None:
+    for path, names in VALUES.items():
+        for name in names:
+            kept, told = understood([f"{path}={name}"])
+            if told:
+                recipe().with_settings(kept)
+            else:
+                assert names[name].endswith("=N"), name
 
 
 def test_a_pasted_configuration_is_answered_in_one_go() -> None:

@@ -134,8 +134,22 @@ def test_what_cannot_work_is_refused(settings: tuple[str, ...], facts: Facts, me
     assert message in str(found.value)
 
 
-def test_one_process_trains_without_it() -> None:
-    chosen, decisions = choose(recipe(ON, "parallel.stage=3", "parallel.offload=parameters"), CPU)
+@pytest.mark.parametrize(
+    ("settings", "stage", "offload"),
+    [
+        ((ON,), 2, "none"),
+        ((ON, "parallel.stage=1"), 1, "none"),
+        ((ON, "parallel.offload=optimizer"), 2, "optimizer"),
+        ((ON, "parallel.offload=parameters"), 3, "parameters"),
+    ],
+)
+def test_one_process_has_a_use_of_it(settings: tuple[str, ...], stage: int, offload: str) -> None:
+    part = choose(recipe(*settings), GPUS)[0].parallel
+    assert (part.strategy, part.stage, part.offload) == ("deepspeed", stage, offload)
+
+
+def test_one_process_that_does_not_ask_for_it_trains_without_it() -> None:
+    chosen, decisions = choose(recipe("parallel.stage=3", "parallel.offload=parameters"), CPU)
     assert chosen.parallel == recipe().parallel
     assert {decision.reason for decision in decisions if decision.setting.startswith("parallel")} == {
         "one process has nobody to share with"
@@ -195,6 +209,22 @@ def test_a_plan_is_refused_with_one_that_can_be_made() -> None:
     assert found.value.fix.startswith("--set parallel.strategy=fsdp --set parallel.stage=null")
     instead = chosen.with_settings(["parallel.strategy=fsdp", "parallel.stage=null"])
     assert choose(instead, GPUS, 4)[0].parallel.strategy == "fsdp"
+
+
+def test_a_plan_of_one_process_is_refused_with_that_of_a_plain_one() -> None:
+    chosen, _ = choose(recipe(ON, "parallel.offload=optimizer"), GPUS)
+    with Predictor() as predictor, pytest.raises(RecipeError) as found:
+        predictor.plan(chosen, gpu_for("h200"))
+    settings = found.value.fix.removesuffix(" plans the run without it").removeprefix("--set ").split(" --set ")
+    instead, _ = choose(chosen.with_settings(settings), GPUS)
+    assert instead.parallel == recipe().parallel
+
+
+def test_the_job_of_a_ci_server_runs_what_make_has() -> None:
+    job = ROOT / ".ci" / "deepspeed"
+    assert os.access(job, os.X_OK)
+    target = job.read_text(encoding="utf-8").split()[-1]
+    assert f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def test_only_the_models_own_passes_go_through_the_engine() -> None:

@@ -140,6 +140,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         memory="of N processes each keeps 1/N of states and of an fp32 copy of the weights; of gradients from stage 2,"
         " of weights in stage 3",
         shards=True,
+        alone=True,
         unplanned="a plan runs the engine's own step without memory, and DeepSpeed's engine needs a real device",
         choice=STRATEGY,
         room="paceline.strategies.deepspeed.strategy",

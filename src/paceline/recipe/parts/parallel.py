@@ -30,7 +30,7 @@ _FORMERLY = {True: "parameters", False: "none"}
 
 
 class ParallelPart(Part):
-    """How a run's processes share its work. With one process there is nothing to share: only ``dp`` has a meaning."""
+    """How a run's processes share its work. With one process only ``dp`` and ``deepspeed`` have a meaning."""
 
     strategy: StrategyName = Field("auto", json_schema_extra=EXECUTION, description=told_strategies())
     backend: Literal["auto", "nccl", "gloo", "mpi"] = Field(

@@ -67,6 +67,7 @@ class DeepSpeedEngine(Engine):
         world: all ranks.
         device: that computes.
         close: lets go of ``theirs``.
+        compared: what came of the first pass beside a plain one.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class DeepSpeedEngine(Engine):
         world: World,
         device: torch.device,
         close: Callable[[], None],
+        compared: str,
     ) -> None:
         self._theirs, self._optimizer, self._states = theirs, optimizer, states
         self._objective, self._logits, self._scale, self._rates = objective, logits, scale, rates
         self._collate, self._seed, self._world, self._device = collate, seed, world, device
-        self._close = close
+        self._close, self._compared = close, compared
         self._generators = generators(device)
         self._applied = 0
         self._is_accumulated = False
@@ -168,7 +170,8 @@ class DeepSpeedEngine(Engine):
 
     @property
     def execution(self) -> Mapping[str, str]:
-        return {"steps": "eager (DeepSpeed's engine moves and frees tensors between passes)"}
+        steps = "eager (DeepSpeed's engine moves and frees tensors between passes)"
+        return {"steps": steps, "compared": self._compared}
 
     def close(self) -> None:
         self._close()

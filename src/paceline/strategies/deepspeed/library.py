@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from paceline.contract.errors import RecipeError
+from paceline.distributed.group import group_of_one
 from paceline.machine.device import is_gpu
 from paceline.recipe.parts import ParallelPart
 from paceline.recipe.techniques import entry_of
@@ -30,6 +31,9 @@ PERSISTENT = 100_000
 BUCKET = 500_000_000
 """Numbers of gradients that are reduced in one go, at most: DeepSpeed's own default. The buffer for it is there from
 the start, so a smaller model has one of its own size."""
+
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""How torch looks for GPUs; DeepSpeed sets it for the whole process while it is loaded."""
 
 _LEFT = ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP")
 """Process groups that DeepSpeed keeps for the life of a process, which may have several runs."""
@@ -75,7 +79,7 @@ def library(device: torch.device) -> Any:
         RecipeError: it is not installed.
     """
     # a run on the CPU may see GPUs
-    with _variable("DS_ACCELERATOR", device.type), _quiet():
+    with _variable("DS_ACCELERATOR", device.type), _variable(NVML, os.environ.get(NVML)), _quiet():
         try:
             import deepspeed
         except ImportError as error:
@@ -89,7 +93,7 @@ def library(device: torch.device) -> Any:
 def initialized(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device, world: World
 ) -> tuple[Any, Callable[[], None]]:
-    """DeepSpeed's engine around a model, over the ranks of the open process group, and what closes it. A collective.
+    """DeepSpeed's engine around a model, over the run's ranks, and what closes it. A collective.
 
     Args:
         model: equal on all ranks, on ``device``.
@@ -103,6 +107,8 @@ def initialized(
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     index = torch.get_device_module(device).current_device() if is_gpu(device) else world.local_rank
     with contextlib.ExitStack() as stack:
+        if world.size == 1:
+            stack.enter_context(group_of_one(device))
         # stage 3 looks there again and again
         stack.enter_context(_variable("LOCAL_RANK", str(index)))
         with _quiet(), _nothing_compiled(found):
@@ -120,15 +126,20 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """Inside, DeepSpeed finds in the environment what it takes from nowhere else."""
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    """Inside, DeepSpeed finds in the environment what it takes from nowhere else; behind it all is as before.
+
+    Args:
+        value: None: none is put there, and what DeepSpeed puts there goes again.
+    """
     before = os.environ.get(name)
-    os.environ[name] = value
+    if value is not None:
+        os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[name]
+            os.environ.pop(name, None)
         else:
             os.environ[name] = before
 

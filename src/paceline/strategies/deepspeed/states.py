@@ -114,6 +114,10 @@ class States(ABC):
             group["lr"] = rate
         for shard in without:
             shard.grad = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Have the optimizer remember nothing, as before a first step."""
         for state in self._optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):

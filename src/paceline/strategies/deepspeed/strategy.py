@@ -7,14 +7,21 @@ from typing import final
 
 from torch import Tensor, nn
 
+from paceline.contract.errors import RecipeError
 from paceline.machine.device import is_gpu
 from paceline.optim.optimizer import build_optimizer
 from paceline.optim.scaling import Dynamic, Unscaled
 from paceline.seams import Batch, Build, Engine, Forward
 from paceline.strategies.deepspeed.engine import DeepSpeedEngine, Passes
+from paceline.strategies.deepspeed.first import difference, plain_results
 from paceline.strategies.deepspeed.library import SHARDED, configuration, initialized, library, stage_of
 from paceline.strategies.deepspeed.states import ShardedWeights, WholeWeights
 from paceline.strategies.strategy import Strategy, Training
+
+WITHOUT = "--set parallel.strategy=auto --set parallel.stage=null --set parallel.offload=none"
+
+EQUAL = "the first pass in DeepSpeed's engine equals a plain one"
+NOT_COMPARED = "not with a plain pass, for which a GPU has no room"
 
 
 @final
@@ -49,13 +56,22 @@ class Zero(Strategy):
         optimizer = build_optimizer(training.groups, recipe.optimizer, fused=fused)
         num_trained = sum(parameter.numel() for group in training.groups for parameter in group.parameters)
         config = configuration(part, recipe.optimizer.clip_norm, num_trained)
+        plain = plain_results(build, through.plain, world)
         theirs, close = initialized(Passes(model, through.plain), optimizer, config, device, world)
         through.engine = theirs
         kind = ShardedWeights if stage_of(part) == SHARDED else WholeWeights
+        states = kind(model, theirs, optimizer, library(device), world)
+        if plain is not None:
+            reason = difference(theirs, library(device).utils.safe_get_full_grad, build, *plain, world)
+            if reason is not None:
+                close()
+                why = f"in its engine this is another model: {reason}"
+                raise RecipeError(f"parallel.strategy = deepspeed, stage {stage_of(part)}", why, WITHOUT)
+            states.forget()
         return DeepSpeedEngine(
             theirs,
             optimizer,
-            kind(model, theirs, optimizer, library(device), world),
+            states,
             training.objective,
             lambda batch: through(model, batch),
             Dynamic(device) if build.loss_scaling else Unscaled(),
@@ -65,6 +81,7 @@ class Zero(Strategy):
             world=world,
             device=device,
             close=close,
+            compared=EQUAL if plain is not None else NOT_COMPARED,
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from paceline.machine.device import PLANNED
 from paceline.optim.gradients import Shards
 from paceline.optim.state import Splitting
 from paceline.optim.updates import build_updates
-from paceline.seams import Build, Engine, World
+from paceline.seams import Batch, Build, Engine, World
 from paceline.strategies.alone import untrained
 from paceline.strategies.ddp.strategy import all_reduce_of
 from paceline.strategies.strategy import Strategy, Training, torch_engine
@@ -30,6 +30,8 @@ from paceline.strategies.tensor.cut import SETTING, apply_cut, cuts_of, found_in
 from paceline.strategies.tensor.shard import Cut
 
 NOT_CAPTURED = "ranks meet inside each block, and a graph of one rank does not wait for another's"
+
+NOT_COMPARED = "the cut model was not compared with the whole one, for which a GPU has no room"
 
 
 @final
@@ -51,13 +53,19 @@ class TensorParallel(Strategy):
         self.mesh.whole.broadcast_([*model.parameters(), *model.buffers()])
         for _ in found_in(model, build.blocks, world.size):  # refused before anything is computed
             pass
-        reason = next((found for found in world.gather(difference(build, world)) if found), None)
+        with exactly(build.device):
+            plain = plain_results(build)
+        # the others would wait inside blocks for a rank that is out of memory
+        is_compared = not self.mesh.whole.any(plain is None)
+        reason = difference(build, world, plain) if is_compared and plain is not None else None
+        reason = next((found for found in world.gather(reason) if found), None)
         if reason is not None:
             why = f"cut over {world.size} processes it is another model: {reason}"
             raise RecipeError(f"{SETTING} = {world.size}", why, f"--set {SETTING}=1")
         apply_cut(model, build.blocks, world)
         execution = {**build.execution, "tensor": f"{world.size} shards of each block"}
-        return replace(build, execution=execution, meets_in_forward=True)
+        notices = build.notices if is_compared else (*build.notices, NOT_COMPARED)
+        return replace(build, execution=execution, notices=notices, meets_in_forward=True)
 
     def engine(self, build: Build, training: Training) -> Engine:
         data, tensor, model = self.mesh.data, self.mesh.tensor, build.model
@@ -81,26 +89,52 @@ class TensorParallel(Strategy):
 STRATEGY = TensorParallel
 
 
-def difference(build: Build, world: World) -> str | None:
+def plain_results(build: Build, dtype: torch.dtype | None = None) -> Results | None:
+    """What a copy of the whole model makes of two samples, without dropout; None where it has no room.
+
+    Args:
+        dtype: that it computes in; None: fp32.
+    """
+    try:
+        return results(_copy(build, dtype), build.forward, build.task, _samples(build))
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _copy(build: Build, dtype: torch.dtype | None) -> Any:
+    return trial_of(build.model) if dtype is None else trial_of(build.model).to(dtype)
+
+
+def _samples(build: Build) -> Batch:
+    # any will do: what is wrong with a cut is wrong of all
+    return build.layout.collate(np.zeros(2, np.int64))
+
+
+def difference(build: Build, world: World, plain: Results) -> str | None:
     """Where a copy of the build's model differs once it is cut: logits, then gradients; None where it does not.
 
     Computed in fp32 without dropout, as packing is. The model and torch's random numbers stay as they are.
+
+    Args:
+        plain: what the whole model makes of the same samples.
     """
     names = [next(name for name, module in build.model.named_modules() if module is block) for block in build.blocks]
-    # any sample will do: what is wrong with a cut is wrong of all
-    batch = build.layout.collate(np.zeros(2, np.int64))
 
-    def both(dtype: torch.dtype | None = None) -> tuple[Results, Results]:
-        trial = trial_of(build.model) if dtype is None else trial_of(build.model).to(dtype)
-        plain = results(trial, build.forward, build.task, batch)
+    def both(plain: Results, dtype: torch.dtype | None = None) -> tuple[Results, Results]:
+        trial = _copy(build, dtype)
         apply_cut(trial, [trial.get_submodule(name) for name in names], world)
         cuts = cuts_of(trial)
         shards = {name: cuts[name].shard(whole) if name in cuts else whole for name, whole in plain.gradients.items()}
-        return Results(plain.logits, shards), results(trial, build.forward, build.task, batch)
+        return Results(plain.logits, shards), results(trial, build.forward, build.task, _samples(build))
+
+    def in_fp64() -> tuple[Results, Results]:
+        whole = plain_results(build, torch.float64)
+        assert whole is not None  # fp64 of a small batch
+        return both(whole, torch.float64)
 
     with exactly(build.device):
         name = type(build.model).__name__
-        return beyond_rounding(name, *both(), lambda: both(torch.float64), ways=("cut", "whole"))
+        return beyond_rounding(name, *both(plain), in_fp64, ways=("cut", "whole"), anywhere=world.any)
 
 
 @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -91,12 +92,21 @@ class Changes(Options):
     seed: Seed = None
 
     def in_full(self) -> list[str]:
-        """All of them as ``--set`` takes them.
+        """All of them as ``--set`` takes them; what is called otherwise elsewhere as it is here, with a notice.
 
         Raises:
             RecipeError: one is set twice.
         """
-        return all_settings(**vars(self))
+        from paceline.machine.cluster import LAUNCHER
+        from paceline.recipe.meant import understood
+        from paceline.verbs.notices import tell
+
+        settings, notices = understood(all_settings(**vars(self)))
+        # ranks that a launcher started repeat what it was given, and it has told already
+        if LAUNCHER not in os.environ and os.environ.get("RANK", "0") == "0":
+            for notice in notices:
+                tell(notice)
+        return settings
 
 
 @dataclass(frozen=True, kw_only=True)
