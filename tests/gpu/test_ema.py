@@ -35,7 +35,8 @@ def test_captured_steps_keep_the_average_of_eager_ones(mode: str, kind: str, set
     one, other = average_of(eager), average_of(captured)
     assert one.updates == other.updates > 15
     assert all(map(torch.equal, one.shadow, other.shadow))
-    assert not any(map(torch.equal, other.shadow, other.parameters)), "the average is the weights themselves"
+    # not "any": a bias of keys has a gradient of zero, and SGD leaves it where it was
+    assert not all(map(torch.equal, other.shadow, other.parameters)), "the average is the weights themselves"
 
 
 def test_the_average_is_torchs() -> None:

