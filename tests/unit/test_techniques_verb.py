@@ -110,7 +110,8 @@ def test_without_a_gpu_the_reason_is_told(listing: Listing) -> None:
 @pytest.mark.parametrize("facts", [CPU, machine("NVIDIA H200", (9, 0))], ids=["cpu", "gpu"])
 def test_a_strategy_whose_package_is_missing_is_not_available(listing: Listing, facts: Facts) -> None:
     """One process shares nothing, so that a recipe with it would not notice."""
-    assert "here       not available: needs deepspeed, which is not installed" in listing(facts)["deepspeed"]
+    missing = replace(facts, versions={name: at for name, at in facts.versions.items() if name != "deepspeed"})
+    assert "here       not available: needs deepspeed, which is not installed" in listing(missing)["deepspeed"]
     installed = replace(facts, versions={**facts.versions, "deepspeed": "0.18.2"})
     assert "here       available, as parallel.strategy=deepspeed" in listing(installed)["deepspeed"]
 
