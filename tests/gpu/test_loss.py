@@ -62,7 +62,8 @@ def test_captured_steps_are_those_of_eager_ones(kind: str, task: dict[str, Any])
     for index in range(16):
         for one, other in zip(step(eager, labels, index), step(captured, labels, index), strict=True):
             # a captured batch is filled up to the size of its graph, so that sums may be taken in another order
-            torch.testing.assert_close(other, one, rtol=1e-5, atol=0, msg=f"step {index}: {one} eager, {other} captured")
+            told = f"step {index}: {one} eager, {other} captured"
+            torch.testing.assert_close(other, one, rtol=1e-5, atol=0, msg=told)
     assert captured.engine.execution["steps"].startswith("captured"), captured.engine.execution
     assert eager.engine.execution["steps"].startswith("eager")
 
