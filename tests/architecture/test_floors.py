@@ -23,6 +23,7 @@ FLOORS = {
     "prepare": ("prepare",),
     "views": ("memory", "tracing", "report"),
     "run": ("run",),
+    "bench": ("bench",),
     "testing": ("testing",),
     "verbs": ("verbs", "__main__"),
 }

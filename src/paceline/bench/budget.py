@@ -13,7 +13,7 @@ from paceline.contract.errors import UserError, excerpt
 SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "": 1.0}
 
 SHARE = 0.9
-"""Of a budget that is planned; the rest is for what takes longer than it did before."""
+"""Share of a budget that is planned; the rest is for what takes longer than it did before."""
 
 FEWEST = 8
 """Steps below which a rate says little."""
@@ -45,8 +45,8 @@ def fit(cells: Sequence[T], seconds_of: Callable[[T], float], left: float, spare
     """
     kept = list(cells)
     total = sum(map(seconds_of, kept))
-    # stable, so that of equal ones the later is dropped
-    for cell in sorted(reversed(kept), key=lambda each: (spared(each), -seconds_of(each))):
+    later_first = kept[::-1]  # of equally long ones, for sorting is stable
+    for cell in sorted(later_first, key=lambda each: (spared(each), -seconds_of(each))):
         if total <= left:
             break
         kept = [each for each in kept if each is not cell]

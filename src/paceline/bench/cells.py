@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from paceline.bench.process import Line, Outcome, run
 from paceline.bench.records import CUT_OFF, Record
@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.rung.name}-{self.repeat}"
 
     @property
@@ -62,7 +62,7 @@ class Bench:
     """For paceline."""
     batch_size: int
     seed: int
-    """Of the first repeat; each further one has the next."""
+    """The first repeat's; each further one has the next."""
 
 
 def turns(rungs: Sequence[Rung], repeats: int) -> list[Cell]:
@@ -88,7 +88,9 @@ def script(contender: str) -> str:
         own = (CONTENDERS / f"{contender}.py").read_text(encoding="utf-8")
         shared = (CONTENDERS / f"{SHARED}.py").read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise UserError(f"{error.filename}: is not there", "paceline is not installed whole", "install it again") from None
+        raise UserError(
+            f"{error.filename}: is not there", "paceline is not installed whole", "install it again"
+        ) from None
     docstring, body = _body(own)
     if f"from {SHARED} import" not in own:
         return own
@@ -99,7 +101,7 @@ def _body(text: str) -> tuple[str, str]:
     """Docstring of a script, and its lines without it, without imports of the shared module and of the future."""
     tree = ast.parse(text)
     lines = text.splitlines()
-    left_out = {line for line in range(tree.body[0].lineno, (tree.body[0].end_lineno or 0) + 1)}
+    left_out = set(range(tree.body[0].lineno, (tree.body[0].end_lineno or 0) + 1))
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module in (SHARED, "__future__"):
             left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -212,7 +214,7 @@ def _of_contender(outcome: Outcome, bench: Bench, folder: Path) -> Record:
     seconds, steps, losses = result.get("steady_seconds"), result.get("steady_steps"), result.get("losses")
     if problem := _implausible(result, extent, folder / "saved"):
         return {"status": "rubbish", "why": problem}
-    rate = bench.batch_size * steps / seconds if seconds else None
+    rate = bench.batch_size * steps / seconds if seconds and steps else None
     return {
         "status": "ok",
         "quality": result["quality"],
@@ -229,12 +231,13 @@ def _of_contender(outcome: Outcome, bench: Bench, folder: Path) -> Record:
 def _implausible(result: Mapping[str, Any], extent: Extent, saved: Path) -> str:
     """What is wrong with a result; empty where nothing is."""
 
-    def number(value: object) -> bool:
+    def number(value: object) -> TypeGuard[float]:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
 
     losses, seconds = result.get("losses"), result.get("steady_seconds")
-    if not number(result.get("quality")) or not 0 <= result["quality"] <= 1:
-        return f"its quality is no share: {result.get('quality')!r}"
+    quality = result.get("quality")
+    if not number(quality) or not 0 <= quality <= 1:
+        return f"its quality is no share: {quality!r}"
     if losses is not None:
         if not isinstance(losses, list) or len(losses) != extent.steps or not all(map(number, losses)):
             told = len(losses) if isinstance(losses, list) else losses
@@ -315,7 +318,8 @@ def _unwell(outcome: Outcome) -> Record:
 
 def _reason(outcome: Outcome) -> str:
     """One line out of a log: an error of paceline's with its why, else the last line."""
-    lines = [line.strip() for line in outcome.error.splitlines() if line.strip()]
+    # what was printed as events stands among it
+    lines = [line.strip() for line in outcome.error.splitlines() if line.strip() and not line.startswith("{")]
     ours = next((at for at, line in enumerate(lines) if line.startswith("paceline: ")), None)
     if ours is not None:
         told = lines[ours].removeprefix("paceline: ")

@@ -80,14 +80,13 @@ def answers(rows: Sequence[Standing], claims: Sequence[Claim] = CLAIMS) -> list[
 
 
 def _answer(claim: Claim, rows: Mapping[str, Standing]) -> Answer:
-    found = _figure(claim, claim.rungs, rows), _figure(claim, claim.beside, rows)
-    if found[0] is None or found[1] is None:
-        missing = claim.rungs if found[0] is None else claim.beside
+    mine, theirs = _figure(claim, claim.rungs, rows), _figure(claim, claim.beside, rows)
+    if mine is None or theirs is None:
+        missing = claim.rungs if mine is None else claim.beside
         return Answer(claim=claim.text, measured=f"needs the rung {missing[0]}", verdict="not measured")
-    (name, mine), (other, theirs) = found
-    ratio = mine / theirs if claim.of == "rate" else theirs / mine
+    ratio = mine[1] / theirs[1] if claim.of == "rate" else theirs[1] / mine[1]
     verdict = "holds here" if claim.low <= ratio <= claim.high else "not here"
-    return Answer(claim=claim.text, measured=f"{name} {ratio:.2f} x {other}", verdict=verdict)
+    return Answer(claim=claim.text, measured=f"{mine[0]} {ratio:.2f} x {theirs[0]}", verdict=verdict)
 
 
 def _figure(claim: Claim, names: Sequence[str], rows: Mapping[str, Standing]) -> tuple[str, float] | None:

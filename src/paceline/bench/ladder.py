@@ -30,6 +30,9 @@ CELLS, PLAN = "cells.jsonl", "bench.json"
 PROBED_STEPS = 8
 PROBE = "probe"
 
+FEWEST_HELDOUT = 256
+"""Rows that a quality is measured on, where there are so many."""
+
 NOT_WELL = ("failed", "hung", "rubbish", "refused")
 """Statuses of cells that are not run again."""
 
@@ -128,7 +131,9 @@ class Climb:
             except (FileExistsError, NotADirectoryError):
                 raise RunFolderError(f"{folder}: not a folder", fix="choose another --out") from None
         if any(folder.iterdir()) and not (folder / PLAN).exists() and not _is_ours(folder):
-            raise RunFolderError(f"{folder}: holds something else", "a bench has its folder to itself", "choose another --out")
+            raise RunFolderError(
+                f"{folder}: holds something else", "a bench has its folder to itself", "choose another --out"
+            )
         hold(folder, held)
         self._records = Records(folder / CELLS, self._make_room)
         if self._wanted.again:
@@ -190,7 +195,7 @@ class Climb:
         self._source = work.write_source(self._recipe, self._folder / "work")
         extent, fitted = work.whole(self._recipe, self._source), False
         if self._wanted.steps is not None:
-            extent = work.cut_to(self._recipe, self._source, self._wanted.steps)
+            extent = self._cut(extent, self._wanted.steps)
         elif self._wanted.budget is not None:
             fitted_extent = self._fitted(extent, able)
             extent, fitted = fitted_extent, fitted_extent != extent
@@ -212,7 +217,9 @@ class Climb:
     def _fitted(self, extent: Extent, able: Sequence[Rung]) -> Extent:
         """As many steps as let every rung have its turn, by a few steps of the first rung."""
         rung = next((each for each in able if not each.by_design), able[0])
-        short = work.cut_to(self._recipe, self._source, min(PROBED_STEPS, extent.steps), 4 * self._recipe.loop.batch_size)
+        short = work.cut_to(
+            self._recipe, self._source, min(PROBED_STEPS, extent.steps), 4 * self._recipe.loop.batch_size
+        )
         if short.steps == extent.steps:
             return extent
         self._say(f"{PROBED_STEPS} steps of {rung.name}, to see how much fits")
@@ -239,9 +246,16 @@ class Climb:
         )
         if steps >= extent.steps:
             return extent
-        found = work.cut_to(self._recipe, self._source, steps, max(64, steps * self._recipe.loop.batch_size // 4))
+        found = self._cut(extent, steps)
         self._say(f"cut to {found.steps} steps and {self._repeats} repeats, to fit the budget")
         return found
+
+    def _cut(self, extent: Extent, steps: int) -> Extent:
+        """So many steps, and a quarter as many held-out rows as they train on, where that is less than everything."""
+        if steps >= extent.steps:
+            return extent
+        heldout = max(FEWEST_HELDOUT, steps * self._recipe.loop.batch_size // 4)
+        return work.cut_to(self._recipe, self._source, steps, heldout)
 
     def _settled(self, plan: dict[str, Any]) -> Bench:
         return self._bench_of(Extent(**plan["extent"]))
@@ -319,6 +333,8 @@ class Climb:
         if extent.steps < full.steps:
             notices.append(f"{extent.steps:,} of the recipe's {full.steps:,} steps")
         dropped = [name for name, told in self._states.items() if told[0] == "dropped"]
+        if sum(each["status"] == "ok" and each["rung"] == self._rungs[0].name for each in self._records) == 1:
+            notices.append("one cell of the first rung has no spread: what differs is a guess; --repeats 3 measures it")
         if dropped:
             notices.append(f"dropped for the budget, the longest first: {', '.join(dropped)}")
         about = {**plan, "extent": asdict(extent), "repeats": self._repeats, "rungs": [r.name for r in self._rungs]}
@@ -329,4 +345,12 @@ class Climb:
 
 def _is_ours(folder: Path) -> bool:
     """Whether an earlier bench began here and was ended before its plan was written."""
-    return {path.name for path in folder.iterdir()} <= {".lock", "work", "cells", "caches", "contenders", CELLS}
+    return {path.name for path in folder.iterdir()} <= {
+        ".lock",
+        ".gitignore",
+        "work",
+        "cells",
+        "caches",
+        "contenders",
+        CELLS,
+    }

@@ -18,13 +18,13 @@ from paceline.report.page import page_of
 from paceline.report.scatter import Spot, scatter_chart
 
 COLOURS = dict(zip(STAGES, (0, 1, 3, 4, 6, 2, 5, 10), strict=True))
-"""Of the style sheet, a stage each."""
+"""Stage -> its fill in the style sheet."""
 
 PEER, OURS, ASIDE = 10, 6, 0
 """Colours of bars: a peer's, paceline's, and of what learns something else."""
 
 HEIGHT = 16
-"""Of a bar."""
+"""Height of a bar."""
 
 
 def charts(rows: Sequence[Standing]) -> dict[str, Markup]:

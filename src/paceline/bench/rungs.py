@@ -28,8 +28,8 @@ class Rung:
     contender: str
     change: str
     """What it changes against the rung before, in words."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the contender's script; of paceline, settings of the recipe."""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of the contender's script; for paceline, those of the recipe."""
     packages: tuple[str, ...] = ()
     """That have to be installed beside paceline's own."""
     gpus: int = 0
@@ -48,9 +48,7 @@ def _plain(name: str, change: str, *, by_design: bool = False, gpus: int = 0, **
     return Rung(name=name, contender="plain_loop", change=change, settings=own, by_design=by_design, gpus=gpus)
 
 
-def _lightning(
-    name: str, change: str, *packages: str, gpus: int = 0, compiles: bool = False, **settings: Any
-) -> Rung:
+def _lightning(name: str, change: str, *packages: str, gpus: int = 0, compiles: bool = False, **settings: Any) -> Rung:
     usual = {"precision": "32-true", "compile": False, "strategy": "auto", "devices": -1 if gpus > 1 else 1}
     return Rung(
         name=name,
@@ -156,7 +154,9 @@ TEXT: tuple[Rung, ...] = (
     _deepspeed("2_offload"),
     _deepspeed("3"),
     _deepspeed("3_offload"),
-    _lightning("fsdp", "weights, gradients and states sharded by FSDP", gpus=2, precision="bf16-mixed", strategy="fsdp"),
+    _lightning(
+        "fsdp", "weights, gradients and states sharded by FSDP", gpus=2, precision="bf16-mixed", strategy="fsdp"
+    ),
     Rung(
         name="fabric",
         contender="fabric_loop",

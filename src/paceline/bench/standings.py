@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,9 @@ DEVIATIONS = 3.0
 LEAST = 0.02
 """Share of a loss that is no difference, however little the seeds differ."""
 
+OF_ONE_SEED = 0.05
+"""Quality that is no difference where the first rung has one cell alone, and so no spread."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -31,7 +35,7 @@ class Spread:
 
     @property
     def median(self) -> float:
-        """Of at least one value."""
+        """The middle of at least one value."""
         return statistics.median(self.values)
 
     @property
@@ -92,7 +96,7 @@ def pieces(losses: Sequence[float], points: int = POINTS) -> tuple[float, ...]:
     """Means of the losses in ``points`` pieces of like length, fewer where there are fewer losses."""
     points = min(points, len(losses))
     bounds = [index * len(losses) // points for index in range(points + 1)] if points else []
-    return tuple(statistics.fmean(losses[a:b]) for a, b in zip(bounds, bounds[1:], strict=False))
+    return tuple(statistics.fmean(losses[a:b]) for a, b in itertools.pairwise(bounds))
 
 
 def compared(rung: Rung, records: Sequence[Record], first: Sequence[Record], heldout_rows: int) -> tuple[str, str]:
@@ -100,7 +104,8 @@ def compared(rung: Rung, records: Sequence[Record], first: Sequence[Record], hel
 
     Cells of one seed are compared in pairs: the same order, other dropout. A difference counts where it leaves the
     band: three standard deviations of the first rung's seeds, or what the losses of single batches scatter by, or 2 %,
-    whichever is the widest. Of the quality, three deviations or two binomial standard errors of the held-out rows.
+    whichever is the widest. Of the quality, three deviations or two binomial standard errors of the held-out rows; five
+    points where the first rung has one cell alone.
     """
     if rung.by_design:
         return "by design", "it learns something else"
@@ -114,6 +119,7 @@ def compared(rung: Rung, records: Sequence[Record], first: Sequence[Record], hel
     gap = statistics.median(mine["quality"] - their["quality"] for mine, their in pairs)
     band = max(
         DEVIATIONS * _deviation([each["quality"] for each in first]),
+        OF_ONE_SEED if len(first) == 1 else 0.0,
         2 * math.sqrt(max(expected * (1 - expected), 0.25 / heldout_rows) / heldout_rows),
     )
     if abs(gap) > band:

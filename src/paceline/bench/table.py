@@ -8,7 +8,7 @@ from typing import Any
 from paceline.bench.claims import answers
 from paceline.bench.ladder import Ladder
 from paceline.bench.standings import Spread, Standing
-from paceline.observe.formats import duration, printable, rate, share, size
+from paceline.observe.formats import duration, printable, share, size
 
 BAR = 18
 """Letters of the longest bar."""
@@ -35,7 +35,9 @@ def about(ladder: Ladder) -> Iterator[str]:
     told: dict[str, Any] = ladder.about
     extent, machine = told["extent"], told["machine"]
     gpus = [gpu["name"] for gpu in machine.get("gpus") or ()]
-    place = f"{len(gpus)} x {gpus[0]}" if gpus else f"{machine.get('cpu_model') or 'a CPU'}, {machine['cpu_count']} CPUs"
+    place = (
+        f"{len(gpus)} x {gpus[0]}" if gpus else f"{machine.get('cpu_model') or 'a CPU'}, {machine['cpu_count']} CPUs"
+    )
     yield f"{printable(ladder.name)} on {printable(place)}"
     yield (
         f"{extent['steps']:,} steps of {told['asked']['recipe']['loop']['batch_size']}, {extent['train_rows']:,} rows;"
@@ -43,7 +45,7 @@ def about(ladder: Ladder) -> Iterator[str]:
     )
     if told.get("matmul"):
         product = told["matmul"]
-        yield f"matrix products here: {rate(product['flops_per_second'])}FLOP/s in {product['dtype']}"
+        yield f"matrix products here: {product['flops_per_second'] / 1e9:,.0f} GFLOP/s in {product['dtype']}"
 
 
 def rows_shown(rows: Sequence[Standing]) -> Iterator[str]:
@@ -54,7 +56,10 @@ def rows_shown(rows: Sequence[Standing]) -> Iterator[str]:
     table = [HEADINGS, *(_cells(row, highest, first) for row in measured)]
     widths = [max(len(row[at]) for row in table) for at in range(len(HEADINGS))]
     for row in table:
-        cells = [f"{cell:<{width}}" if at in (0, 1, 9) else f"{cell:>{width}}" for at, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            f"{cell:<{width}}" if at in (0, 1, 9) else f"{cell:>{width}}"
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         yield "  ".join(cells).rstrip()
 
 

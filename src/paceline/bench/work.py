@@ -182,7 +182,7 @@ def job(recipe: Recipe, source: Source, extent: Extent, folder: Path, *, workers
 
 
 def peers_lack(recipe: Recipe) -> str | None:
-    """What of the recipe the contenders' scripts cannot do, with the setting that they can; None: they can all of it."""
+    """What of the recipe the contenders' scripts cannot do, and the setting that they can; None: they can do it all."""
     part, task = recipe.optimizer, recipe.task
     plain = type(part)(type=part.type)
     checks = (
@@ -211,7 +211,8 @@ def our_recipe(recipe: Recipe, source: Source, extent: Extent, folder: Path) -> 
     plain = recipe.plain()
     plain["model"] = {"source": str(folder / "model"), "train": "all"}
     data = plain.get("data", {})
-    kept = {name: data[name] for name in ("overflow", "head", "stride", "pad_to_multiple_of", "resident") if name in data}
+    passed_on = ("overflow", "head", "stride", "aggregate", "max_windows", "pad_to_multiple_of", "resident")
+    kept = {name: data[name] for name in passed_on if name in data}
     plain["data"] = {
         **kept,
         "source": str(folder / "train.csv"),
@@ -233,7 +234,7 @@ def our_recipe(recipe: Recipe, source: Source, extent: Extent, folder: Path) -> 
         "early_stopping": None,
     }
     observe = plain.get("observe", {})
-    plain["observe"] = {**observe, "console": "off", "baseline": "off"} if "baseline" in observe else observe
+    plain["observe"] = {**observe, "baseline": None}
     return Recipe.parse(plain)
 
 

@@ -50,10 +50,12 @@ def scatter_chart(title: str, spots: Sequence[Spot], *, x_name: str, y_name: str
     parts = []
     for value in ticks(y_low, y_high):
         parts.append(Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(LEFT, up(value), WIDTH - RIGHT))
-        parts.append(Markup('<text x="{}" y="{:.1f}" class="y">{}</text>').format(LEFT - 7, up(value) + 4, f"{value:.1%}"))
+        parts.append(
+            Markup('<text x="{}" y="{:.1f}" class="y">{}</text>').format(LEFT - 7, up(value) + 4, f"{value:.1%}")
+        )
     for value in ticks(0.0, x_high):
-        x = Markup('<text x="{:.1f}" y="{}" class="x">{}</text>')
-        parts.append(x.format(across(value), HEIGHT - BOTTOM + 16, f"{value:g}"))
+        mark = Markup('<text x="{:.1f}" y="{}" class="x">{}</text>')
+        parts.append(mark.format(across(value), HEIGHT - BOTTOM + 16, f"{value:g}"))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(Markup('<text x="{:.1f}" y="{}" class="x">{}</text>').format(middle, HEIGHT - 8, printable(x_name)))
     taken: list[tuple[float, float]] = []
@@ -64,10 +66,8 @@ def scatter_chart(title: str, spots: Sequence[Spot], *, x_name: str, y_name: str
             at += LINE
         taken.append((x, at))
         told = printable(spot.name), figure(spot.x), figure(spot.y)
-        parts.append(
-            Markup('<g class="p{}"><circle class="spot" cx="{:.1f}" cy="{:.1f}" r="4"><title>{}: {} s, {}</title></circle></g>')
-            .format(spot.colour, x, y, *told)
-        )
+        circle = '<circle class="spot" cx="{:.1f}" cy="{:.1f}" r="4"><title>{}: {} s, {}</title></circle>'
+        parts.append(Markup(f'<g class="p{{}}">{circle}</g>').format(spot.colour, x, y, *told))
         parts.append(Markup('<text x="{:.1f}" y="{:.1f}">{}</text>').format(x + 8, at, told[0]))
     return Markup(
         '<figure class="chart"><figcaption><span class="name">{}</span><span class="key">{}</span></figcaption>'

@@ -10,8 +10,7 @@ import warnings
 
 import lightning
 import torch
-from job import Meter, Texts, batches, loader, make_optimizer, opened, padding, read_job, tell
-from job import tell_result
+from job import Meter, Texts, batches, loader, make_optimizer, opened, padding, read_job, tell, tell_result
 
 
 class Classifier(lightning.LightningModule):

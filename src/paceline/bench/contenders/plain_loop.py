@@ -9,8 +9,20 @@ from __future__ import annotations
 import functools
 
 import torch
-from job import Meter, accuracy, batches, best_device, clip, finish, loader, make_optimizer, opened, padding, read_job
-from job import tell
+from job import (
+    Meter,
+    accuracy,
+    batches,
+    best_device,
+    clip,
+    finish,
+    loader,
+    make_optimizer,
+    opened,
+    padding,
+    read_job,
+    tell,
+)
 
 
 def main():

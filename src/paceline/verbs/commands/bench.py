@@ -17,9 +17,12 @@ def ladder(
     rungs: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="These rungs or contenders alone; * stands for any letters.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Cells of each rung; the first with empty caches.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Cells of each rung; the first with empty caches.")
+    ] = 3,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="All of it in this time, such as 10m: fewer steps, then fewer cells.")
+        str | None,
+        typer.Option(metavar="TIME", help="All of it in this time, such as 10m: fewer steps, then fewer cells."),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(min=2, metavar="N", help="Steps of a cell [default: the recipe's, or what fits].")
@@ -28,7 +31,9 @@ def ladder(
     again: Annotated[bool, typer.Option("--again", help="Run once more what failed before.")] = False,
     changes: Changes,
     out: Annotated[Path | None, typer.Option(help="Folder of the bench [default: runs/bench-<name>].")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Folder for the charts: SVG, with matplotlib PNG and PDF.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the charts: SVG, with matplotlib PNG and PDF.")
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="Show the rungs, and run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     trusting: Trusting,
