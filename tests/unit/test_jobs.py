@@ -6,6 +6,7 @@ import os
 import pty
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ import pytest
 from paceline.contract.errors import UserError
 from paceline.machine import jobs
 from paceline.machine.cluster import Place, check_gpus, find_place, rank_in
+from paceline.machine.facts import Facts
 from paceline.machine.jobs import FIRST_PORT, NUM_PORTS, Member, member, node_address
+from paceline.verbs.cli import main
+from paceline.verbs.doctor import joins, shown
+
+OUTSIDE = Facts(python="3.11", platform="Linux", cpu_model=None, cpu_count=2, memory_bytes=None)
+FACTS = replace(OUTSIDE, in_slurm=True)
 
 BATCH = {
     "SLURM_JOB_ID": "70",
@@ -301,3 +308,32 @@ def test_a_node_without_a_name_of_its_own_is_asked_of_scontrol(monkeypatch: pyte
     assert node_address("localhost") == "localhost"
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert node_address("no-such-node.invalid") == "no-such-node.invalid"
+
+
+@pytest.mark.parametrize("command", ["predict", "lr"])
+def test_what_one_process_carries_out_is_not_done_by_each(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in task(1).items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(sys, "argv", ["paceline", command, "r.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"fix: srun --ntasks=1 paceline {command}" in capsys.readouterr().err
+
+
+def test_doctor_tells_how_a_process_would_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(environment: Mapping[str, str]) -> list[str]:
+        with monkeypatch.context() as patch:
+            for name, text in environment.items():
+                patch.setenv(name, text)
+            return [shown([finding]) for finding in joins(FACTS if "SLURM_JOB_ID" in environment else OUTSIDE)]
+
+    assert told({}) == []
+    assert "inside Slurm job 70: a run started here is one process" in told(BATCH)[0]
+    assert f"inside Slurm job 70: rank 1 of 4, by srun, meeting at gpu07:{PORT}" in told(task(1))[0]
+    (refused,) = told({**task(1), "WORLD_SIZE": "8"})
+    assert refused.startswith("! cluster")
+    assert "fix: unset WORLD_SIZE" in refused

@@ -77,9 +77,9 @@ def require_one_process(command: str) -> None:
 
     place = find_place(os.environ)
     if place.world_size > 1:
-        why = "one process carries it out, and each of these would do the same"
+        why = f"one process carries {command} out, and each of these would do the same"
         fix = f"srun --ntasks=1 {command}" if place.started == "srun" else f"start one process: {command}"
-        raise UserError(f"{command}: {place.world_size} processes were started together", why, fix)
+        raise UserError(f"{place.world_size} processes were started together", why, fix)
 
 
 def launch_training(
