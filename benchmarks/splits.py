@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,9 +25,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from processes import environment
-
 from paceline.machine.facts import this_machine
+
+ROOT = Path(__file__).resolve().parents[1]
 
 Record = dict[str, Any]
 
@@ -93,7 +94,7 @@ def run(question: str, size: str, settings: Sequence[str], where: Sequence[str],
         command += [part for setting in settings for part in ("--set", setting)]
         try:
             done = subprocess.run(
-                command, env=environment(ours=True), capture_output=True, text=True, timeout=seconds, check=False
+                command, env=_environment(), capture_output=True, text=True, timeout=seconds, check=False
             )
         except subprocess.TimeoutExpired:
             return {"error": f"not over after {seconds:.0f} s"}
@@ -109,6 +110,11 @@ def run(question: str, size: str, settings: Sequence[str], where: Sequence[str],
         "execution": summary["execution"],
         "memory": summary["memory"],
     }
+
+
+def _environment() -> dict[str, str]:
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *inherited]), "HF_HUB_OFFLINE": "1"}
 
 
 def table(records: Sequence[Record], count: int) -> str:

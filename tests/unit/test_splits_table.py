@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.splits import recipe_of, table
-
 from paceline.recipe import Recipe
 
 
