@@ -1,4 +1,4 @@
-"""SIGKILL before and after every call with which a run writes its files and its model: whole or absent, nothing left."""
+"""SIGKILL at every call with which a run writes its files and its model: each is whole or absent, nothing is left."""
 
 from __future__ import annotations
 
