@@ -25,6 +25,7 @@ FLOORS = {
     "run": ("run",),
     "bench": ("bench",),
     "testing": ("testing",),
+    "check": ("check",),
     "verbs": ("verbs", "__main__"),
 }
 """From low to high. ``testing`` is part of the library and may import anything below the verbs; nothing imports it."""
