@@ -210,7 +210,7 @@ def chosen(ladder: Sequence[Rung], names: Sequence[str]) -> tuple[Rung, ...]:
     wanted: set[str] = set()
     for name in names:
         found = {rung.name for rung in ladder if fnmatch.fnmatchcase(rung.name, name)}
-        found |= {rung.name for rung in ladder if rung.contender == name and name != OURS}
+        found = found or {rung.name for rung in ladder if rung.contender == name}
         if not found:
             known = {rung.name for rung in ladder} | {rung.contender for rung in ladder}
             fix = f"{nearest(name, known)} paceline bench RECIPE --list shows all"

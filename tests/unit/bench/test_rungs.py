@@ -50,6 +50,7 @@ def test_each_rung_of_ours_changes_one_thing() -> None:
 def test_rungs_are_chosen_by_name_pattern_and_contender_in_the_ladders_order() -> None:
     assert [rung.name for rung in chosen(TEXT, ("paceline", "plain"))] == ["plain", "paceline"]
     assert {rung.contender for rung in chosen(TEXT, ("fabric_loop",))} == {"fabric_loop"}
+    assert [rung.name for rung in chosen(TEXT, ("hf_trainer",))] == ["hf_trainer"], "a rung is meant before a contender"
     assert all(rung.name.startswith("accelerate") for rung in chosen(TEXT, ("accelerate*",)))
     assert chosen(TEXT, ()) == TEXT
 
