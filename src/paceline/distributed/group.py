@@ -223,7 +223,8 @@ class ProcessGroupWorld(World):
         # torch asks every rank of the run for every group, in the same order
         timeout = timedelta(seconds=self._exchange.timeout_seconds)
         opened = [dist.new_group(list(ranks), timeout=timeout) for ranks in groups]
-        return next(group for ranks, group in zip(groups, opened, strict=True) if self._place.rank in ranks)
+        own: dist.ProcessGroup = opened[next(i for i, ranks in enumerate(groups) if self._place.rank in ranks)]
+        return own
 
     def links(self, number: int) -> list[Link]:
         opened = [self._open(self._groups) for _ in range(number)]
