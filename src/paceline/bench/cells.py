@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -27,6 +28,9 @@ SHARED = "job"
 
 OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Variables that would make a rank of a measured process."""
+
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
+"""The line of a traceback that names what was raised."""
 
 KEPT_OF_WHY = 300
 """Letters of a reason."""
@@ -327,6 +331,9 @@ def _reason(outcome: Outcome) -> str:
         return f"{told}: {why}"[:KEPT_OF_WHY] if why else told[:KEPT_OF_WHY]
     if outcome.code < 0:
         return f"ended by signal {-outcome.code}" + (f": {lines[-1]}"[:KEPT_OF_WHY] if lines else "")
+    # what was printed on the way may stand behind it
+    raised = [line for line in lines if RAISED.match(line)]
+    lines = raised or lines
     return lines[-1][:KEPT_OF_WHY] if lines else f"exit code {outcome.code}, without a word"
 
 
