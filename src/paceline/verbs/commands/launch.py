@@ -40,7 +40,7 @@ class WarningSignal(StrEnum):
 
 @app.callback()
 def launch() -> None:
-    """Start a run on several machines: by Slurm, or by torchrun's lines."""
+    """Start a run on several machines."""
 
 
 def slurm(
