@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -17,9 +18,11 @@ from paceline.contract.errors import Preempted, RunFolderError
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import Decision, EvaluationRecord, Notice
 from paceline.contract.spans import mark, span
+from paceline.contract.stop import NOT_BEGUN
 from paceline.engine.compile_cache import note_kept
 from paceline.engine.evaluate import Infer
 from paceline.engine.torch_engine import total
+from paceline.machine.device import is_gpu
 from paceline.memory.split import check_split
 from paceline.optim.schedule import lr_factor
 from paceline.recipe import Recipe
@@ -32,6 +35,7 @@ from paceline.run.step_records import StepNote, StepRecords
 from paceline.run_folder import way_on
 from paceline.seams import Accumulated, Batch, Size
 from paceline.tasks.threshold import ThresholdMeter
+from paceline.techniques.compile import start_workers
 from paceline.tracing.recorder import WindowRecorder
 
 
@@ -100,9 +104,11 @@ class Loop:
         within: int | None = None
         with contextlib.ExitStack() as epoch:
             while True:
-                if self._due.evaluation(self.progress):
-                    self._evaluate()
-                if self._asked_to_stop("train"):
+                with self._seen_through():
+                    if self._due.evaluation(self.progress):
+                        self._evaluate()
+                    is_asked = self._asked_to_stop("train")
+                if is_asked:
                     self._preempt()
                 if self._due.checkpoint(self.progress):
                     self.save()
@@ -112,11 +118,12 @@ class Loop:
                     within = self.progress.order.epoch
                     epoch.close()
                     epoch.enter_context(span("epoch", step=self.progress.step + 1))
-                if job.recorder is None:
-                    with job.watch.phase("train"), span("step", step=self.progress.step + 1):
-                        self._step()
-                else:
-                    self._traced_step(job.recorder)
+                with self._seen_through():
+                    if job.recorder is None:
+                        with job.watch.phase("train"), span("step", step=self.progress.step + 1):
+                            self._step()
+                    else:
+                        self._traced_step(job.recorder)
                 self._tell_committed()
         with job.watch.phase("train"):
             self.progress = self._records.rest(self.progress)
@@ -142,7 +149,7 @@ class Loop:
             return
         with self.job.watch.phase("train"):
             self.progress = self._records.rest(self.progress)
-        with self.job.watch.phase("checkpoint"), span("checkpoint"):
+        with self.job.watch.phase("checkpoint"), span("checkpoint"), self.job.stop.noted():
             self.job.assembled.engine.settle()
             tensors, state = self.job.assembled.engine.state()
             whole = {
@@ -165,16 +172,24 @@ class Loop:
 
     def _see_saved(self) -> None:
         """Wait until what was asked to be saved is on the disk."""
-        with self.job.watch.phase("checkpoint"):
+        with self.job.watch.phase("checkpoint"), self.job.stop.noted():
             self.job.store.wait()
         self._tell_committed()
+
+    def _seen_through(self) -> AbstractContextManager[None]:
+        """Inside, what a stop waits for: a step or the batch of an evaluation; not for one that hangs."""
+        return self.job.stop.noted(self._records.patience)
 
     def _warm_up(self) -> None:
         """Compile, load kernels and capture on the largest micro-batch: what will run out of memory does so now."""
         job = self.job
         if not job.course.warms_up(job.assembled.build.device):
             return
-        with job.watch.compiling():
+        # a compilation takes minutes, or hangs without its workers, and the steps that are made are on the disk
+        then = job.stop.then if self.progress.step else NOT_BEGUN
+        with job.watch.compiling(), job.stop.at_once(then):
+            if job.recipe.techniques.compile is True and is_gpu(job.assembled.build.device):
+                start_workers()
             self._smaller.fitted(self._warmed_up, step=self.progress.step + 1)
         compiled = job.recipe.techniques.compile is True and "compile" not in job.assembled.engine.execution
         if compiled and job.assembled.build.device.type == "cuda":

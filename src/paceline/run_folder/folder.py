@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,15 @@ from paceline.contract.records import RunRecord, plain
 from paceline.contract.redaction import redacted, redacted_command
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
-from paceline.run_folder.checks import LOCK, QUARANTINE, refuse_links, require_fresh, require_writable, resolved
+from paceline.run_folder.checks import (
+    BEFORE_STEPS,
+    LOCK,
+    QUARANTINE,
+    refuse_links,
+    require_fresh,
+    require_writable,
+    resolved,
+)
 from paceline.run_folder.lock import hold
 from paceline.run_folder.origin import git_state, now, versions
 from paceline.run_folder.ways import has_checkpoint, way_on
@@ -59,7 +68,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path) -> Self:
-        """Make and lock the folder of a run that starts now.
+        """Make and lock the folder of a run that starts now; one without a step, that was there, gives way to it.
 
         Raises:
             RunFolderError: a run is or was there, the folder holds something else, or it cannot be written.
@@ -79,6 +88,8 @@ class RunFolder:
         with held:
             itself = hold(path, held)
             require_fresh(path)
+            for name in BEFORE_STEPS - {QUARANTINE}:
+                _remove(path / name)
             return cls(path, held.pop_all(), made, itself)
 
     @classmethod
@@ -306,6 +317,13 @@ class RunFolder:
             kept.append(line)
         write_atomically(self.metrics, b"".join(line + b"\n" for line in reversed(kept)))
         return len(lines) - len(kept)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

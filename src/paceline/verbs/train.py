@@ -55,7 +55,7 @@ def train(
 
     Raises:
         UserError: bad data, an impossible setting, a full disk; with exit code 2 on the command line.
-        Preempted: SIGTERM, SIGUSR1, SIGHUP or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
+        Preempted: SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
 
     Example:
         >>> recipe = {"model": {"source": "distilbert-base-uncased"}, "data": {"source": "reviews.csv"}}
