@@ -101,6 +101,8 @@ def main() -> None:
     suite, began = suites[asked.suite], time.monotonic()
     named = {"model.source": asked.model, "data.source": asked.data}
     settings = [*(f"{key}={Path(value).resolve()}" for key, value in named.items() if value), *asked.set]
+    # in records, what was read has a name; where it lay is nobody's business
+    told = [*(f"{key}={Path(value).name}" for key, value in named.items() if value), *asked.set]
     asked.out.mkdir(parents=True, exist_ok=True)
     written = asked.out / f"{asked.suite}.jsonl"
     lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
@@ -113,7 +115,7 @@ def main() -> None:
         for row in rows:
             if (row, seed) in done or time.monotonic() - began > asked.deadline:
                 continue
-            record = {**run_one(suite, row, seed, settings, asked.out / "run"), **about, "set": settings}
+            record = {**run_one(suite, row, seed, settings, asked.out / "run"), **about, "set": told}
             records.append(record)
             with written.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(record) + "\n")

@@ -71,7 +71,9 @@ def _told(stopped: Preempted, number: signal.Signals) -> int:
     """Say that the command was stopped; returns its exit code."""
     if _makes_run():
         # a launcher ends the other ranks where one has failed, which is what is to be read
-        if os.environ.get("RANK", "0") == "0":
+        from paceline.machine.cluster import rank_in
+
+        if rank_in(os.environ) == 0:
             sys.stderr.write(f"paceline: {stopped}\n")
         return stopped.exit_code
     word = "interrupted" if number is signal.SIGINT else f"stopped by {number.name}"
@@ -107,7 +109,8 @@ def _given_up(number: signal.Signals, words: str) -> int:
     code = error.exit_code if makes_run else 128 + number
     failures = sys.modules.get("paceline.distributed.failures")
     told = failures is not None and makes_run and failures.tell_launcher(error)
-    if not told and os.environ.get("RANK", "0") == "0":
+    cluster = sys.modules.get("paceline.machine.cluster")  # not loaded here: an import may be what hangs
+    if not told and (cluster is None or cluster.rank_in(os.environ) == 0):
         os.write(2, f"paceline: {said}\n".encode())
     return code
 

@@ -24,6 +24,7 @@ FLOORS = {
     "views": ("memory", "tracing", "report"),
     "run": ("run",),
     "testing": ("testing",),
+    "check": ("check",),
     "verbs": ("verbs", "__main__"),
 }
 """From low to high. ``testing`` is part of the library and may import anything below the verbs; nothing imports it."""

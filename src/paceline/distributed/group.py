@@ -247,7 +247,7 @@ def _backend(backend: str | None, device: torch.device) -> str:
 def _gpu(place: Place, device: torch.device) -> torch.device:
     """The GPU of this rank, which becomes torch's current one."""
     check_gpus(place, torch.cuda.device_count())
-    gpu = torch.device("cuda", place.local_rank if device.index is None else device.index)
+    gpu = torch.device("cuda", place.gpu if device.index is None else device.index)
     torch.cuda.set_device(gpu)
     return gpu
 

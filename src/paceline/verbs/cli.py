@@ -20,6 +20,7 @@ from paceline.contract.redaction import without_credentials
 from paceline.memory.expandable import ask_for_it
 from paceline.verbs.bench import app as bench_app
 from paceline.verbs.commands.calibrate import calibrate
+from paceline.verbs.commands.check import check
 from paceline.verbs.commands.evaluate import evaluate
 from paceline.verbs.commands.lr import lr
 from paceline.verbs.commands.memory import memory
@@ -69,7 +70,7 @@ app.add_typer(bench_app, name="bench")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
 
-for verb in (train, lr, trace, plan, memory, calibrate, evaluate, predict):
+for verb in (train, lr, trace, plan, memory, calibrate, check, evaluate, predict):
     app.command()(unfolded(verb))
 
 

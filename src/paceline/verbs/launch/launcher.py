@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.05
 
 
 def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds: float = GRACE_SECONDS) -> int:
-    """Run a command as every rank of a world on this machine, and return when all ranks have ended.
+    """Run a command as the ranks of this machine, and return when all of them have ended.
 
     When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later. The rank that failed
     first is named on standard error, with its message, once. The signals of ``Stop`` are passed on; a second Ctrl-C
@@ -57,19 +57,25 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
         raise UserError(f"{command[0]}: no such program", fix="a program of the PATH, or the path of one")
     out, err = Screen(sys.stdout), Screen(sys.stderr)
     started: list[RankProcess] = []
-    with listen(port) as store, _noted_signals() as noted:
-        port = store.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        # the store of several machines is opened by rank 0 itself, where they meet
+        store = None if ranks.meet_at else stack.enter_context(listen(port))
+        noted = stack.enter_context(_noted_signals())
+        port = port if store is None else store.getsockname()[1]
         try:
-            for rank in range(ranks.count):
-                variables = ranks.environment(os.environ, rank, port)
+            for local_rank in range(ranks.count):
+                rank, variables = ranks.first + local_rank, ranks.environment(os.environ, local_rank, port)
+                inherited = None if local_rank else store
                 try:
-                    started.append(RankProcess(rank, command, variables, None if rank else store, out, err))
+                    process = RankProcess(rank, command, variables, inherited, out, err, is_first=local_rank == 0)
+                    started.append(process)
                 except OSError as error:
-                    what = f"rank {rank} of {ranks.count}: cannot be started: {error.strerror}"
+                    what = f"rank {rank} of {ranks.total}: cannot be started: {error.strerror}"
                     raise UserError(what, fix="fewer processes") from None
                 # rank 0 alone holds it: where that has died the others are turned away, not kept waiting
-                store.close()
-            return _Supervision(started, noted, err, grace_seconds).run()
+                if store is not None:
+                    store.close()
+            return _Supervision(started, ranks.total, noted, err, grace_seconds).run()
         finally:
             for process in started:
                 process.close()
@@ -79,8 +85,10 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
 class _Supervision:
     """From the start of the ranks to their end."""
 
-    def __init__(self, ranks: Sequence[RankProcess], noted: deque[int], err: Screen, grace_seconds: float) -> None:
-        self._ranks, self._noted, self._err, self._grace_seconds = ranks, noted, err, grace_seconds
+    def __init__(
+        self, ranks: Sequence[RankProcess], total: int, noted: deque[int], err: Screen, grace_seconds: float
+    ) -> None:
+        self._ranks, self._total, self._noted, self._err, self._grace_seconds = ranks, total, noted, err, grace_seconds
         self._passed_on: set[int] = set()
         self._is_interrupted = False
         self._failed_at: float | None = None
@@ -140,8 +148,8 @@ class _Supervision:
         if self._cause is None:
             failures = self._failures()
             self._cause = first_cause(failures)
-            self._ranks[self._cause.rank].show_errors()
-            self._err.say(described(self._cause, failures, len(self._ranks), self._passed_on))
+            next(rank for rank in self._ranks if rank.rank == self._cause.rank).show_errors()
+            self._err.say(described(self._cause, failures, self._total, self._passed_on))
         return self._cause
 
 

@@ -27,16 +27,17 @@ REPORT = {"at", "code", "message", "is_bug", "lost"}
 class RankProcess:
     """A started rank.
 
-    It has a session of its own, so that Ctrl-C reaches it through the launcher alone, and once. Rank 0 has the
+    It has a session of its own, so that Ctrl-C reaches it through the launcher alone, and once. The first one has the
     launcher's standard output and error, that its progress bar can be drawn; the others' come through pipes.
 
     Args:
         rank: its number.
         command: program and arguments.
         environment: its variables.
-        store: the socket that rank 0 inherits; None for the others.
+        store: the socket that rank 0 of one machine inherits; None for the others.
         out: where the lines of its standard output go.
         err: where those of its standard error go.
+        is_first: whether it is this machine's first.
     """
 
     def __init__(
@@ -47,8 +48,11 @@ class RankProcess:
         store: socket.socket | None,
         out: Screen,
         err: Screen,
+        *,
+        is_first: bool,
     ) -> None:
         self.rank = rank
+        self._is_first = is_first
         self.code: int | None = None
         """Exit code, as shells count; None while it runs."""
         self.told: dict[str, Any] | None = None
@@ -62,14 +66,14 @@ class RankProcess:
             variables = {**environment, REPORT_FD: str(telling)}
             if store is not None:
                 variables[STORE_FD] = str(store.fileno())
-            else:
+            if not is_first:
                 variables.setdefault("PYTHONUNBUFFERED", "1")
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(Path(__file__).with_name("bound.py")), str(os.getpid()), *command],
                 env=variables,
                 stdin=subprocess.DEVNULL,
-                stdout=None if rank == 0 else subprocess.PIPE,
-                stderr=None if rank == 0 else subprocess.PIPE,
+                stdout=None if is_first else subprocess.PIPE,
+                stderr=None if is_first else subprocess.PIPE,
                 start_new_session=True,
                 pass_fds=descriptors,
                 bufsize=0,
@@ -104,7 +108,7 @@ class RankProcess:
     @property
     def failure(self) -> Failure | None:
         """How it failed by itself; None while it has not, and when it was ended by the launcher."""
-        asked, tail = self._asked_to_end_at, "\n".join(self._errors.tail) if self.rank else None
+        asked, tail = self._asked_to_end_at, "\n".join(self._errors.tail) if not self._is_first else None
         if self.told is not None and self.told["code"] != PREEMPTED:
             failure = Failure(rank=self.rank, tail=tail, **self.told)
         elif self.code in (None, 0, PREEMPTED):

@@ -1,0 +1,218 @@
+"""Every way of splitting a run over GPUs beside plain DDP: the same losses, how fast, in how much memory?
+
+    python benchmarks/splits.py --gpus 2 --out splits.jsonl [--rounds 3] [--only PATTERN] [--deadline SECONDS]
+    python benchmarks/splits.py --processes 2 --size tiny --out splits.jsonl   # gloo on a CPU: that all of this runs
+
+Two questions, each a fresh process of ``paceline train`` on random texts. *equal*: twelve fp32 steps without dropout;
+told is the largest difference of a loss to that of the first way, as a share of it. *fast*: the run as it chooses by
+itself; told are samples a second over the second half of the steps, the allocator's peak of the fullest GPU, and how
+far the prediction was from it. One JSON line a run, at once; the same command again goes on where it stopped. A way
+that fails is a line that says why. The table is printed last, and written beside the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.machine.facts import this_machine
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Record = dict[str, Any]
+
+OFFLOADED = "parallel.offload=optimizer"
+DEEPSPEED = "parallel.strategy=deepspeed"
+
+WAYS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "ddp": (1, ()),
+    "fsdp": (2, ("parallel.strategy=fsdp",)),
+    "deepspeed 2": (1, (DEEPSPEED, "parallel.stage=2")),
+    "deepspeed 2, offload": (1, (DEEPSPEED, "parallel.stage=2", OFFLOADED)),
+    "deepspeed 3": (1, (DEEPSPEED, "parallel.stage=3")),
+    "deepspeed 3, offload": (1, (DEEPSPEED, "parallel.stage=3", "parallel.offload=parameters")),
+    "tensor 2": (2, ("parallel.tensor=2",)),
+    "pipeline 2": (2, ("parallel.pipeline=2",)),
+}
+"""Name -> the least number of GPUs, and settings. What is left of the GPUs is data parallel around it."""
+
+SIZES: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
+    "tiny": ({"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128}, 64, 12),
+    "distilbert": ({}, 256, 60),
+}
+"""Name -> changes of DistilBERT's configuration, tokens kept of a text, steps of *fast*."""
+
+EQUAL_STEPS = 12
+
+
+def recipe_of(question: str, size: str, settings: Sequence[str]) -> Record:
+    """The recipe of one run, as YAML has it."""
+    config, length, steps = SIZES[size]
+    drops = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    plain: Record = {
+        "model": {"config": {"model_type": "distilbert", **config, **(drops if question == "equal" else {})}},
+        "data": {
+            "source": "builtin:random",
+            "random": {"samples": 2048, "length": [10, length - 4], "vocabulary": 30522 if size != "tiny" else 1000},
+            "max_length": length,
+            "splits": {"validation": 0, "test": 0},
+        },
+        "loop": {
+            "batch_size": 32,
+            "drop_last": True,
+            "max_steps": EQUAL_STEPS if question == "equal" else steps,
+            "save_best": False,
+            "evaluate_every": "never",
+            "checkpoint_every": "never",
+        },
+        "observe": {"console": "off", "report": False, "memory_plan": question == "fast"},
+    }
+    if question == "equal":
+        # with the usual epsilon AdamW turns the rounding of tiny gradients into steps of the learning rate's size
+        plain["optimizer"] = {"lr": 2e-4, "eps": 1e-4}
+        off = ("packing", "compile", "fusion", "capture", "early_pooling", "fused_qkv", "embedding_gradient")
+        plain["techniques"] = {"precision": "fp32", **dict.fromkeys(off, False)}
+    return plain
+
+
+def run(question: str, size: str, settings: Sequence[str], where: Sequence[str], seconds: float) -> Record:
+    """What is known of one fresh process at its end."""
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe, out = Path(scratch) / "recipe.yaml", Path(scratch) / "run"
+        recipe.write_text(json.dumps(recipe_of(question, size, settings)))  # JSON is YAML
+        command = [sys.executable, "-m", "paceline", "train", str(recipe), "--out", str(out), *where]
+        command += [part for setting in settings for part in ("--set", setting)]
+        try:
+            done = subprocess.run(
+                command, env=_environment(), capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"not over after {seconds:.0f} s"}
+        if done.returncode:
+            return {"error": done.stderr.strip()[-1500:]}
+        summary = json.loads((out / "summary.json").read_text())
+        steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    steps = [step for step in steps if step["kind"] == "step"]
+    timed = steps[len(steps) // 2 :]
+    return {
+        "losses": [step["loss"] for step in steps],
+        "samples_per_second": sum(s["samples"] for s in timed) / sum(s["seconds"] for s in timed),
+        "execution": summary["execution"],
+        "memory": summary["memory"],
+    }
+
+
+def _environment() -> dict[str, str]:
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *inherited]), "HF_HUB_OFFLINE": "1"}
+
+
+def table(records: Sequence[Record], count: int) -> str:
+    """A line a way: median and range over the rounds."""
+    lines = [
+        "| way | losses apart | samples/s | peak, MiB | predicted |",
+        "|---|---|---|---|---|",
+    ]
+    base = _last(records, "equal", next(iter(WAYS)))
+    for way, (least, _) in WAYS.items():
+        if count < least:
+            lines.append(f"| {way} | needs {least} GPUs |  |  |  |")
+            continue
+        equal, fast = _last(records, "equal", way), [r for r in _of(records, "fast", way) if "error" not in r]
+        if equal is None or base is None or "error" in equal or "error" in base:
+            apart = _why(equal)
+        else:
+            pairs = zip(equal["losses"], base["losses"], strict=True)
+            apart = f"{max(abs(a - b) / abs(b) for a, b in pairs):.1e}"
+        if not fast:
+            lines.append(f"| {way} | {apart} | {_why(_last(records, 'fast', way))} |  |  |")
+            continue
+        rates = [r["samples_per_second"] for r in fast]
+        memory = fast[-1]["memory"] or {}
+        peak = f"{memory['allocated'] / 2**20:,.0f}" if memory else ""
+        plan = memory.get("plan")
+        near = f"{plan['allocated'] / memory['allocated'] - 1:+.1%}" if plan else memory.get("problem", "")
+        spread = f" ({min(rates):,.0f} to {max(rates):,.0f}, n={len(rates)})" if len(rates) > 1 else ""
+        lines.append(f"| {way} | {apart} | {statistics.median(rates):,.0f}{spread} | {peak} | {near} |")
+    return "\n".join(lines) + "\n"
+
+
+def _why(record: Record | None) -> str:
+    """Why there is no figure, in a line."""
+    said = (record or {}).get("error", "not run").splitlines()
+    return next((line.strip().removeprefix("why: ") for line in said if "why:" in line), said[-1])
+
+
+def _of(records: Sequence[Record], question: str, way: str) -> list[Record]:
+    return [r for r in records if (r["question"], r["way"]) == (question, way)]
+
+
+def _last(records: Sequence[Record], question: str, way: str) -> Record | None:
+    return next(reversed(_of(records, question, way)), None)
+
+
+def _turns(rounds: int) -> Iterator[tuple[str, int, str]]:
+    yield from (("equal", 0, way) for way in WAYS)
+    for number in range(rounds):
+        ways = list(WAYS)
+        # each round begins with another way
+        yield from (("fast", number, way) for way in ways[number:] + ways[:number])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--gpus", type=int)
+    where.add_argument("--processes", type=int, help="on a CPU, with gloo")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--size", choices=SIZES, default="distilbert")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="ways to run beside ddp")
+    parser.add_argument("--limit", type=float, default=180, metavar="SECONDS", help="of one run")
+    parser.add_argument("--deadline", type=float, default=3600, metavar="SECONDS", help="start no run after them")
+    asked = parser.parse_args()
+    ends, first = time.monotonic() + asked.deadline, next(iter(WAYS))
+    count = asked.gpus or asked.processes
+    started = ["--gpus", str(count)] if asked.gpus else ["--processes", str(count)] if count > 1 else []
+    device = [] if asked.gpus else ["device=cpu"]
+    facts = this_machine()
+    about = {
+        "count": count,
+        "size": asked.size,
+        "device": facts.gpus[0].name if asked.gpus else "cpu",
+        "versions": {name: facts.versions.get(name) for name in ("torch", "transformers", "deepspeed")},
+    }
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = asked.out.read_text(encoding="utf-8").splitlines() if asked.out.exists() else []
+    records = [r for r in map(json.loads, lines) if (r["count"], r["size"]) == (count, asked.size)]
+    done = {(r["question"], r["round"], r["way"]) for r in records if "error" not in r}
+    for turn in _turns(asked.rounds):
+        question, number, way = turn
+        least, settings = WAYS[way]
+        chosen = way == first or fnmatch.fnmatch(way, asked.only)
+        left = ends - time.monotonic()
+        if turn in done or count < least or not chosen or left < 10:
+            continue
+        found = run(question, asked.size, [*settings, *device], started, min(asked.limit, left))
+        records.append({"question": question, "round": number, "way": way, **about, **found})
+        with asked.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(records[-1]) + "\n")
+        told = found.get("error") or f"{found['samples_per_second']:,.0f} samples/s"
+        print(f"{question} {number} {way}: {told}", file=sys.stderr, flush=True)
+    text = table(records, count)
+    asked.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
