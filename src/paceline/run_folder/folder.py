@@ -28,6 +28,7 @@ from paceline.run_folder.checks import (
     require_writable,
     resolved,
 )
+from paceline.run_folder.leftovers import sweep
 from paceline.run_folder.lock import hold
 from paceline.run_folder.origin import git_state, now, versions
 from paceline.run_folder.ways import has_checkpoint, way_on
@@ -90,6 +91,7 @@ class RunFolder:
             require_fresh(path)
             for name in BEFORE_STEPS - {QUARANTINE}:
                 _remove(path / name)
+            sweep(path)
             return cls(path, held.pop_all(), made, itself)
 
     @classmethod
@@ -127,6 +129,7 @@ class RunFolder:
         require_writable(folder.path)
         with folder._held:
             itself = hold(folder.path, folder._held)
+            sweep(folder.path)
             return cls(folder.path, folder._held.pop_all(), itself=itself)
 
     @classmethod
