@@ -208,7 +208,7 @@ def _joined(
     with joined(place, backend=backend, device=device, timeout_seconds=timeout_seconds) as world:
         agree(world, "the command", {"--resume": resumes, "the run folder": str(folder) if folder else None})
         agree(world, "the recipe", recipe.resolved())
-        yield Mesh.over(world, tensor=recipe.parallel.tensor)
+        yield Mesh.over(world, tensor=recipe.parallel.tensor, pipe=recipe.parallel.pipeline)
 
 
 @contextlib.contextmanager
