@@ -22,6 +22,7 @@ from paceline.verbs.bench import app as bench_app
 from paceline.verbs.commands.calibrate import calibrate
 from paceline.verbs.commands.check import check
 from paceline.verbs.commands.evaluate import evaluate
+from paceline.verbs.commands.launch import app as launch_app
 from paceline.verbs.commands.lr import lr
 from paceline.verbs.commands.memory import memory
 from paceline.verbs.commands.options import unfolded
@@ -67,6 +68,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench_app, name="bench")
+app.add_typer(launch_app, name="launch")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -55,6 +56,8 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
     """
     if shutil.which(command[0]) is None:
         raise UserError(f"{command[0]}: no such program", fix="a program of the PATH, or the path of one")
+    # of several machines each line says whose it is; rank 0 alone draws, and needs no name
+    host = _node() if ranks.meet_at else ""
     out, err = Screen(sys.stdout), Screen(sys.stderr)
     started: list[RankProcess] = []
     with contextlib.ExitStack() as stack:
@@ -67,7 +70,8 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
                 rank, variables = ranks.first + local_rank, ranks.environment(os.environ, local_rank, port)
                 inherited = None if local_rank else store
                 try:
-                    process = RankProcess(rank, command, variables, inherited, out, err, is_first=local_rank == 0)
+                    name, draws = f"[{host} rank {rank}]" if host else f"[rank {rank}]", rank == 0
+                    process = RankProcess(rank, command, variables, inherited, out, err, name=name, draws=draws)
                     started.append(process)
                 except OSError as error:
                     what = f"rank {rank} of {ranks.total}: cannot be started: {error.strerror}"
@@ -75,7 +79,7 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
                 # rank 0 alone holds it: where that has died the others are turned away, not kept waiting
                 if store is not None:
                     store.close()
-            return _Supervision(started, ranks.total, noted, err, grace_seconds).run()
+            return _Supervision(started, ranks.total, f"[{host}] " * bool(ranks.first), noted, err, grace_seconds).run()
         finally:
             for process in started:
                 process.close()
@@ -86,9 +90,10 @@ class _Supervision:
     """From the start of the ranks to their end."""
 
     def __init__(
-        self, ranks: Sequence[RankProcess], total: int, noted: deque[int], err: Screen, grace_seconds: float
+        self, ranks: Sequence[RankProcess], total: int, host: str, noted: deque[int], err: Screen, grace_seconds: float
     ) -> None:
-        self._ranks, self._total, self._noted, self._err, self._grace_seconds = ranks, total, noted, err, grace_seconds
+        self._ranks, self._total, self._host = ranks, total, host
+        self._noted, self._err, self._grace_seconds = noted, err, grace_seconds
         self._passed_on: set[int] = set()
         self._is_interrupted = False
         self._failed_at: float | None = None
@@ -110,7 +115,7 @@ class _Supervision:
         if self._failures():
             return self._explained().code
         if told := [rank.told for rank in self._ranks if rank.told]:
-            self._err.say(f"paceline: {min(told, key=lambda report: report['at'])['message']}")
+            self._err.say(f"{self._host}paceline: {min(told, key=lambda report: report['at'])['message']}")
         return PREEMPTED if any(rank.code == PREEMPTED for rank in self._ranks) else 0
 
     def _failures(self) -> list[Failure]:
@@ -127,7 +132,7 @@ class _Supervision:
                 else:
                     rank.send(number)
             if self._is_interrupted:
-                self._err.say("paceline: interrupted")
+                self._err.say(f"{self._host}paceline: interrupted")
 
     def _end_together(self, now: float) -> None:
         """One has failed: hear what the others have to say, which tells the cause; then end them."""
@@ -149,8 +154,13 @@ class _Supervision:
             failures = self._failures()
             self._cause = first_cause(failures)
             next(rank for rank in self._ranks if rank.rank == self._cause.rank).show_errors()
-            self._err.say(described(self._cause, failures, self._total, self._passed_on))
+            self._err.say(self._host + described(self._cause, failures, self._total, self._passed_on))
         return self._cause
+
+
+def _node() -> str:
+    """This machine's name: Slurm's, which its other commands know, or its own."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @contextlib.contextmanager
