@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -61,6 +62,7 @@ class Loop:
 
     def __init__(self, job: Job, progress: Progress, *, saved_step: int | None = None) -> None:
         self.progress, self.saved_step = progress, saved_step
+        self._saved_at = time.monotonic()
         check_split(job.recipe, job.course.strategy.why_not_retried())
         if job.recipe.model.train != "features":  # it makes no steps
             job.course.check_smallest()
@@ -110,7 +112,7 @@ class Loop:
                     is_asked = self._asked_to_stop("train")
                 if is_asked:
                     self._preempt()
-                if self._due.checkpoint(self.progress):
+                if self._due.checkpoint(self.progress) or self._asked_by_clock():
                     self.save()
                 if self.ended:
                     break
@@ -159,7 +161,7 @@ class Loop:
                 "seconds": self.job.watch.seconds(),
             }
             self.job.store.save(self.progress.step, tensors, whole, is_best=is_best)
-            self.saved_step = self.progress.step
+            self.saved_step, self._saved_at = self.progress.step, time.monotonic()
         self._tell_committed()
         self._records.restart_clock()
 
@@ -289,6 +291,15 @@ class Loop:
         stop at the same step."""
         with self.job.watch.phase(phase):
             return self.job.world.any(self.job.stop.requested_by is not None or self.job.folder.is_gone)
+
+    def _asked_by_clock(self) -> bool:
+        """Whether the last checkpoint is too long ago: the first rank's clock decides, for no two are alike."""
+        job = self.job
+        if job.recipe.loop.checkpoint_minutes is None or self.progress.step == 0:
+            return False
+        with job.watch.phase("train"), self._seen_through():
+            is_due = self._due.checkpoint_by_clock(time.monotonic() - self._saved_at)
+            return job.world.any(job.world.is_first and is_due)
 
     def _preempt(self) -> None:
         world, recorder = self.job.world, self.job.recorder

@@ -18,7 +18,7 @@ from typing import cast, final
 from paceline.contract.errors import INTERRUPTED, UserError
 from paceline.contract.stop import Stop
 from paceline.distributed.sockets import listen
-from paceline.verbs.launch.causes import PREEMPTED, Failure, described, first_cause
+from paceline.verbs.launch.causes import PREEMPTED, Failure, blamed, described, first_cause
 from paceline.verbs.launch.process import RankProcess
 from paceline.verbs.launch.ranks import Ranks
 from paceline.verbs.launch.screen import Screen
@@ -152,7 +152,8 @@ class _Supervision:
         """The cause; what there is to say of it is said once."""
         if self._cause is None:
             failures = self._failures()
-            self._cause = first_cause(failures)
+            stopped = {rank.rank: found for rank in self._ranks if (found := rank.stopped_process)}
+            self._cause = blamed(first_cause(failures), stopped)
             next(rank for rank in self._ranks if rank.rank == self._cause.rank).show_errors()
             self._err.say(self._host + described(self._cause, failures, self._total, self._passed_on))
         return self._cause
