@@ -165,6 +165,22 @@ def report(run: RunFolder) -> None:
     typer.echo(f"wrote {write_report(run)}")
 
 
+@app.command()
+def restore(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of the run there: MIRROR/NAME.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/<name>].")] = None,
+) -> None:
+    """Make a run folder again from its mirror.
+
+    \b
+    paceline restore s3://bucket/runs/reviews --out runs/reviews
+    """
+    from paceline.verbs.restore import restore as fetch
+
+    folder, step = fetch(url, out)
+    typer.echo(f"restored {folder}, step {step}; paceline train {folder} --resume goes on")
+
+
 @app.command("data")
 def data_set(
     name: Annotated[str, typer.Argument(help="Data set to fetch: imdb.", show_default=False)],
