@@ -141,7 +141,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         " of weights in stage 3",
         shards=True,
         alone=True,
-        unplanned="a plan runs the engine's own step without memory, and DeepSpeed's engine needs a real device",
+        assumed="what DeepSpeed holds beside the passes: by the rules of its code (0.19), on a GPU not measured",
         choice=STRATEGY,
         room="paceline.strategies.deepspeed.strategy",
         settings=(
