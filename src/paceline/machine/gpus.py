@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final
 
 from paceline.contract.errors import UserError, excerpt
-from paceline.machine.facts import Facts, Gpu
+from paceline.machine.facts import PACKAGES, Facts, Gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +222,7 @@ def facts_with(gpus: Sequence[Gpu], facts: Facts) -> Facts:
     Args:
         gpus: one a process of the run, or all that one process sees (``parallel.strategy: dp``).
     """
-    versions = {name: version or "assumed" for name, version in facts.versions.items()}
+    versions = {name: facts.versions.get(name) or "assumed" for name in (*facts.versions, *PACKAGES)}
     # a version without its build: '2.13.0' of '2.13.0+cpu'
     versions["torch"] = str(versions["torch"]).partition("+")[0]
     return replace(

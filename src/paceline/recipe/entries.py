@@ -87,11 +87,14 @@ class Saving:
     Args:
         slowdown: by what share a step takes longer, at most about; 0: no longer.
         speed: the same for people; ``{slowdown}`` and ``{gpus}`` may stand in it.
+        beside: settings that belong to it. A strategy that has some saves memory on as many GPUs as there are; others
+            do on more.
     """
 
     value: str
     slowdown: float
     speed: str
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import pytest
 from paceline.contract.records import MemoryPlan
 from paceline.machine.facts import this_machine
 from paceline.machine.gpus import facts_with, gpu_for
+from paceline.memory.changes import single_changes
 from paceline.memory.constants import constants_for
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
@@ -63,3 +64,13 @@ def test_what_is_offloaded_is_not_on_the_gpu(predictor: Predictor) -> None:
 def test_it_is_told_by_whose_rules(predictor: Predictor) -> None:
     found = planned(predictor, 1, "parallel.stage=2")
     assert any("DeepSpeed" in text and "rules of its code" in text for text in found.assumed), found.assumed
+
+
+def test_what_does_not_fit_is_offered_an_offloaded_update_on_the_gpus_there_are() -> None:
+    plain = Recipe.parse(RECIPE).with_settings(["parallel.strategy=auto"])
+    offered = [
+        change.settings for change in single_changes(plain, GPU) if "parallel.strategy=deepspeed" in change.settings
+    ]
+    assert offered == [("parallel.strategy=deepspeed", "parallel.offload=optimizer")]
+    on = plain.with_settings(["parallel.strategy=deepspeed"])
+    assert not any("parallel.strategy=deepspeed" in change.settings for change in single_changes(on, GPU))
