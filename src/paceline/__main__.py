@@ -27,7 +27,9 @@ def main() -> None:
     except Preempted as stopped:
         if set(sys.argv[1:2]) & set(_RUNS):
             # a launcher ends the other ranks where one has failed, which is what is to be read
-            if os.environ.get("RANK", "0") == "0":
+            from paceline.machine.cluster import rank_in
+
+            if rank_in(os.environ) == 0:
                 sys.stderr.write(f"paceline: {stopped}\n")
             sys.exit(stopped.exit_code)
         number = signal.Signals[stop.requested_by or "SIGINT"]

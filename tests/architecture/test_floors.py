@@ -23,7 +23,9 @@ FLOORS = {
     "prepare": ("prepare",),
     "views": ("memory", "tracing", "report"),
     "run": ("run",),
+    "bench": ("bench",),
     "testing": ("testing",),
+    "check": ("check",),
     "verbs": ("verbs", "__main__"),
 }
 """From low to high. ``testing`` is part of the library and may import anything below the verbs; nothing imports it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from paceline.contract.errors import RecipeError, RunFolderError
+from paceline.contract.errors import DiskFullError, RecipeError, RunFolderError
 from paceline.contract.records import Decision, EvaluationRecord, MemoryPlan, MemoryRecord, RunRecord
 from paceline.contract.redaction import redacted, redacted_command
 from paceline.recipe import Recipe
@@ -405,6 +406,18 @@ def test_an_unreadable_lock_of_a_live_run_still_holds(tmp_path: Path, content: s
         with pytest.raises(RunFolderError, match="in use") as raised:
             RunFolder.create(folder.path)
         assert "\x1b" not in str(raised.value)
+
+
+def test_a_disk_without_room_for_the_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskFullError, match=r"no room for writing \.lock"):
+        RunFolder.create(tmp_path / "run")
+    monkeypatch.undo()
+    with RunFolder.create(tmp_path / "run"):
+        pass
 
 
 def test_no_descriptor_is_left_when_a_folder_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ AGAIN_SECONDS = 0.1
 
 
 class Stop:
-    """While entered, SIGTERM, SIGUSR1, SIGHUP (a lost terminal) and Ctrl-C end the run in good order.
+    """While entered, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP (a lost terminal) and Ctrl-C end the run in good order.
 
     Inside ``noted`` a signal is only noted, and the loop looks at ``requested_by`` between steps. Elsewhere there is
     nothing to save, so that what is under way is interrupted at once; but an import is seen through, for modules that
@@ -37,7 +37,7 @@ class Stop:
         Preempted: from ``with``, after an interruption at once.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
     def __init__(self, then: str = "") -> None:
         self.requested_by: str | None = None

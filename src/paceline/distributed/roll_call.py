@@ -6,10 +6,12 @@ import os
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from paceline.contract.errors import UserError
 from paceline.distributed.exchange import Exchange
 from paceline.machine.cluster import Place
+from paceline.machine.jobs import JobStarter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,10 @@ def call_roll(exchange: Exchange, place: Place) -> Present:
     own = machines[_machine()]
     if place.is_local_guessed:
         place = replace(place, local_rank=local_ranks[place.rank], local_world_size=len(own), is_local_guessed=False)
+    visible = [gpus for (_, gpus), _, _ in (found[rank] for rank in own)]
+    if place.started in get_args(JobStarter) and None not in visible and len({*visible}) == len(own) > 1:
+        # the job gave each of its processes GPUs of its own, and each counts them from 0
+        place = replace(place, own_gpus=len((gpus or "").split(",")))
     # where one machine poses as several, each of them has its own first rank
     firsts = [rank for rank in own if local_ranks[rank] == 0]
     return Present(

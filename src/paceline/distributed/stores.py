@@ -24,6 +24,7 @@ from paceline.contract.errors import UserError
 from paceline.distributed.exchange import GRACE_SECONDS, LostRank, seconds
 from paceline.distributed.sockets import STORE_FD, listen
 from paceline.machine.cluster import LOOPBACK, Place
+from paceline.machine.jobs import node_address
 
 PAUSE_SECONDS = 0.05
 
@@ -87,6 +88,8 @@ def _address(place: Place) -> tuple[str, int]:
     method = urlsplit(place.init_method or "env://")
     if method.scheme == "tcp":
         host, port = method.hostname or "", method.port or 0
+        if place.started == "srun" and not on_one_machine(place):
+            host = node_address(host)
     else:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # the name may stand for an address of the network, where the store does not listen

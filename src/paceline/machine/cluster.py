@@ -1,6 +1,7 @@
 """Who this process is among the processes of a run.
 
-A further way to be started (Slurm, MPI) is one more source of a ``Place`` in ``find_place``, and one more ``Starter``.
+A further way to be started is one more source of a ``Place`` in ``find_place``, and one more ``Starter``. What
+srun, mpirun and horovodrun say is read in ``jobs.py``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from paceline.contract.errors import UserError, excerpt
+from paceline.machine.jobs import JobStarter, Member, member
 
 LOOPBACK = "127.0.0.1"
 
@@ -26,7 +28,7 @@ RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 LAUNCHER = "PACELINE_LAUNCHER"
 """Variable that our launcher sets for the ranks it starts: its process id."""
 
-Starter = Literal["alone", "paceline", "torchrun", "environment"]
+Starter = Literal["alone", "paceline", "torchrun", "environment"] | JobStarter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +45,17 @@ class Place:
     """Whether nobody said the two local numbers: they are guessed from the address, until the ranks have met and
     counted who is on which machine."""
     started: Starter = "alone"
-    """By what: nothing, our launcher, torchrun, or somebody who numbered the ranks by variables or options."""
+    """By what: nothing, our launcher, torchrun, what starts the processes of a job, or somebody who numbered the ranks
+    by variables or options."""
     init_method: str | None = None
     """Where ranks meet: tcp://HOST:PORT, file:///PATH or env:// (MASTER_ADDR, MASTER_PORT); None: alone."""
+    own_gpus: int | None = None
+    """GPUs that this rank alone sees, where a job gives each its own; None: ranks of a machine see the same ones."""
+
+    @property
+    def gpu(self) -> int:
+        """This rank's GPU, counted among those that it sees."""
+        return self.local_rank if self.own_gpus is None else 0
 
     @property
     def is_rank(self) -> bool:
@@ -61,23 +71,29 @@ def find_place(
 ) -> Place:
     """This process's place, from ``--init``, ``--rank`` and ``--world-size``, or from the environment.
 
-    In the environment it takes MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE together to be a rank. One of them on its
-    own, an address without a number, or a world of one process are what clusters leave lying about: alone.
+    In the environment it takes MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE together to be a rank, or one of several
+    processes of srun, mpirun or horovodrun. One of the four on its own, an address without a number, or a world of one
+    process are what clusters leave lying about: alone.
 
     LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them it is guessed until the ranks have met: those that meet
     on the loopback address or in a file are all on this machine, and others are one a machine.
 
     Raises:
-        UserError: a value or an option is missing, or they contradict one another.
+        UserError: a value or an option is missing, or they contradict one another; or several processes of a job
+            would each be a run of its own.
     """
     given = {name: text for name in RENDEZVOUS if (text := environment.get(name, "").strip())}
     started = _starter(environment)
+    # who started this process last, numbered it: our launcher and torchrun may run inside a job
+    job = member(environment) if started == "environment" else None
     if init is not None or rank is not None or world_size is not None:
         if started != "environment" or len(given) == len(RENDEZVOUS):
             raise _given_twice(started, given)
-        return _from_options(environment, init, rank, world_size)
+        return _of_all(job, _from_options(environment, init, rank, world_size))
     if len(given) == len(RENDEZVOUS):
-        return _from_variables(environment, given, started)
+        return _of_all(job, _from_variables(environment, given, started))
+    if job is not None and job.count > 1:
+        return _from_job(job, given)
     is_one_process = given.get("WORLD_SIZE") == "1" and given.get("RANK", "0") == "0"
     if len(given) <= 1 or is_one_process or not given.keys() & {"RANK", "WORLD_SIZE"}:
         return Place()
@@ -90,16 +106,84 @@ def check_gpus(place: Place, num_gpus: int) -> None:
     Raises:
         UserError: it has fewer GPUs than ranks.
     """
-    if place.local_rank < num_gpus:
+    if place.own_gpus is not None and place.own_gpus > 1:
+        raise UserError(
+            f"{place.own_gpus} GPUs for each of {place.world_size} tasks",
+            "a rank takes one GPU, and the others would stand idle",
+            f"--gpus-per-task=1 with {place.own_gpus} times as many tasks; or one task a node, which starts its ranks "
+            "itself: srun --ntasks-per-node=1 paceline train ... --gpus N",
+        )
+    if place.gpu < num_gpus:
         return
     fixes = {
         "torchrun": f"torchrun --nproc-per-node {num_gpus}",
+        "srun": f"srun --ntasks-per-node={num_gpus}",
+        "mpirun": f"mpirun --map-by ppr:{num_gpus}:node",
+        "horovodrun": f"horovodrun with {num_gpus} slots for each host",
         "environment": "LOCAL_RANK=0" + f" to LOCAL_RANK={num_gpus - 1}" * (num_gpus > 1),
     }
     raise UserError(
         f"LOCAL_RANK = {place.local_rank}: no GPU for rank {place.rank}",
         f"each rank takes a GPU, and this machine has {num_gpus}, counted from 0",
         fixes.get(place.started, f"--gpus {num_gpus}") if num_gpus else "--set device=cpu",
+    )
+
+
+def rank_in(environment: Mapping[str, str]) -> int:
+    """The rank that the environment says, for who asks whether to speak; 0 where it says none."""
+    try:
+        return find_place(environment).rank
+    except UserError:
+        return 0
+
+
+def _from_job(job: Member, given: Mapping[str, str]) -> Place:
+    """The place of one of several processes that a job started.
+
+    MASTER_ADDR and MASTER_PORT, where they are set, say where to meet; RANK and WORLD_SIZE may only say the same.
+
+    Raises:
+        UserError: they say something else, or nobody knows where to meet.
+    """
+    for name, own in (("RANK", job.number), ("WORLD_SIZE", job.count)):
+        if name in given and given[name] != str(own):
+            why = f"{job.by} counts otherwise: {job.variables}"
+            raise UserError(f"{name}={excerpt(given[name])}", why, f"unset {name}, or {name}={own}")
+    is_one_machine = job.local_count == job.count
+    host = given.get("MASTER_ADDR") or (LOOPBACK if is_one_machine else job.host)
+    if host is None:
+        raise UserError(
+            f"{job.variables}: no MASTER_ADDR",
+            f"{job.by} does not say which machine the first of {job.count} processes is on",
+            f"export MASTER_ADDR=$(hostname) MASTER_PORT={job.port} there; mpirun -x hands both on",
+        )
+    port = _number("MASTER_PORT=", given["MASTER_PORT"], 1, LARGEST_PORT) if "MASTER_PORT" in given else job.port
+    is_guessed = job.local_number is None or job.local_count is None
+    local_rank = job.local_number or 0
+    return Place(
+        rank=job.number,
+        world_size=job.count,
+        local_rank=local_rank,
+        local_world_size=job.local_count or local_rank + 1,
+        is_local_guessed=is_guessed,
+        started=job.by,
+        init_method=f"tcp://[{host}]:{port}" if ":" in host.strip("[]") and host[0] != "[" else f"tcp://{host}:{port}",
+        own_gpus=job.own_gpus,
+    )
+
+
+def _of_all(job: Member | None, place: Place) -> Place:
+    """The place, where it counts at least the processes that were started together.
+
+    Raises:
+        UserError: it is that of a run of its own, and the others would each be one, too.
+    """
+    if job is None or place.world_size >= job.count:
+        return place
+    raise UserError(
+        f"WORLD_SIZE={place.world_size} for each of {job.count} processes",
+        f"{job.by} started them together ({job.variables}), and they would be several runs",
+        f"unset {' '.join(RENDEZVOUS)}; for runs of their own, start each with a job of its own",
     )
 
 

@@ -86,9 +86,13 @@ class Course:
         """The step that begins at ``at``, as this rank takes part in it."""
         return self._order.plan(at, self._mesh.data.rank, self._mesh.data.size)
 
-    def of_all_ranks(self, at: OrderState) -> Sequence[Ids]:
-        """The micro-batches of every rank in the step at ``at``, rank by rank: for who tells of the whole step."""
-        return self._order.of_all_ranks(at, self._mesh.data.size)
+    def of_all_ranks(self, at: OrderState, size: int | None = None) -> Sequence[Ids]:
+        """The micro-batches of every rank in the step at ``at``, rank by rank: for who tells of the whole step.
+
+        Args:
+            size: ranks that the samples are split over; None: those of the run.
+        """
+        return self._order.of_all_ranks(at, size or self._mesh.data.size)
 
     def input(self, at: OrderState, step: int) -> StepInput:
         """What the engine of this rank is given of the step at ``at``.

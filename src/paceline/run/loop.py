@@ -23,6 +23,7 @@ from paceline.engine.torch_engine import total
 from paceline.memory.split import check_split
 from paceline.optim.schedule import lr_factor
 from paceline.recipe import Recipe
+from paceline.run.checkpoint.mirror import STOP_SECONDS
 from paceline.run.due import Due
 from paceline.run.job import Job
 from paceline.run.progress import Progress
@@ -162,6 +163,19 @@ class Loop:
         for record in self.job.store.committed():
             mark("checkpoint committed", step=record.step)
             self.job.emit(record)
+            if self.job.mirror is not None:
+                self.job.mirror.poke()
+        if self.job.mirror is not None:
+            self._tell_mirrored(self.job.mirror.notices())
+
+    def _tell_mirrored(self, messages: list[str]) -> None:
+        for message in messages:
+            self.job.emit(Notice(message=message, level="warning"))
+
+    def see_mirrored(self, seconds: float) -> None:
+        """Wait until the newest checkpoint is where it is copied to, but not for longer."""
+        if self.job.mirror is not None:
+            self._tell_mirrored(self.job.mirror.wait(seconds))
 
     def _see_saved(self) -> None:
         """Wait until what was asked to be saved is on the disk."""
@@ -286,6 +300,7 @@ class Loop:
         if recorder is not None and lost is None:  # a trace may take longer to write than whoever asked to stop waits
             recorder.finish(self.progress.step, "the run was stopped")
         with self.job.watch.phase("checkpoint"):
+            self.see_mirrored(STOP_SECONDS)
             # also holds everybody until the checkpoint is on the disk: no rank ends while another writes
             asked = world.gather(self.job.stop.requested_by)
         if lost is not None:

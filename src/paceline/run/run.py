@@ -25,7 +25,7 @@ from paceline.run.beginning import begin, changes, measures_otherwise, refuse_fi
 from paceline.run.emitter import Emitter
 from paceline.run.ending import end, measure
 from paceline.run.fitting import fit_features
-from paceline.run.job import Job, Request, job_of
+from paceline.run.job import Job, Request, job_of, mirror_of
 from paceline.run.loop import Loop
 from paceline.run.memory_full import plan_beside, situation
 from paceline.run.progress import Progress
@@ -55,6 +55,7 @@ def run(request: Request) -> RunRecord:
 def _carried_out(request: Request, stack: contextlib.ExitStack) -> RunRecord:
     """From the recipe to the saved model; what is opened for it is closed with ``stack``."""
     emitter = Emitter()
+    mirror_of(request)  # before anything is read: what cannot be written is told at once
     stop = _surroundings(request, stack)
     # nothing in the folder changes before all that can refuse has agreed
     prepared = _prepared(request, stack)
@@ -123,6 +124,8 @@ def _job(
             progress = progress.judged_anew()
     stack.callback(job.assembled.engine.close)
     stack.callback(job.store.close)
+    if job.mirror is not None:
+        stack.callback(job.mirror.close)
     if job.recorder is not None:
         stack.callback(job.recorder.close)
     return job, progress

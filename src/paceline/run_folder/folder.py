@@ -19,6 +19,7 @@ from paceline.contract.redaction import redacted, redacted_command
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
 from paceline.run_folder.checks import LOCK, QUARANTINE, refuse_links, require_fresh, require_writable, resolved
+from paceline.run_folder.leftovers import sweep
 from paceline.run_folder.lock import hold
 from paceline.run_folder.origin import git_state, now, versions
 from paceline.run_folder.ways import has_checkpoint, way_on
@@ -79,6 +80,7 @@ class RunFolder:
         with held:
             itself = hold(path, held)
             require_fresh(path)
+            sweep(path)
             return cls(path, held.pop_all(), made, itself)
 
     @classmethod
@@ -116,6 +118,7 @@ class RunFolder:
         require_writable(folder.path)
         with folder._held:
             itself = hold(folder.path, folder._held)
+            sweep(folder.path)
             return cls(folder.path, folder._held.pop_all(), itself=itself)
 
     @classmethod

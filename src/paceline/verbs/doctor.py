@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paceline.contract.errors import UserError
 from paceline.contract.files import cache_folder
+from paceline.machine.cluster import find_place
 from paceline.machine.facts import Facts, ask, this_machine
 from paceline.machine.gpus import peak_rates
 from paceline.recipe.techniques import ENTRIES
@@ -27,6 +29,9 @@ GPU_PACKAGES = ("bitsandbytes", "torchao")
 
 INSTALLS = {package: entry.install for entry in ENTRIES if entry.install for package in entry.packages}
 """Extras that take more than plain pip, by the package that they bring."""
+
+_BY = {"paceline": "paceline's launcher", "environment": "variables"}
+"""Who numbered a rank, where the word alone does not say it."""
 
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 
@@ -87,9 +92,23 @@ def machine(facts: Facts) -> list[Finding]:
         Finding("processor", f"{facts.cpu_model or 'unknown'}, {facts.cpu_count} usable"),
         Finding("memory", memory),
     ]
-    if facts.in_slurm:
-        found.append(Finding("cluster", f"inside Slurm job {os.environ.get('SLURM_JOB_ID', '')}".rstrip()))
-    return found
+    return [*found, *joins(facts)]
+
+
+def joins(facts: Facts) -> list[Finding]:
+    """How a run that is started here would join others: as which rank, or alone."""
+    inside = f"inside Slurm job {os.environ.get('SLURM_JOB_ID', '')}".rstrip() if facts.in_slurm else ""
+    try:
+        place = find_place(os.environ)
+    except UserError as error:
+        return [Finding("cluster", "; ".join(filter(None, (inside, error.what, error.why))), "missing", error.fix)]
+    if not place.is_rank:
+        return [Finding("cluster", f"{inside}: a run started here is one process")] if inside else []
+    meeting = place.init_method or ""
+    if meeting == "env://":
+        meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    rank = f"rank {place.rank} of {place.world_size}, by {_BY.get(place.started, place.started)}"
+    return [Finding("cluster", f"{inside}{': ' * bool(inside)}{rank}, meeting at {meeting.removeprefix('tcp://')}")]
 
 
 def gpus(facts: Facts) -> list[Finding]:

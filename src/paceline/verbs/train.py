@@ -55,7 +55,7 @@ def train(
 
     Raises:
         UserError: bad data, an impossible setting, a full disk; with exit code 2 on the command line.
-        Preempted: SIGTERM, SIGUSR1, SIGHUP or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
+        Preempted: SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
 
     Example:
         >>> recipe = {"model": {"source": "distilbert-base-uncased"}, "data": {"source": "reviews.csv"}}
@@ -208,7 +208,7 @@ def _joined(
     with joined(place, backend=backend, device=device, timeout_seconds=timeout_seconds) as world:
         agree(world, "the command", {"--resume": resumes, "the run folder": str(folder) if folder else None})
         agree(world, "the recipe", recipe.resolved())
-        yield Mesh.over(world, tensor=recipe.parallel.tensor)
+        yield Mesh.over(world, tensor=recipe.parallel.tensor, pipe=recipe.parallel.pipeline)
 
 
 @contextlib.contextmanager

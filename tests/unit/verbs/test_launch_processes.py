@@ -134,8 +134,9 @@ Path(f"found-{rank}.json").write_text(json.dumps(found))
     found = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(3)]
     port = found[0]["port"]
     for rank in range(3):
-        expected = {"rank": rank, "world_size": 3, "local_rank": rank, "local_world_size": 3, "is_local_guessed": False}
-        assert found[rank]["place"] == {**expected, "started": "paceline", "init_method": "env://"}
+        expected = {"rank": rank, "world_size": 3, "local_rank": rank, "local_world_size": 3}
+        unset = {"is_local_guessed": False, "own_gpus": None}
+        assert found[rank]["place"] == {**expected, **unset, "started": "paceline", "init_method": "env://"}
         assert found[rank]["port"] == port
         assert found[rank].get("listens") == ([True, ["127.0.0.1", port]] if rank == 0 else None)
 

@@ -96,6 +96,58 @@ def test_mistakes_are_found_with_the_command_that_works(
         assert part in str(refused.value), refused.value
 
 
+NODE = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "localhost,other",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
+"""What the second of two tasks finds, one a node."""
+
+
+def test_one_task_a_node_starts_the_ranks_of_its_node() -> None:
+    found = choose_ranks(COMMAND, lambda: machine(4), NODE, gpus=4)
+    assert (found.count, found.first, found.total) == (4, 4, 8)
+    variables = found.environment(NODE, 3, 0)
+    assert find_place(variables) == Place(
+        rank=7, world_size=8, local_rank=3, local_world_size=4, started="paceline", init_method="env://"
+    )
+    assert variables["MASTER_ADDR"] == "localhost"
+    first = choose_ranks(COMMAND, lambda: machine(4), {**NODE, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, gpus=4)
+    assert (first.first, first.meet_at) == (0, found.meet_at), "the machines would not meet"
+
+
+@pytest.mark.parametrize(
+    ("environment", "parts"),
+    [
+        (
+            {**NODE, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"},
+            ("--gpus 4 with 2 processes of srun", f"srun {COMMAND} takes", f"--ntasks-per-node=1 {COMMAND} --gpus 4"),
+        ),
+        # the second node has one, and the first has two
+        ({**NODE, "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}, ("with 3 processes of srun",)),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+            },
+            ("with 4 processes of mpirun", "--map-by ppr:1:node"),
+        ),
+    ],
+)
+def test_tasks_that_are_ranks_start_none(environment: dict[str, str], parts: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as refused:
+        choose_ranks(COMMAND, lambda: machine(4), environment, gpus=4)
+    for part in parts:
+        assert part in str(refused.value), refused.value
+
+
 def test_contradictions_are_told_without_asking_the_driver() -> None:
     def facts() -> Facts:
         raise AssertionError("the driver's tool takes a second")

@@ -56,6 +56,13 @@ class LoopPart(Part):
         json_schema_extra=EXECUTION,
         description="Number of newest checkpoints kept, each with the best of its time.",
     )
+    checkpoint_mirror: str | None = Field(
+        None,
+        min_length=1,
+        json_schema_extra=EXECUTION,
+        description="A path or a URL such as s3://bucket/runs: every committed checkpoint is copied to a folder there"
+        " with the run folder's name, behind the run. paceline restore makes the run folder again from it. Null: none.",
+    )
     best_metric: str = Field(
         "auto",
         description="auto: accuracy; f1 for multi-label; -loss for regression. A leading '-' means lower is better.",

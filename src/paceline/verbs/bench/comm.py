@@ -119,7 +119,7 @@ def bench_comm(*, largest_bytes: int | None = None, out: Path | None = None) -> 
         alone = "paceline bench comm --gpus N, or --processes N"
         fix = "torchrun --nproc-per-node 2 -m paceline bench comm" if place.is_rank else alone
         raise UserError("bench comm: one rank", why, fix)
-    device = torch.device("cuda", place.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda", place.gpu) if torch.cuda.is_available() else torch.device("cpu")
     if out is not None and out.is_dir():
         raise UserError(f"--out {out}", "it is a folder", f"--out {out / 'comm.jsonl'}")
     with joined(place, device=device, timeout_seconds=TIMEOUT_SECONDS) as world:

@@ -34,7 +34,9 @@ def lr(
 
     from paceline.verbs import lr as testing
     from paceline.verbs.asked import build_recipe
+    from paceline.verbs.commands.ranks import require_one_process
 
+    require_one_process("paceline lr")
     recipe = build_recipe(target, source.model, source.data, changes.in_full(), verb="lr", trust=trusting.trust())
     with Console(stderr=True, markup=False).status("reading data and model") as status:
         found = testing.lr(

@@ -97,13 +97,13 @@ class Changes(Options):
         Raises:
             RecipeError: one is set twice.
         """
-        from paceline.machine.cluster import LAUNCHER
+        from paceline.machine.cluster import LAUNCHER, rank_in
         from paceline.recipe.meant import understood
         from paceline.verbs.notices import tell
 
         settings, notices = understood(all_settings(**vars(self)))
         # ranks that a launcher started repeat what it was given, and it has told already
-        if LAUNCHER not in os.environ and os.environ.get("RANK", "0") == "0":
+        if LAUNCHER not in os.environ and rank_in(os.environ) == 0:
             for notice in notices:
                 tell(notice)
         return settings

@@ -44,9 +44,11 @@ def predict(
     paceline predict OWNER/NAME new.csv -o out.csv
     paceline predict runs/birds photos/ -o out.csv --tta flip,crop5
     """
+    from paceline.verbs.commands.ranks import require_one_process
     from paceline.verbs.predict import predict as predict_rows
     from paceline.verbs.typed import shown, typed
 
+    require_one_process("paceline predict")
     trusts: dict[str, Any] = asdict(trusting)
     changes = with_views(settings, tta)
     given = typed(data, texts or (), pairs or (), changes, sys.stdin)

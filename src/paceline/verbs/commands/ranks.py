@@ -67,6 +67,21 @@ class Joining(Options):
         return {"place": place} if self.timeout is None else {"place": place, "timeout_seconds": self.timeout}
 
 
+def require_one_process(command: str) -> None:
+    """Refuse a command that one process carries out, where a job started several: each would do the same.
+
+    Raises:
+        UserError: this process is one of several.
+    """
+    from paceline.machine.cluster import find_place
+
+    place = find_place(os.environ)
+    if place.world_size > 1:
+        why = f"one process carries {command} out, and each of these would do the same"
+        fix = f"srun --ntasks=1 {command}" if place.started == "srun" else f"start one process: {command}"
+        raise UserError(f"{place.world_size} processes were started together", why, fix)
+
+
 def launch_training(
     asked: Recipe | Path, changes: Sequence[str], ranks: Launch, joining: Joining, trust: Trust
 ) -> NoReturn:

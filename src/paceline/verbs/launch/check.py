@@ -23,10 +23,10 @@ def check_recipe(recipe: Recipe, ranks: Ranks, machine: Facts, arguments: Sequen
         RecipeError: a setting that cannot work on this machine, beside another, or on so many ranks.
     """
     try:
-        if ranks.count > 1 and recipe.parallel.backend == "mpi":
+        if ranks.total > 1 and recipe.parallel.backend == "mpi":
             why = "MPI numbers the processes that mpirun starts, and these are started by paceline"
             raise RecipeError("parallel.backend = mpi", why, "--set parallel.backend=auto")
-        choose(recipe, ranks.see(machine), ranks.count)
+        choose(recipe, ranks.see(machine), ranks.total)
     except RecipeError as error:
         fix = error.fix
         if fix.startswith("--set "):

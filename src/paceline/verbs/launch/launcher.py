@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from paceline.verbs.launch.process import RankProcess
 from paceline.verbs.launch.ranks import Ranks
 from paceline.verbs.launch.screen import Screen
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Passed on to the ranks, as ``paceline.contract.stop`` knows them."""
 
 SETTLE_SECONDS = 1.0
@@ -35,11 +36,11 @@ LOOK_SECONDS = 0.05
 
 
 def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds: float = GRACE_SECONDS) -> int:
-    """Run a command as every rank of a world on this machine, and return when all ranks have ended.
+    """Run a command as the ranks of this machine, and return when all of them have ended.
 
     When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later. The rank that failed
-    first is named on standard error, with its message, once. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C are passed on; a
-    second Ctrl-C kills. On Linux no rank outlives this process, however that ends.
+    first is named on standard error, with its message, once. SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and Ctrl-C are passed
+    on; a second Ctrl-C kills. On Linux no rank outlives this process, however that ends.
 
     Args:
         command: program and arguments; each rank runs it with torchrun's environment variables.
@@ -57,21 +58,30 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
     """
     if shutil.which(command[0]) is None:
         raise UserError(f"{command[0]}: no such program", fix="a program of the PATH, or the path of one")
+    # of several machines each line says whose it is; rank 0 alone draws, and needs no name
+    host = _node() if ranks.meet_at else ""
     out, err = Screen(sys.stdout), Screen(sys.stderr)
     started: list[RankProcess] = []
-    with listen(port) as store, _noted_signals() as noted:
-        port = store.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        # the store of several machines is opened by rank 0 itself, where they meet
+        store = None if ranks.meet_at else stack.enter_context(listen(port))
+        noted = stack.enter_context(_noted_signals())
+        port = port if store is None else store.getsockname()[1]
         try:
-            for rank in range(ranks.count):
-                variables = ranks.environment(os.environ, rank, port)
+            for local_rank in range(ranks.count):
+                rank, variables = ranks.first + local_rank, ranks.environment(os.environ, local_rank, port)
+                inherited = None if local_rank else store
                 try:
-                    started.append(RankProcess(rank, command, variables, None if rank else store, out, err))
+                    name, draws = f"[{host} rank {rank}]" if host else f"[rank {rank}]", rank == 0
+                    process = RankProcess(rank, command, variables, inherited, out, err, name=name, draws=draws)
+                    started.append(process)
                 except OSError as error:
-                    what = f"rank {rank} of {ranks.count}: cannot be started: {error.strerror}"
+                    what = f"rank {rank} of {ranks.total}: cannot be started: {error.strerror}"
                     raise UserError(what, fix="fewer processes") from None
                 # rank 0 alone holds it: where that has died the others are turned away, not kept waiting
-                store.close()
-            return _Supervision(started, noted, err, grace_seconds).run()
+                if store is not None:
+                    store.close()
+            return _Supervision(started, ranks.total, f"[{host}] " * bool(ranks.first), noted, err, grace_seconds).run()
         finally:
             for process in started:
                 process.close()
@@ -81,8 +91,11 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
 class _Supervision:
     """From the start of the ranks to their end."""
 
-    def __init__(self, ranks: Sequence[RankProcess], noted: deque[int], err: Screen, grace_seconds: float) -> None:
-        self._ranks, self._noted, self._err, self._grace_seconds = ranks, noted, err, grace_seconds
+    def __init__(
+        self, ranks: Sequence[RankProcess], total: int, host: str, noted: deque[int], err: Screen, grace_seconds: float
+    ) -> None:
+        self._ranks, self._total, self._host = ranks, total, host
+        self._noted, self._err, self._grace_seconds = noted, err, grace_seconds
         self._passed_on: set[int] = set()
         self._is_interrupted = False
         self._failed_at: float | None = None
@@ -104,7 +117,7 @@ class _Supervision:
         if self._failures():
             return self._explained().code
         if told := [rank.told for rank in self._ranks if rank.told]:
-            self._err.say(f"paceline: {min(told, key=lambda report: report['at'])['message']}")
+            self._err.say(f"{self._host}paceline: {min(told, key=lambda report: report['at'])['message']}")
         return PREEMPTED if any(rank.code == PREEMPTED for rank in self._ranks) else 0
 
     def _failures(self) -> list[Failure]:
@@ -121,7 +134,7 @@ class _Supervision:
                 else:
                     rank.send(number)
             if self._is_interrupted:
-                self._err.say("paceline: interrupted")
+                self._err.say(f"{self._host}paceline: interrupted")
 
     def _end_together(self, now: float) -> None:
         """One has failed: hear what the others have to say, which tells the cause; then end them."""
@@ -142,9 +155,14 @@ class _Supervision:
         if self._cause is None:
             failures = self._failures()
             self._cause = first_cause(failures)
-            self._ranks[self._cause.rank].show_errors()
-            self._err.say(described(self._cause, failures, len(self._ranks), self._passed_on))
+            next(rank for rank in self._ranks if rank.rank == self._cause.rank).show_errors()
+            self._err.say(self._host + described(self._cause, failures, self._total, self._passed_on))
         return self._cause
+
+
+def _node() -> str:
+    """This machine's name: Slurm's, which its other commands know, or its own."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @contextlib.contextmanager

@@ -34,9 +34,11 @@ class RankProcess:
         rank: its number.
         command: program and arguments.
         environment: its variables.
-        store: the socket that rank 0 inherits; None for the others.
+        store: the socket that rank 0 of one machine inherits; None for the others.
         out: where the lines of its standard output go.
         err: where those of its standard error go.
+        name: what stands before its lines.
+        draws: whether it has the launcher's own output and error.
     """
 
     def __init__(
@@ -47,29 +49,33 @@ class RankProcess:
         store: socket.socket | None,
         out: Screen,
         err: Screen,
+        *,
+        name: str,
+        draws: bool,
     ) -> None:
         self.rank = rank
+        self._draws = draws
         self.code: int | None = None
         """Exit code, as shells count; None while it runs."""
         self.told: dict[str, Any] | None = None
         """What it first told of its failure."""
         self._ended_at = 0.0
         self._asked_to_end_at: float | None = None
-        self._errors = Errors(err, f"[rank {rank}]")
+        self._errors = Errors(err, name)
         reports, telling = os.pipe()
         try:
             descriptors = [telling] if store is None else [telling, store.fileno()]
             variables = {**environment, REPORT_FD: str(telling)}
             if store is not None:
                 variables[STORE_FD] = str(store.fileno())
-            else:
+            if not draws:
                 variables.setdefault("PYTHONUNBUFFERED", "1")
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(Path(__file__).with_name("bound.py")), str(os.getpid()), *command],
                 env=variables,
                 stdin=subprocess.DEVNULL,
-                stdout=None if rank == 0 else subprocess.PIPE,
-                stderr=None if rank == 0 else subprocess.PIPE,
+                stdout=None if draws else subprocess.PIPE,
+                stderr=None if draws else subprocess.PIPE,
                 start_new_session=True,
                 pass_fds=descriptors,
                 bufsize=0,
@@ -82,7 +88,7 @@ class RankProcess:
         self.lines = [Lines(reports, self._hear)]
         """What it writes, and tells."""
         for stream, take in (
-            (self._process.stdout, lambda line: out.say(f"[rank {rank}] {line}")),
+            (self._process.stdout, lambda line: out.say(f"{name} {line}")),
             (self._process.stderr, self._errors.take),
         ):
             if stream is not None:
@@ -104,7 +110,7 @@ class RankProcess:
     @property
     def failure(self) -> Failure | None:
         """How it failed by itself; None while it has not, and when it was ended by the launcher."""
-        asked, tail = self._asked_to_end_at, "\n".join(self._errors.tail) if self.rank else None
+        asked, tail = self._asked_to_end_at, "\n".join(self._errors.tail) if not self._draws else None
         if self.told is not None and self.told["code"] != PREEMPTED:
             failure = Failure(rank=self.rank, tail=tail, **self.told)
         elif self.code in (None, 0, PREEMPTED):

@@ -6,11 +6,13 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from paceline.contract.errors import UserError, excerpt
 from paceline.distributed.sockets import STORE_FD
-from paceline.machine.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, find_place
+from paceline.machine.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, Place, find_place
 from paceline.machine.facts import Facts, visible
+from paceline.machine.jobs import JobStarter, member, node_address
 from paceline.verbs.short import without
 
 
@@ -24,6 +26,17 @@ class Ranks:
     and LOCAL_RANK chooses, so that a rank finds its GPU in one way, whoever started it: torchrun does the same."""
     threads: int = 1
     """OMP_NUM_THREADS of every rank, where it is not set."""
+    first: int = 0
+    """The number of the first of them in the world."""
+    world_size: int = 0
+    """Ranks of all machines; 0: only these."""
+    meet_at: tuple[str, int] | None = None
+    """Host and port where they meet those of other machines; None: there are none, and they meet on loopback."""
+
+    @property
+    def total(self) -> int:
+        """Ranks of the run."""
+        return self.world_size or self.count
 
     def see(self, machine: Facts) -> Facts:
         """The machine as a rank finds it: its GPUs are those that are left."""
@@ -34,7 +47,12 @@ class Ranks:
         return replace(machine, gpus=left if self.gpus else ())
 
     def environment(self, base: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
-        """The variables of one rank: torchrun's, and who started it."""
+        """The variables of one rank: torchrun's, and who started it.
+
+        Args:
+            rank: counted from 0 on this machine.
+            port: where ranks of one machine meet.
+        """
         # what an outer torchrun left would make torch look for that one's store
         kept = {name: text for name, text in base.items() if not name.startswith(("TORCHELASTIC_", STORE_FD))}
         gpus = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": self.gpus}
@@ -42,11 +60,11 @@ class Ranks:
             "OMP_NUM_THREADS": str(self.threads),
             **kept,
             **gpus,
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(port),
-            "RANK": str(rank),
+            "MASTER_ADDR": self.meet_at[0] if self.meet_at else LOOPBACK,
+            "MASTER_PORT": str(self.meet_at[1] if self.meet_at else port),
+            "RANK": str(self.first + rank),
             "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(self.count),
+            "WORLD_SIZE": str(self.total),
             "LOCAL_WORLD_SIZE": str(self.count),
             LAUNCHER: str(os.getpid()),
         }
@@ -77,8 +95,30 @@ def choose_ranks(
     """
     asked = {"--gpus": gpus, "--processes": processes, "--devices": devices}
     options = [f"{name} {value}" for name, value in asked.items() if value is not None]
-    _check_together(command, options, environment)
+    _check_together(command, options)
     (option,) = options
+    place = _place_to_start_from(command, option, environment)
+    ranks = _chosen(command, option, facts, environment, gpus=gpus, processes=processes, devices=devices, device=device)
+    if place.world_size == 1:
+        return ranks
+    host, _, port = (place.init_method or "").removeprefix("tcp://").rpartition(":")
+    host = host.strip("[]") if place.started != "srun" else node_address(host.strip("[]"))
+    world_size = place.world_size * ranks.count
+    return replace(ranks, first=place.rank * ranks.count, world_size=world_size, meet_at=(host, int(port)))
+
+
+def _chosen(
+    command: str,
+    option: str,
+    facts: Callable[[], Facts],
+    environment: Mapping[str, str],
+    *,
+    gpus: int | None,
+    processes: int | None,
+    devices: str | None,
+    device: str,
+) -> Ranks:
+    """The ranks of this machine alone."""
     # what is advised from here on says where to train
     command = shlex.join(without(shlex.split(command), "device"))
     if processes is not None:
@@ -111,8 +151,8 @@ def choose_ranks(
     return Ranks(count=len(names), gpus=",".join(names), threads=max(1, found.cpu_count // len(names)))
 
 
-def _check_together(command: str, options: list[str], environment: Mapping[str, str]) -> None:
-    """Refuse more than one of the options, and any where the ranks are started already."""
+def _check_together(command: str, options: list[str]) -> None:
+    """Refuse more than one of the options."""
     if len(options) > 1:
         whys = {
             "--gpus": "it counts GPUs",
@@ -121,12 +161,35 @@ def _check_together(command: str, options: list[str], environment: Mapping[str, 
         }
         why = "; ".join(f"{option.split()[0]}: {whys[option.split()[0]]}" for option in options)
         raise UserError(" with ".join(options), why, " or ".join(f"{command} {option}" for option in options))
+
+
+def _place_to_start_from(command: str, option: str, environment: Mapping[str, str]) -> Place:
+    """This process's place, where it may start ranks: it is alone, or a job started one such process on each machine.
+
+    Raises:
+        UserError: the ranks are started already, or more of these processes share a machine.
+    """
     place = find_place(environment)
-    if place.is_rank:
+    if not place.is_rank:
+        return Place()
+    if place.started not in get_args(JobStarter):
         names = " ".join(f"{name}={environment[name]}" for name in RENDEZVOUS)
         by = {"torchrun": "by torchrun", "paceline": "by paceline's launcher"}.get(place.started, f"by hand: {names}")
         unset = f", or unset {' '.join(RENDEZVOUS)}" if place.started == "environment" else ""
-        raise UserError(f"{options[0]}: this process is a rank already", f"started {by}", f"{command}{unset}")
+        raise UserError(f"{option}: this process is a rank already", f"started {by}", f"{command}{unset}")
+    job = member(environment)
+    if job is None or job.is_one_a_machine:
+        return place
+    one = {
+        "srun": "srun --ntasks-per-node=1",
+        "mpirun": "mpirun --map-by ppr:1:node",
+        "horovodrun": "a slot for each host",
+    }
+    raise UserError(
+        f"{option} with {place.world_size} processes of {place.started}",
+        f"{job.variables}: each of them would start ranks, where each is one already",
+        f"{place.started} {command} takes each as a rank; or, one a machine: {one[job.by]} {command} {option}",
+    )
 
 
 def _numbers(command: str, devices: str, num_gpus: int, seen: str) -> list[int]:

@@ -1,0 +1,44 @@
+"""A step never waits for the GPU."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+
+from paceline.check.claim import Broken, NotApplicable
+from paceline.check.subject import Subject
+
+WARM = 3
+"""Steps before: kernels are loaded, states are made and shapes are captured by then."""
+
+
+def check(subject: Subject) -> str:
+    """Steps with torch's sync debugging turned into an error."""
+    if subject.recipe.device != "cuda":
+        raise NotApplicable("on a CPU there is nobody to wait for")
+    with subject.numbers(subject.recipe.techniques.precision):
+        steps = subject.steps(still=False)
+        course, engine = steps.course, steps.assembled.engine
+        engine.warm_up(course.largest(course.start))
+        at, step = course.start, 0
+        for _ in range(min(WARM, course.total_steps - 1)):
+            engine.accumulate(course.input(at, step))
+            engine.update()
+            at, step = course.after(at), step + 1
+        given = course.input(at, step)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            engine.accumulate(given)
+            engine.update()
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            told = f"a step waits at {place.filename}:{place.lineno}: {place.line}"
+            raise Broken(told, tensor=place.name) from None
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            engine.close()
+    return f"step {step + 1} came to its end without a wait"
