@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -73,6 +73,8 @@ class Subject:
     trained: Path | None = None
     """The model that a run has saved, where the claims are about one."""
     decisions: tuple[Decision, ...] = ()
+    closing: ExitStack = field(default_factory=ExitStack)
+    """What a claim opens for all that come after it is closed with this."""
     kept: dict[str, Any] = field(default_factory=dict)
     """What one claim has read and another needs too."""
 
