@@ -50,6 +50,7 @@ $(DEEPSPEED)/installed: pyproject.toml constraints.txt scripts/install
 
 mutants: install
 	$(BIN)/python -m tests.mutants --jobs $(shell getconf _NPROCESSORS_ONLN)
+	$(BIN)/python -m tests.mutants.check
 
 lint: install
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from paceline.check.claim import Broken, NotApplicable
 from paceline.check.difference import Computed, Measured, same_up_to_rounding
 from paceline.check.metrics import close
 from paceline.check.processes import Ranks
-from paceline.check.several import EVALUATED_TOGETHER, job_for, stepped
+from paceline.check.several import job_for, stepped
 from paceline.check.subject import PLAIN_SGD, STEADY, Subject
 from paceline.data.dataset import Dataset
 from paceline.prepare.preparation import build_for
@@ -27,8 +27,6 @@ SIZE = 2
 ON_A_CPU = (
     "device=cpu",
     "data.resident=false",
-    "techniques.fusion=false",
-    "techniques.cudnn_benchmark=false",
     "parallel.backend=auto",
 )
 
@@ -63,8 +61,7 @@ def settings_for(subject: Subject, settings: Sequence[str], size: int) -> Recipe
     """
     _, batch = uneven(subject)
     plain = (*subject.calm, *ON_A_CPU, PLAIN_SGD, STEADY, f"loop.batch_size={batch}", "loop.micro_batch_size=2")
-    together = f"loop.evaluation_batch_size={EVALUATED_TOGETHER}"
-    return subject.with_settings([*plain, together, "parallel={}", *settings], size)
+    return subject.with_settings([*plain, "parallel={}", *settings], size)
 
 
 def compared(subject: Subject, settings: Sequence[str]) -> tuple[str, float]:

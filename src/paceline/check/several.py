@@ -26,8 +26,6 @@ from paceline.seams import Build, Mesh, World
 Job = Mapping[str, Any]
 """What a rank is asked for, as JSON: recipe, splits, images, weights (a file), double, steps, split, out (a file)."""
 
-EVALUATED_TOGETHER = 3
-
 
 def job_for(
     recipe: Recipe,
@@ -97,8 +95,16 @@ def stepped(
         norms.append(float(engine.update().norm))
         at = course.after(at)
     ids = dataset.splits[split]
-    found = evaluate(engine.infer, build, split, ids, EVALUATED_TOGETHER, step=0, epoch=0, world=mesh.data)
+    size = uneven_size(len(ids))
+    found = evaluate(engine.infer, build, split, ids, size, step=0, epoch=0, world=mesh.data)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in engine.whole().items()}
     engine.close()
     evaluation = {"loss": found.loss, **found.metrics, "samples": found.samples}
     return {"losses": losses, "norms": norms, "evaluation": evaluation}, weights
+
+
+def uneven_size(count: int) -> int:
+    """Samples of a batch of which ``count`` samples make an odd number, so that two ranks have not equally many; where
+    that can be, the last one is smaller."""
+    odd = [size for size in range(1, count) if -(-count // size) % 2]
+    return next((size for size in reversed(odd) if count % size), odd[-1] if odd else 1)

@@ -11,9 +11,6 @@ from paceline.contract.errors import UserError
 from paceline.recipe.catalogue.strategies import AXES, STRATEGIES
 from paceline.recipe.techniques import one_process
 
-BESIDE = ("techniques.early_pooling=false", "techniques.fused_qkv=false", "techniques.channels_last=false")
-"""Techniques that one strategy or another excludes."""
-
 
 def check(subject: Subject) -> str:
     """An epoch on two ranks for each strategy and axis of the catalogue, beside one rank."""
@@ -23,7 +20,7 @@ def check(subject: Subject) -> str:
             others.append(f"{name}: it is one process with several GPUs")
             continue
         try:
-            _, away = compared(subject, (*BESIDE, setting))
+            _, away = compared(subject, (setting,))
         except NotApplicable as why:
             others.append(f"{name}: {why}")
         except UserError as error:
