@@ -10,13 +10,14 @@ WORKERS := -n auto --maxprocesses 8 --dist worksteal
 # what needs DeepSpeed has an environment of its own: beside accelerate, transformers would load it in every test
 DEEPSPEED := .venv-deepspeed
 
-.PHONY: help demo install test test-full test-deepspeed mutants lint format clean
+.PHONY: help demo install test test-full test-deepspeed soak mutants lint format clean
 
 help:
 	@echo "make demo       install, then train a small classifier offline on the CPU"
 	@echo "make test       the test suite (about 6 minutes on 2 cores)"
 	@echo "make test-full  the test suite and the slow tests"
 	@echo "make test-deepspeed  what needs the package deepspeed, in an environment of its own"
+	@echo "make soak       fifty kills of a run on four ranks, any process at any time (10 minutes at most)"
 	@echo "make mutants    plant faults in a copy of the source, and see whether tests find them"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff format the code and mend what it can"
@@ -47,6 +48,9 @@ $(DEEPSPEED)/installed: pyproject.toml constraints.txt scripts/install
 	@DS_BUILD_OPS=0 $(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
 		--constraint constraints.txt --editable '.[deepspeed]'
 	@touch $@
+
+soak: install
+	$(BIN)/python -m tests.soak --kills 50 --seconds 600
 
 mutants: install
 	$(BIN)/python -m tests.mutants --jobs $(shell getconf _NPROCESSORS_ONLN)

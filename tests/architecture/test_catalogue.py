@@ -12,7 +12,7 @@ from paceline.recipe import Recipe
 from paceline.recipe.catalogue.strategies import AXES, STRATEGIES
 from paceline.recipe.entries import value_of
 from paceline.recipe.parts import ParallelPart, TechniquesPart
-from paceline.recipe.techniques import CATALOGUE, ENTRIES, OWN_SETTINGS
+from paceline.recipe.techniques import AXIS_SETTINGS, CATALOGUE, ENTRIES, OWN_SETTINGS
 from paceline.verbs.techniques import field_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,8 +90,8 @@ def test_settings_of_a_strategy_are_the_fields_of_parallel_and_alike_in_each() -
             assert own == OWN_SETTINGS[own.name], f"{own.name} is another setting with {entry.name}"
     fields = ParallelPart.model_fields
     own = {"strategy", "backend", "sync_batch_norm", *(entry.place.rpartition(".")[2] for entry in AXES)}
-    assert OWN_SETTINGS.keys() == fields.keys() - own
-    for name, own in OWN_SETTINGS.items():
+    assert OWN_SETTINGS.keys() == fields.keys() - own - AXIS_SETTINGS.keys()
+    for name, own in (OWN_SETTINGS | AXIS_SETTINGS).items():
         assert fields[name].default == own.default
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from paceline.contract.records import RunRecord
 from paceline.engine import torch_engine
 from paceline.engine.step import Step
+from paceline.optim.gradients import FlatGradients
 from paceline.recipe import Recipe
 from paceline.run.checkpoint.store import CheckpointStore
 from paceline.seams import StepInput
@@ -125,10 +127,12 @@ class Disturb:
             return disturb._accumulate(engine, given)
 
         monkeypatch.setattr(torch_engine.TorchEngine, "accumulate", accumulate)
-        monkeypatch.setattr(Step, "micro", lambda *given: disturb._after(*given))
+        monkeypatch.setattr(Step, "micro", lambda *given: disturb._after(self._micro, *given))
+        add = FlatGradients.add  # of engines that make their passes in another order
+        monkeypatch.setattr(FlatGradients, "add", lambda *given, **named: disturb._after(add, *given, **named))
 
-    def _after(self, *arguments: Any) -> Any:
-        result = self._micro(*arguments)
+    def _after(self, made: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        result = made(*arguments, **named)
         if self._is_first:
             self._is_first = False
             if self._step in self.signals:

@@ -13,8 +13,10 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +34,8 @@ FORMAT = 2
 _MAPPED = ("flat", "types", "pixels")
 """Arrays that stay on the disk, where the system reads what is used."""
 
+_LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.[0-9a-f]{8}(\.old)?")
+_ABANDONED_SECONDS = 86400.0
 _SPLIT = "split_"
 _CHUNK_BYTES = 2**20
 _TOKENS = ("pad_id", "pairs", "typed", "pad_type", "pad_left", "specials")
@@ -66,6 +70,7 @@ def save(dataset: Dataset, folder: Path) -> None:
         OSError: no room or no permission; nothing is left behind.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     temporary.mkdir()
     try:
@@ -81,6 +86,18 @@ def save(dataset: Dataset, folder: Path) -> None:
             return  # another process was faster, and its entry is as good
         raise
     fsync_folder(folder.parent)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what killed processes left half-written: hidden entries that nobody has touched for a day.
+
+    Other machines may write into the same folder, so that a process id would say nothing.
+    """
+    long_ago = time.time() - _ABANDONED_SECONDS
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if _LEFTOVER.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_mtime < long_ago:
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def load(folder: Path) -> Dataset | None:

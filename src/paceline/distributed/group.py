@@ -33,7 +33,7 @@ from paceline.distributed.roll_call import call_roll
 from paceline.distributed.stores import leaving, open_store
 from paceline.machine.cluster import Place, check_gpus
 from paceline.machine.facts import version_of
-from paceline.seams import Alone, World
+from paceline.seams import Alone, Link, World
 
 BROADCAST_BYTES = 64 * 2**20
 """Tensors are joined up to this size for one broadcast: few calls, and no second copy of a model."""
@@ -47,6 +47,8 @@ ABORT_SECONDS = 10.0
 OPENING = "opening the process group"
 
 ALL_REDUCE = "an all-reduce"
+
+MESSAGE = "a message between two ranks"
 
 PACKAGES = ("paceline", "torch", "transformers")
 
@@ -142,6 +144,7 @@ class ProcessGroupWorld(World):
         leader: the rank that goes first on this machine.
         ranks: of the part, by their numbers in the run; None: all.
         group: torch's, of the part.
+        groups: all parts that the run was cut into with this one; none: it is all of it.
     """
 
     def __init__(
@@ -152,10 +155,12 @@ class ProcessGroupWorld(World):
         *,
         ranks: Sequence[int] | None = None,
         group: dist.ProcessGroup | None = None,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self._ranks = range(place.world_size) if ranks is None else ranks
         self.rank, self.size, self.local_rank = self._ranks.index(place.rank), len(self._ranks), place.local_rank
         self._place, self._exchange, self._leader, self._group = place, exchange, leader, group
+        self._groups = groups or (self._ranks,)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with span("communicate"), self._explained(ALL_REDUCE):
@@ -210,11 +215,20 @@ class ProcessGroupWorld(World):
         return self._exchange.first(self._leader, what)
 
     def _opened(self, groups: Sequence[Sequence[int]], own: Sequence[int]) -> World:
+        place, exchange, group = self._place, self._exchange, self._open(groups)
+        return ProcessGroupWorld(place, exchange, self._leader, ranks=own, group=group, groups=groups)
+
+    def _open(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """This rank's of these groups."""
         # torch asks every rank of the run for every group, in the same order
         timeout = timedelta(seconds=self._exchange.timeout_seconds)
         opened = [dist.new_group(list(ranks), timeout=timeout) for ranks in groups]
-        group = opened[list(groups).index(own)]
-        return ProcessGroupWorld(self._place, self._exchange, self._leader, ranks=own, group=group)
+        own: dist.ProcessGroup = opened[next(i for i, ranks in enumerate(groups) if self._place.rank in ranks)]
+        return own
+
+    def links(self, number: int) -> list[Link]:
+        opened = [self._open(self._groups) for _ in range(number)]
+        return [_GroupLink(self._ranks, group, self._explained) for group in opened]
 
     @contextmanager
     def _explained(self, at: str) -> Iterator[None]:
@@ -225,6 +239,46 @@ class ProcessGroupWorld(World):
             if explained is error:
                 raise
             raise explained from None
+
+
+@final
+class _GroupLink(Link):
+    """Messages of a process group of its own: torch keeps the order of two ranks in one group alone.
+
+    Args:
+        ranks: by their numbers in the run.
+        group: torch's.
+        explained: turns what torch raises into who is not there.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        group: dist.ProcessGroup,
+        explained: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._ranks, self._group, self._explained = ranks, group, explained
+
+    def start_send(self, tensor: Tensor, to: int) -> Callable[[], None]:
+        sent = tensor.detach().contiguous()
+        with self._explained(MESSAGE):
+            work = dist.isend(sent, self._ranks[to], group=self._group)
+
+        def wait() -> None:
+            nonlocal sent
+            with self._explained(MESSAGE):
+                if work is not None:
+                    work.wait()
+            del sent  # kept alive until here
+
+        return wait
+
+    def receive_(self, tensor: Tensor, source: int) -> Tensor:
+        with span("communicate"), self._explained(MESSAGE):
+            work = dist.irecv(tensor, self._ranks[source], group=self._group)
+            if work is not None:
+                work.wait()
+        return tensor
 
 
 def _backend(backend: str | None, device: torch.device) -> str:

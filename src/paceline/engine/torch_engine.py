@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol, final
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from paceline.contract.errors import UserError
 from paceline.contract.spans import activity, span
 from paceline.data.mixing import mixed_batch
+from paceline.engine.passes import Passes
 from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
 from paceline.engine.runner import Eager, Runner
 from paceline.engine.statistics import settle_
@@ -51,6 +53,7 @@ class TorchEngine(Engine):
             each may compile, capture and give up by itself. Where weights are sharded they meet within every pass
             (``Gradients.ranks_meet``), and capture together.
         splitting: how tensors that ranks hold in pieces leave and enter whole.
+        passes: makes the passes of a step, eagerly; None: ``Step.micro`` does, one micro-batch after the other.
     """
 
     def __init__(
@@ -65,11 +68,13 @@ class TorchEngine(Engine):
         degrade: Callable[[Exception], Mapping[str, str]],
         world: World = Alone(),  # noqa: B008 - it has no state
         splitting: Splitting = NOT_SPLIT,
+        passes: Passes | None = None,
     ) -> None:
         self._model, self._step, self._logits, self._runner, self._seed = model, step, logits, runner, seed
         self._device = step.updates.parameters[0].device
         self._generators = generators(self._device)
         self._degrade, self._world, self._collate, self._splitting = degrade, world, collate, splitting
+        self._passes = passes
         self._degraded: Mapping[str, str] = {}
         # an update that looks at its gate on the host cannot be captured; what comes before it can
         blocked = step.updates.capturable
@@ -88,6 +93,11 @@ class TorchEngine(Engine):
         self._mode(training=True)
         put_back = self._buffers_kept()
         share = self._runner.scalar(denominator)
+        if self._passes is not None:
+            self._make(self._passes, lambda index: batch, self._passes.most_together, share)
+            self._step.gradients.zero()
+            put_back()
+            return
 
         def micro() -> None:
             # not the last one: what fails on one rank alone must not leave the others waiting in an all-reduce
@@ -117,6 +127,9 @@ class TorchEngine(Engine):
 
     @activity("accumulating")
     def accumulate(self, given: StepInput) -> Accumulated:
+        if self._passes is not None:
+            made, count = partial(self._made, given), len(given.microbatches)
+            return self._accumulated(self._passes, made, count, given.denominator, given.step)
         batches = (self._made(given, index) for index in range(len(given.microbatches)))
         return self.accumulate_batches(batches, given.denominator, step=given.step, same_shapes=given.same_shapes)
 
@@ -139,9 +152,10 @@ class TorchEngine(Engine):
         Args:
             denominator, step, same_shapes: as in ``StepInput``.
         """
-        if self._world.size > 1 and not self._first:
-            why = "the ranks have summed those gradients already, and what is added now would not be summed with them"
-            raise UserError("engine.accumulate(...) twice", why, "give all micro-batches of an update in one call")
+        if self._passes is not None:
+            there = list(batches)
+            return self._accumulated(self._passes, there.__getitem__, len(there), denominator, step)
+        self._refuse_more()
         self._mode(training=True)
         losses, extras = [], []
         share, meet = self._runner.scalar(denominator), self._step.gradients.ranks_meet
@@ -149,10 +163,7 @@ class TorchEngine(Engine):
         first, self._first = self._first, True  # what an exception leaves behind is overwritten
         self._owes_all_reduce = self._world.size > 1
         for index, (batch, last) in enumerate(_with_last(batches)):
-            if self._seed is not None:
-                seed = micro_batch_seed(self._seed, step, index, self._world.rank)
-                for generator in self._generators:
-                    generator.manual_seed(seed)
+            self._seeded(step, index)
             if meet and not (first and last):
                 self._eager_from_now_on(SEVERAL)
             loss, extra = self._runner.run(self._step.micro, (batch, share), first, last, capture=capture)
@@ -162,6 +173,38 @@ class TorchEngine(Engine):
         self._step.gradients.finish()
         self._first = self._owes_all_reduce = False
         return Accumulated(total(losses), tuple(extras))
+
+    def _accumulated(
+        self, passes: Passes, made: Callable[[int], Any], count: int, denominator: float, step: int
+    ) -> Accumulated:
+        """``accumulate`` of micro-batches whose passes are not made one after the other."""
+        self._refuse_more()
+        self._mode(training=True)
+        self._first = True  # what an exception leaves behind is overwritten
+        losses, extras = self._make(passes, made, count, self._runner.scalar(denominator), step)
+        self._first = False
+        return Accumulated(total(losses), tuple(extras))
+
+    def _make(
+        self, passes: Passes, made: Callable[[int], Any], count: int, share: Tensor | float, step: int = 0
+    ) -> tuple[list[Tensor], list[Any]]:
+        found = passes(self._step, made, count, share, partial(self._seeded, step))
+        self._step.gradients.finish()
+        return found
+
+    def _refuse_more(self) -> None:
+        """Refuse to accumulate twice before an update where ranks have summed what there is."""
+        if (self._world.size > 1 or self._passes is not None) and not self._first:
+            why = "the ranks have summed those gradients already, and what is added now would not be summed with them"
+            raise UserError("engine.accumulate(...) twice", why, "give all micro-batches of an update in one call")
+
+    def _seeded(self, step: int, index: int, stretch: int = 0) -> None:
+        """Seed what micro-batch number ``index`` draws; in each of several stretches of the model it draws others."""
+        if self._seed is None:
+            return
+        seed = micro_batch_seed(self._seed, step, index, self._world.rank + stretch * self._world.size)
+        for generator in self._generators:
+            generator.manual_seed(seed)
 
     @activity("updating")
     def update(self) -> Update:

@@ -73,7 +73,8 @@ def trace(subject: Subject, gpu: Gpu, world_size: int = 1) -> Trace:
         Exception: of torch, from an operator that says nothing about its result's size without data.
     """
     world = Alone() if world_size == 1 else planned_world(world_size)
-    model, mesh = _model(subject), Mesh.over(world, tensor=subject.recipe.parallel.tensor)
+    part = subject.recipe.parallel
+    model, mesh = _model(subject), Mesh.over(world, tensor=part.tensor, pipe=part.pipeline)
     subject = _with_strategy(subject, model, gpu, world_size)
     recipe, dataset = subject.recipe, subject.dataset
     whole, trained = parameter_counts(model)  # of the model, of which a rank may keep a share

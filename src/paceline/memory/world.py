@@ -9,7 +9,7 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.seams import World
+from paceline.seams import Link, World
 
 
 def planned_world(size: int) -> World:
@@ -54,5 +54,19 @@ class PlannedWorld(World):
     def alone_first(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def links(self, number: int) -> list[Link]:
+        return [_PlannedLink()] * number
+
     def _opened(self, groups: Sequence[Sequence[int]], own: Sequence[int]) -> World:
         return PlannedWorld(len(own))
+
+
+@final
+class _PlannedLink(Link):
+    """Nothing is sent, and what is received stays as it is."""
+
+    def start_send(self, tensor: Tensor, to: int) -> Callable[[], None]:
+        return lambda: None
+
+    def receive_(self, tensor: Tensor, source: int) -> Tensor:
+        return tensor

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from paceline.contract.errors import DiskFullError, ModelError
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
 from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
+from paceline.models.digests import check_digests, weight_digests
 from paceline.models.group_norm import apply_group_norm
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, fetch, require_files
 from paceline.models.images import ImageSettings
@@ -63,6 +64,8 @@ class SavedModel:
     """By which the loss was weighted, in the order of the labels; empty: not."""
     thresholds: tuple[float, ...] = ()
     """Above which labels are predicted, see ``Task``; empty: the likeliest class, or above one half."""
+    weights: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """As read: the SHA-256 of each file of weights. Empty: saved before they were kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +138,7 @@ def load_saved(folder: Path, *, factory: str | None = None, trust_remote_code: b
         model = _read_transformers(folder, saved, trust_remote_code)
     else:
         model = _read_factory(folder, saved, factory)
+    check_digests(folder, saved.weights, FILE)  # what cannot be read at all is told as that
     # transformers reads config.json for a tokenizer too, and would blame that
     tokenizer = _read_tokenizer(folder) if saved.modality == "text" else None
     own = saved.image is not None and saved.image.processor is not None
@@ -167,6 +171,7 @@ def read_saved(folder: Path) -> SavedModel:
             group_norm=found.get("group_norm"),
             class_weights=tuple(float(weight) for weight in found.get("class_weights", ())),
             thresholds=tuple(float(threshold) for threshold in found.get("thresholds", ())),
+            weights={str(name): str(value) for name, value in dict(found.get("weights", {})).items()},
         )
         _check_numbers(saved)
     except FileNotFoundError:
@@ -242,6 +247,7 @@ def _write(
             "group_norm": saved.group_norm,
             "class_weights": list(saved.class_weights),
             "thresholds": list(saved.thresholds),
+            "weights": weight_digests(folder),
         },
     )
 

@@ -19,6 +19,10 @@ class Splitting(ABC):
         """The whole shape of a named tensor, as this rank holds it."""
         return tensor.shape
 
+    def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the named tensors that this rank has all or a piece of."""
+        return dict(tensors)
+
     @abstractmethod
     def collected(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Named tensors whole; those of split models on the first rank alone, in main memory. A collective."""
@@ -105,7 +109,7 @@ def copy_into(
     Raises:
         CheckpointError: a name is missing or not wanted, or a shape differs; nothing has been copied then.
     """
-    current, saved = without_wrappers(current), without_wrappers(saved)
+    current, saved = splitting.own(without_wrappers(current)), splitting.own(without_wrappers(saved))
     require_same(current, saved, what, splitting)
     splitting.put(current, saved)
 

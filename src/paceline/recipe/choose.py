@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -147,8 +148,13 @@ def num_processes(recipe: Recipe, num_gpus: int) -> int:
 
 
 def num_shares(recipe: Recipe, processes: int) -> int:
-    """The shares that so many processes split each batch into: one a process, or one a group that shares blocks."""
-    return max(1, processes // recipe.parallel.tensor)
+    """The shares that so many processes split each batch into: one a process, or one a group that shares a model."""
+    return max(1, processes // _group_size(recipe))
+
+
+def _group_size(recipe: Recipe) -> int:
+    """Processes that have one model together and work on the same samples."""
+    return math.prod(value_of(recipe, entry.setting) for entry in AXES)
 
 
 def with_smallest_gpu(facts: Facts, sizes: Iterable[int | None]) -> Facts:
@@ -179,7 +185,8 @@ def _sharing(recipe: Recipe, world_size: int) -> tuple[Decide, ...]:
     used = next((entry for entry in STRATEGIES if entry.alone and entry.is_on(recipe)), None)
     kept = {"strategy", *(own.name for own in used.settings)} if used else set()
     own = (name for name, setting in OWN_SETTINGS.items() if not setting.stays)
-    axes = (entry.setting.rpartition(".")[2] for entry in AXES)
+    # what has no effect without an axis goes before it
+    axes = (path.rpartition(".")[2] for entry in AXES for path in (*(o.setting for o in entry.settings), entry.setting))
     dropped = (name for name in ("strategy", "backend", "sync_batch_norm", *axes, *own) if name not in kept)
     return (*map(_unshared, dropped), _stage)
 
@@ -209,8 +216,8 @@ def _strategy(recipe: Recipe, facts: Facts) -> Decision | None:
         told, also = " and ".join(own.setting for own in wishes), [one.name for one in having if one is not strategy]
         reason = f"{told} is set, of {strategy.name}{f' and {also[0]}' if also else ' alone'}"
         return Decision(setting="parallel.strategy", value=strategy.name, reason=reason)
-    if part.tensor > 1:
-        reason = "ranks that share each block sum whole gradients with the others"
+    if _group_size(recipe) > 1:
+        reason = "ranks that share one model sum whole gradients with the others"
         return Decision(setting="parallel.strategy", value="ddp", reason=reason)
     if recipe.device == "cpu":
         reason = "the ranks share the host's memory, and a whole model is quicker"
@@ -246,23 +253,30 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
     if world_size > 1 and part.backend == "nccl" and recipe.device != "cuda":
         why = f"it moves data between GPUs, and this run is on the {recipe.device}"
         raise RecipeError("parallel.backend = nccl", why, "--set parallel.backend=auto")
-    if world_size % part.tensor:
-        fitting = [n for n in range(2, world_size + 1) if world_size % n == 0]
-        raise RecipeError(
-            f"parallel.tensor = {part.tensor}",
-            f"there are {world_size} processes, which are no whole number of groups of {part.tensor}",
-            " or ".join(f"--set parallel.tensor={n}" for n in fitting) + f", or start {part.tensor} processes",
-        )
+    group = _group_size(recipe)
+    if world_size % group:
+        raise _no_whole_groups(recipe, world_size, group)
     shares = num_shares(recipe, world_size)
     if recipe.loop.batch_size < shares:
-        size, groups = recipe.loop.batch_size, "" if part.tensor == 1 else f" in groups of {part.tensor}"
-        most = size * part.tensor
+        size, groups = recipe.loop.batch_size, "" if group == 1 else f" in groups of {group}"
+        most = size * group
         raise RecipeError(
             f"loop.batch_size = {size}: {world_size} processes{groups}",
             f"the batch is global, split over all {'groups' if groups else 'processes'}, and some would never get a"
             " sample",
             f"--set loop.batch_size={shares}, or start " + (f"{most} processes or fewer" if most > 1 else "1 process"),
         )
+
+
+def _no_whole_groups(recipe: Recipe, world_size: int, group: int) -> RecipeError:
+    """What is said of a number of processes that is no multiple of those that have one model together."""
+    used = [(entry.setting, value_of(recipe, entry.setting)) for entry in AXES if entry.is_on(recipe)]
+    (setting, _), others = used[-1], math.prod(number for _, number in used[:-1])
+    what = ", ".join(f"{name} = {number}" for name, number in used)
+    fitting = [n for n in range(2, world_size + 1) if world_size % (n * others) == 0]
+    fix = "".join(f"--set {setting}={n}, or " for n in fitting)
+    why = f"there are {world_size} processes, which are no whole number of groups of {group}"
+    return RecipeError(what, why, f"{fix}start {group} processes")
 
 
 def _precision(recipe: Recipe, facts: Facts) -> Decision | None:

@@ -564,6 +564,8 @@ TOLD: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Library -> what it is here, in a few lines; of those that are no settings but ways of computing and starting."""
 
+_PIPELINE = "parallel.pipeline="
+
 VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "parallel.strategy": {
         "none": "parallel.strategy=auto",
@@ -581,7 +583,9 @@ VALUES: Final[Mapping[str, Mapping[str, str]]] = {
         "fsdp_cpu_offload": "parallel.strategy=fsdp --set parallel.offload=parameters",
         "full_shard": "parallel.strategy=fsdp",
         "hybrid_shard": "parallel.strategy=fsdp --set parallel.shard_size=N",
-        "model_parallel": "parallel.strategy=fsdp",
+        # layers on several GPUs: a pipeline, with one micro-batch unless more are asked for
+        **dict.fromkeys(("model_parallel", "naive_model_parallel", "pipe", "pipeline_parallel"), f"{_PIPELINE}2"),
+        **{name: f"{_PIPELINE}2 --set parallel.schedule={name}" for name in ("gpipe", "1f1b")},
         **{name: here for name, here in _ZERO.items() if name != "deepspeed"},
         "zero": f"{_STAGE}2",
         **{f"zero{stage}": f"{_STAGE}{stage}" for stage in (1, 2, 3)},

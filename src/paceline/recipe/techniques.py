@@ -69,6 +69,15 @@ OWN_SETTINGS = {own.name: own for entry in STRATEGIES for own in entry.settings}
 """By name, the fields of ``parallel`` that have an effect with some strategies only."""
 
 
+AXIS_SETTINGS = {own.name: own for entry in AXES for own in entry.settings}
+"""By name, the fields of ``parallel`` that have an effect only where a further axis is used."""
+
+
+def axis_of(own: OwnSetting) -> TechniqueEntry:
+    """The axis with which a setting has an effect."""
+    return next(entry for entry in AXES if own in entry.settings)
+
+
 def users_of(own: OwnSetting) -> tuple[str, ...]:
     """The strategies with which a setting has an effect."""
     return tuple(entry.name for entry in STRATEGIES if own in entry.settings)
@@ -149,5 +158,6 @@ def opened(recipe: object) -> tuple[str, ...]:
 def settings_for_inference() -> tuple[str, ...]:
     """What ``evaluate`` and ``predict`` set, whatever a model was trained with."""
     off = [f"{entry.setting}={written(entry.off)}" for entry in ENTRIES if entry.inference == "off"]
+    off += [f"{own.setting}={written(own.default)}" for own in AXIS_SETTINGS.values()]
     anew = [f"{entry.setting}=auto" for entry in CATALOGUE if entry.inference == "auto"]
     return tuple(dict.fromkeys([*off, *anew]))  # strategies share one setting

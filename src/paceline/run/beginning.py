@@ -20,6 +20,7 @@ from paceline.prepare.preparation import Prepared
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
 from paceline.run.checkpoint.compare import differences, refuse_changes
+from paceline.run.checkpoint.mirror import SETTING
 from paceline.run.emitter import Emitter
 from paceline.run.job import Job, Request
 from paceline.run.loop import Loop
@@ -97,6 +98,10 @@ def begin(
             _write_start(request, prepared, changed)
             emitter.pass_on_to(_observers(stack, request.folder, prepared.recipe, beside))
         job.emit(_started(request, prepared, job, loop.progress))
+        if job.mirror is not None:
+            # a resumed run's setting may have come with a folder of somebody else's
+            asked = request.checkpoint is None or not request.named.isdisjoint({"loop", SETTING})
+            job.mirror.begin(may_begin=asked)
         for notice in _first_notices(request, prepared):
             job.emit(notice)
         if job.recorder is not None:

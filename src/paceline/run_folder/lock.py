@@ -43,8 +43,9 @@ def hold(path: Path, held: contextlib.ExitStack) -> OpenFolder:
     # forked workers share the lock and may outlive us: let go of it by name, not by closing
     held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": now()}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+    with disk_errors(file):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
     return itself
 
 

@@ -5,7 +5,7 @@ from paceline.seams.build import Build, Forward, LayoutKind
 from paceline.seams.engine import Accumulated, Capturing, Engine, Mix, Retrying, StepInput, Tensors, Update, Weighed
 from paceline.seams.layout import Layout
 from paceline.seams.task import Meter, Task
-from paceline.seams.world import Alone, Mesh, World
+from paceline.seams.world import Alone, Link, Mesh, World
 
 __all__ = [
     "Accumulated",
@@ -18,6 +18,7 @@ __all__ = [
     "Ids",
     "Layout",
     "LayoutKind",
+    "Link",
     "Mesh",
     "Meter",
     "Mix",

@@ -12,6 +12,28 @@ import numpy as np
 from torch import Tensor
 
 
+class Link(ABC):
+    """A way of messages between the ranks of a world: each receives in the order in which another has sent to it.
+
+    One way carries messages of one kind and direction, so that no message waits for one that its receiver asks for
+    later.
+    """
+
+    @abstractmethod
+    def start_send(self, tensor: Tensor, to: int) -> Callable[[], None]:
+        """Begin to send a tensor to a rank of the world; what is returned waits until it has gone.
+
+        Until then nobody writes to it.
+        """
+
+    @abstractmethod
+    def receive_(self, tensor: Tensor, source: int) -> Tensor:
+        """Fill a tensor with what a rank sends, of its shape and type, on its own device; returns it.
+
+        On a GPU the call makes the device wait, not the host.
+        """
+
+
 class World(ABC):
     """The processes of a run as one of them sees them. Every method but ``alone_first`` is a collective: all ranks call
     it, in the same order, and it returns when all of them have.
@@ -87,6 +109,11 @@ class World(ABC):
         if list(own) == list(range(self.size)):
             return self
         return self._opened(groups, own)
+
+    def links(self, number: int) -> list[Link]:
+        """So many ways of messages between these ranks. A collective, which all ranks of the run call, once a run."""
+        # worlds of tests send nothing
+        raise NotImplementedError(f"{type(self).__name__} has no links")
 
     def _opened(self, groups: Sequence[Sequence[int]], own: Sequence[int]) -> World:
         """``part``, where the group is neither one rank nor all."""

@@ -21,6 +21,8 @@ def strategy_for(recipe: Recipe, mesh: Mesh) -> Strategy:
         recipe: checked against this machine.
         mesh: the ranks of the run.
     """
+    if mesh.pipe.size > 1:
+        return _room("pipeline")(mesh, recipe)
     if mesh.tensor.size > 1:
         return _room("tensor")(mesh, recipe)
     # auto is still open where no step is made, or where there is one rank

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from paceline.engine.capture import Agree, Captured, Phase, alone
+from paceline.engine.passes import Passes
 from paceline.engine.runner import Eager
 from paceline.engine.step import Objective, Step
 from paceline.engine.torch_engine import TorchEngine
@@ -101,6 +102,7 @@ def torch_engine(
     agree: Agree = alone,
     not_captured: str = "",
     splitting: Splitting = NOT_SPLIT,
+    passes: Passes | None = None,
     abandon: Callable[[nn.Module], None] = lambda model: None,
 ) -> TorchEngine:
     """The engine of one device, alone or as one rank of several.
@@ -109,6 +111,7 @@ def torch_engine(
         agree: where ranks meet inside passes: whether a flag is set on any of them.
         not_captured: why steps are not captured, beside the reasons that hold for every strategy.
         splitting: how tensors that ranks hold in pieces leave and enter whole.
+        passes: makes the passes of a step; None: forward and backward of one micro-batch after the other.
         abandon: forgets a pass that an exception broke off on all ranks.
     """
     recipe = training.recipe
@@ -133,6 +136,7 @@ def torch_engine(
         degrade=partial(_degraded, build, recipe, abandon),
         world=mesh.data,
         splitting=splitting,
+        passes=passes,
     )
 
 

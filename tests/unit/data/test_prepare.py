@@ -275,6 +275,18 @@ def test_a_full_disk_leaves_no_part_of_an_entry(tmp_path: Path, monkeypatch: pyt
     assert list(cache.iterdir()) == []
 
 
+def test_what_a_killed_process_left_half_written_is_removed_a_day_later(tmp_path: Path) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+    old, young, strange = (cache / f".{key * 32}.{'a1' * 4}" for key in "bcg")
+    for folder in (old, young, strange):
+        (folder / "part").mkdir(parents=True)
+    for folder in (old, strange):
+        os.utime(folder, (0, 0))
+    _prepare(part, cache)
+    left = {path.name for path in cache.iterdir() if path.name.startswith(".")}
+    assert left == {young.name, strange.name}, "another process may be at work in the young one; the other is no entry"
+
+
 def test_a_faster_process_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
     rename = Path.rename

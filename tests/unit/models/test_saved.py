@@ -241,6 +241,23 @@ def test_what_is_wrong_with_a_saved_model(tmp_path: Path) -> None:
         read_saved(folder)
 
 
+def test_a_flipped_bit_of_the_weights_is_noticed_and_ones_own_weights_can_be_used(tmp_path: Path) -> None:
+    """It loads as any other number: only a checksum tells."""
+    model, tokenizer = bert()
+    save_model(model, tokenizer, tmp_path / "model", TEXT)
+    path, about = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "paceline.json"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"(?s)model.safetensors: is not what was saved.*SHA-256") as error:
+        load_saved(tmp_path / "model")
+    assert "take 'weights' out of paceline.json" in error.value.fix
+    told = json.loads(about.read_text())
+    del told["weights"]
+    about.write_text(json.dumps(told))
+    assert load_saved(tmp_path / "model").saved == TEXT, "what an earlier release saved is read too"
+
+
 @pytest.mark.parametrize(
     ("kind", "wrong"),
     [

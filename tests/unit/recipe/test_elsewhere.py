@@ -76,7 +76,7 @@ def test_every_name_is_answered_by_its_meaning(entry: Name) -> None:
         ("parallel.strategy=zero2", "zero2 is", "--set parallel.strategy=deepspeed --set parallel.stage=2"),
         ("parallel.strategy=ZeRO_3", "ZeRO_3 is", "--set parallel.strategy=deepspeed --set parallel.stage=3"),
         ("parallel.strategy=ddp_sharded", "ddp_sharded is", "--set parallel.strategy=fsdp"),
-        ("parallel.strategy=model_parallel", "model_parallel is", "--set parallel.strategy=fsdp"),
+        ("parallel.strategy=model_parallel", "model_parallel is", "--set parallel.pipeline=2"),
         (
             "parallel.strategy=deepspeed_stage_3_offload",
             "",
@@ -120,7 +120,7 @@ def test_a_key_is_led_to_what_it_means(setting: str, why: str, fix: str) -> None
             ["parallel.strategy=deepspeed", "parallel.stage=3", "parallel.offload=parameters"],
         ),
         ("zero-2", ["parallel.strategy=deepspeed", "parallel.stage=2"]),
-        ("model_parallel", ["parallel.strategy=fsdp"]),
+        ("model_parallel", ["parallel.pipeline=2"]),
         ("apex", ["parallel.strategy=ddp"]),
     ],
 )

@@ -36,6 +36,15 @@ _OFFLOAD = OwnSetting(
     ),
 )
 
+SCHEDULE = OwnSetting(
+    "schedule",
+    "order of a step's passes. 1f1b: a backward pass as soon as one can be made, so that few activations are kept;"
+    " gpipe: all forward passes first; interleaved: 1f1b with two stages a process, which wait half as long.",
+    default="1f1b",
+    values=("1f1b", "gpipe", "interleaved"),
+)
+
+_BETWEEN = "a block is computed by another process than the one before it, and nothing sees both"
 _PAIRS = "its engine makes its micro-batches without partners"
 _HOOKS = "DeepSpeed works in hooks on modules and gradients, where a graph of a block would be cut"
 AXES: tuple[TechniqueEntry, ...] = (
@@ -60,6 +69,35 @@ AXES: tuple[TechniqueEntry, ...] = (
         place="parallel.tensor",
         example=2,
         room="paceline.strategies.tensor.strategy",
+    ),
+    TechniqueEntry(
+        "pipeline",
+        "Neighbouring processes have stretches of the blocks each, and hand micro-batches on.",
+        "up to rounding",
+        off=1,
+        excludes=(
+            NO_STEP,
+            Rule("model.train=head", "all stages but the last would have nothing to train"),
+            Rule("model.train=lora", "not tried beside adapters"),
+            Rule("parallel.tensor!=1", "not tried beside blocks that processes share"),
+            Rule("parallel.strategy=fsdp", "its shards are of whole models"),
+            Rule("parallel.strategy=deepspeed", "its engine makes its own passes"),
+            Rule("parallel.strategy=dp", "it is one process"),
+            Rule("parallel.backend=mpi", "messages over MPI were not tried"),
+            Rule("parallel.sync_batch_norm=true", "batch norms are refused in a pipeline"),
+            Rule("optimizer.type=adamw8bit|adamw4bit|adamwfp8", "not tried beside states of few bits"),
+            Rule("techniques.early_pooling=true", _BETWEEN),
+            Rule("techniques.fused_qkv=true", "it makes room for the weights of every block"),
+            Rule("techniques.fusion=true", _BETWEEN),
+            Rule("techniques.compile=true", "processes meet between blocks, which no compiler sees"),
+            Rule("techniques.capture=true", "processes meet within each pass, and a graph waits for no other process"),
+        ),
+        memory="of N processes each keeps the weights, gradients and states of its blocks, and their activations of"
+        " several micro-batches",
+        place="parallel.pipeline",
+        example=2,
+        room="paceline.strategies.pipeline.strategy",
+        settings=(SCHEDULE,),
     ),
 )
 """Further ways in which processes share one model: each has a field of ``parallel``, and ranks of its own."""

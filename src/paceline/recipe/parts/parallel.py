@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from paceline.recipe.catalogue.strategies import STRATEGIES
 from paceline.recipe.parts.part import EXECUTION, Part
-from paceline.recipe.techniques import OWN_SETTINGS, entry_of, told_strategies, users_of
+from paceline.recipe.techniques import AXIS_SETTINGS, OWN_SETTINGS, axis_of, entry_of, told_strategies, users_of
 
 
 def _own(name: str) -> Any:
@@ -21,9 +21,11 @@ def _own(name: str) -> Any:
 if TYPE_CHECKING:
     StrategyName = str
     Offload = str
+    Schedule = str
 else:
     StrategyName = Literal[("auto", *(entry.name for entry in STRATEGIES))]
     Offload = Literal[OWN_SETTINGS["offload"].values]
+    Schedule = Literal[AXIS_SETTINGS["schedule"].values]
 
 _FORMERLY = {True: "parameters", False: "none"}
 """What ``offload`` was when it was there or not."""
@@ -45,6 +47,15 @@ class ParallelPart(Part):
         ge=1,
         json_schema_extra=EXECUTION,
         description=f"{entry_of('tensor').description} N: so many do. 1: none does.",
+    )
+    pipeline: int = Field(
+        1,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description=f"{entry_of('pipeline').description} N: so many do. 1: none does.",
+    )
+    schedule: Schedule = Field(
+        "1f1b", json_schema_extra=EXECUTION, description=f"Of pipeline: {AXIS_SETTINGS['schedule'].words}"
     )
     shard_size: int | None = _own("shard_size")
     stage: int | None = _own("stage")
@@ -71,4 +82,8 @@ class ParallelPart(Part):
             if self.strategy not in ("auto", *users) and getattr(self, name) != own.default:
                 told = f"{name}: has no effect with strategy: {self.strategy}"
                 raise ValueError(f"{told}; set strategy: {' or '.join(users)}")
+        for name, own in AXIS_SETTINGS.items():
+            axis = axis_of(own).setting.rpartition(".")[2]
+            if getattr(self, axis) == 1 and getattr(self, name) != own.default:
+                raise ValueError(f"{name}: has no effect with {axis}: 1; set {axis}: {axis_of(own).example}")
         return self
