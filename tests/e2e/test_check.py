@@ -66,6 +66,7 @@ def test_images_are_checked_too(paceline: Paceline, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_two_ranks_and_every_strategy_have_what_one_has(paceline: Paceline, reviews: Path, tmp_path: Path) -> None:
     done = paceline("check", write_recipe(tmp_path, reviews), "--only", "ranks,strategies", "--json")
     assert done.code == 0, done

@@ -132,7 +132,7 @@ CLAIMS = (
         says="every strategy that this machine can run has the gradients of one rank",
         module=f"{_ROOM}.strategies",
         likely="how this strategy shares weights or gradients",
-        switch="--set parallel.strategy=ddp",
+        switch="--set parallel.strategy=auto",
     ),
 )
 
