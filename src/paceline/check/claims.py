@@ -125,7 +125,7 @@ CLAIMS = (
         name="ranks",
         says="N ranks have the gradients and metrics of one, also where samples do not divide evenly",
         module=f"{_ROOM}.ranks",
-        likely="a sum over ranks that counts a sample twice, or not at all",
+        likely="an all-reduce that counts a sample twice, or not at all",
     ),
     Claim(
         name="strategies",
