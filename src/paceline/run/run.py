@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from paceline.contract.errors import DiskFullError, UserError
 from paceline.contract.files import compiled_folder
+from paceline.contract.last_resort import GIVE_UP_SECONDS
 from paceline.contract.records import EvaluationRecord, Notice, Record, RunRecord
 from paceline.contract.stop import Stop
 from paceline.distributed.agree import agree
@@ -29,7 +31,7 @@ from paceline.run.job import Job, Request, job_of, mirror_of
 from paceline.run.loop import Loop
 from paceline.run.memory_full import plan_beside, situation
 from paceline.run.progress import Progress
-from paceline.run.stopped import preemption_marked, then, then_with_room
+from paceline.run.stopped import given_up, preemption_marked, then, then_with_room
 from paceline.seams import World
 
 
@@ -74,7 +76,8 @@ def _carried_out(request: Request, stack: contextlib.ExitStack) -> RunRecord:
         if _has_steps(prepared):
             _train(request, loop)
     progress, final = _measured(prepared, loop, stop)
-    with stop.noted():
+    # a model that is nearly saved is saved; where that takes long, a resume saves it from the last checkpoint
+    with stop.noted(lambda: GIVE_UP_SECONDS if loop.saved_step == progress.step else math.inf):
         return end(request, prepared, loop, progress, final, emitter, beside)
 
 
@@ -89,7 +92,9 @@ def _surroundings(request: Request, stack: contextlib.ExitStack) -> Stop:
     if recipe.device == "cuda" and recipe.techniques.compile is not False:
         stack.enter_context(kept_cache(compiled_folder()))
     stack.enter_context(explained(partial(situation, request)))
-    return stack.enter_context(Stop(then(request, saved=request.checkpoint is not None)))
+    stop = Stop(then(request, saved=request.checkpoint is not None))
+    stop.given_up = partial(given_up, request, stop)
+    return stack.enter_context(stop)
 
 
 def _prepared(request: Request, stack: contextlib.ExitStack) -> Prepared:

@@ -50,6 +50,13 @@ class LoopPart(Part):
     checkpoint_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
         "epoch", json_schema_extra=EXECUTION, description="An epoch, a number of steps, or never."
     )
+    checkpoint_minutes: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        json_schema_extra=EXECUTION,
+        description="Also whenever this long has passed since the last one, by the first rank's clock; null: no.",
+    )
     keep_last: int = Field(
         1,
         ge=1,

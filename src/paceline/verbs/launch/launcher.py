@@ -16,14 +16,12 @@ from multiprocessing.connection import wait
 from typing import cast, final
 
 from paceline.contract.errors import INTERRUPTED, UserError
+from paceline.contract.stop import Stop
 from paceline.distributed.sockets import listen
-from paceline.verbs.launch.causes import PREEMPTED, Failure, described, first_cause
+from paceline.verbs.launch.causes import PREEMPTED, Failure, blamed, described, first_cause
 from paceline.verbs.launch.process import RankProcess
 from paceline.verbs.launch.ranks import Ranks
 from paceline.verbs.launch.screen import Screen
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-"""Passed on to the ranks, as ``paceline.contract.stop`` knows them."""
 
 SETTLE_SECONDS = 1.0
 """How long the others are heard after a rank has failed. One that lost a connection may speak before the one that took
@@ -39,8 +37,8 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
     """Run a command as the ranks of this machine, and return when all of them have ended.
 
     When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later. The rank that failed
-    first is named on standard error, with its message, once. SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and Ctrl-C are passed
-    on; a second Ctrl-C kills. On Linux no rank outlives this process, however that ends.
+    first is named on standard error, with its message, once. The signals of ``Stop`` are passed on; a second Ctrl-C
+    kills. On Linux no rank outlives this process, however that ends.
 
     Args:
         command: program and arguments; each rank runs it with torchrun's environment variables.
@@ -154,7 +152,8 @@ class _Supervision:
         """The cause; what there is to say of it is said once."""
         if self._cause is None:
             failures = self._failures()
-            self._cause = first_cause(failures)
+            stopped = {rank.rank: found for rank in self._ranks if (found := rank.stopped_process)}
+            self._cause = blamed(first_cause(failures), stopped)
             next(rank for rank in self._ranks if rank.rank == self._cause.rank).show_errors()
             self._err.say(self._host + described(self._cause, failures, self._total, self._passed_on))
         return self._cause
@@ -174,13 +173,16 @@ def _noted_signals() -> Iterator[deque[int]]:
     """
     noted: deque[int] = deque()
     is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in SIGNALS if is_main}
+    before = {number: signal.getsignal(number) for number in Stop.SIGNALS if is_main}
     # None: a handler that is not Python's, which could not be put back
     taken = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    outer = Stop.current()
     for number in taken:
         signal.signal(number, lambda received, _: noted.append(received))
     try:
-        yield noted
+        # the ranks may take their time to save, and have a last resort each
+        with outer.noted() if outer else contextlib.nullcontext():
+            yield noted
     finally:
         for number, handler in taken.items():
             signal.signal(number, handler)

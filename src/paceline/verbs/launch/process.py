@@ -119,6 +119,15 @@ class RankProcess:
             failure = Failure(rank=self.rank, at=self._ended_at, code=self.code, tail=tail)
         return failure if asked is None or failure.at < asked else None
 
+    @property
+    def stopped_process(self) -> int | None:
+        """The id of its process, where somebody has stopped that (SIGSTOP, a debugger); on Linux."""
+        try:
+            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return None
+        return self._process.pid if state in "Tt" and self.code is None else None
+
     def send(self, number: int) -> None:
         """Send it a signal."""
         if self.code is None:
