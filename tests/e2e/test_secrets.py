@@ -76,9 +76,7 @@ def test_the_environments_secrets_are_in_no_file(
         ("--token", "hf_AbCdEfGhIjKlMnOpQrSt"),
     ],
 )
-def test_a_secret_on_the_command_line_is_not_repeated(
-    words: tuple[str, str], paceline: Paceline, tmp_path: Path
-) -> None:
+def test_a_secret_that_is_typed_is_not_repeated(words: tuple[str, str], paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("model: {source: m}\ndata: {source: d.csv}\n")
     done = paceline("train", "recipe.yaml", *words, "--out", "run")
     assert done.code == 2, done

@@ -39,9 +39,7 @@ def place(pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.M
     return tmp_path
 
 
-def test_data_model_and_cache_are_not_missed_by_a_run_that_has_them(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_model_and_cache_are_not_missed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = recipe(place / "model", place / "reviews.csv", loop={"checkpoint_every": 2})
     whole = outcome(train(chosen, out=place / "undisturbed"))
 
