@@ -43,12 +43,12 @@ def hangs(original, call, seconds):
         return original(*arguments, **named)
     return called
 
-where, call, seconds, words = {where!r}, {call}, {seconds}, {words!r}
+where, call, seconds = {where!r}, {call}, {seconds}
 if where:
     holder, _, name = where.rpartition(".")
     found = pkgutil.resolve_name(holder)
     setattr(found, name, hangs(getattr(found, name), call, seconds))
-sys.argv = ["paceline", *words]
+sys.argv[0] = "paceline"
 from paceline.__main__ import main
 
 main()
@@ -72,10 +72,10 @@ def started(
     place: Path, *words: str, where: str = "", call: int = 1, seconds: float = 1e9, **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
     """The command in a session of its own, in which a call of the function at a dotted path hangs."""
-    code = CODE.format(where=where, call=call, seconds=seconds, words=["train", *words])
+    code = CODE.format(where=where, call=call, seconds=seconds)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_CACHE": str(place / "cache"), **variables}
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, "train", *words],  # which ranks are started by, too
         cwd=place,
         env=environment,
         stdout=subprocess.PIPE,
@@ -203,6 +203,15 @@ def test_a_checkpoint_is_seen_through(place: Path) -> None:
         await_file(process, place / "hangs")
         assert "a checkpoint is saved" in asked(process, signal.SIGUSR2)
     finished(place, str(place / "run"), "--resume")
+
+
+@pytest.mark.parametrize("where", ["paceline.prepare.preparation.outline", "paceline.engine.step.Step.micro"])
+def test_on_two_ranks(where: str, place: Path) -> None:
+    """Both hang, and are asked through our launcher; each has a last resort, and it is told once."""
+    with started(place, "recipe.yaml", "--out", "run", "--processes", "2", where=where) as process:
+        await_file(process, place / "hangs")
+        assert asked(process).count("stopped by SIGTERM") == 1
+    finished(place, "recipe.yaml", "--out", "run")
 
 
 def test_a_thread_that_never_ends_does_not_hold_the_process(place: Path) -> None:

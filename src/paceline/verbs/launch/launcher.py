@@ -112,7 +112,7 @@ class _Supervision:
                 self._end_together(time.monotonic())
         if self._is_interrupted:
             return INTERRUPTED
-        if self._failures():
+        if self._failures() and not self._is_stop:
             return self._explained().code
         if told := [rank.told for rank in self._ranks if rank.told]:
             self._err.say(f"{self._host}paceline: {min(told, key=lambda report: report['at'])['message']}")
@@ -120,6 +120,12 @@ class _Supervision:
 
     def _failures(self) -> list[Failure]:
         return [failure for rank in self._ranks if (failure := rank.failure)]
+
+    @property
+    def _is_stop(self) -> bool:
+        """Whether a rank was stopped as asked without waiting for the others, and they failed of that alone."""
+        is_stopped = any(rank.told and rank.told["code"] == PREEMPTED for rank in self._ranks)
+        return is_stopped and all(failure.doubt == 2 for failure in self._failures())
 
     def _pass_on_signals(self) -> None:
         while self._noted:
@@ -154,6 +160,8 @@ class _Supervision:
             failures = self._failures()
             stopped = {rank.rank: found for rank in self._ranks if (found := rank.stopped_process)}
             self._cause = blamed(first_cause(failures), stopped)
+            if self._is_stop:  # which is told at the end
+                return self._cause
             next(rank for rank in self._ranks if rank.rank == self._cause.rank).show_errors()
             self._err.say(self._host + described(self._cause, failures, self._total, self._passed_on))
         return self._cause
