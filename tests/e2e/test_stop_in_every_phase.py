@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from paceline.testing.ports import free_port
 from tests.e2e.whole_runs import recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -212,6 +213,24 @@ def test_on_two_ranks(where: str, place: Path) -> None:
         await_file(process, place / "hangs")
         assert asked(process).count("stopped by SIGTERM") == 1
     finished(place, "recipe.yaml", "--out", "run")
+
+
+def test_a_rank_that_hangs_takes_the_others_with_it(place: Path) -> None:
+    """It alone is asked; the other waits for it in an all-reduce, and hears of its end."""
+    words = ["recipe.yaml", "--out", "run", "--init", f"tcp://127.0.0.1:{free_port()}", "--world-size", "2", "--rank"]
+    where = "paceline.engine.step.Step.micro"
+    with started(place, *words, "0") as first, started(place, *words, "1", where=where, call=9) as second:
+        await_file(second, place / "hangs")
+        time.sleep(1)
+        began = time.monotonic()
+        os.killpg(second.pid, signal.SIGTERM)
+        _, errors = first.communicate(timeout=60)
+        assert time.monotonic() < began + SECONDS + 5
+        assert second.wait(20) == 75
+    assert first.returncode == 75, errors
+    assert "rank 1 was stopped: what was under way did not end" in errors
+    assert "Traceback" not in errors
+    finished(place, str(place / "run"), "--resume")
 
 
 def test_a_thread_that_never_ends_does_not_hold_the_process(place: Path) -> None:

@@ -34,7 +34,8 @@ def then(request: Request, *, saved: bool) -> str:
 
 
 def given_up(request: Request) -> str:
-    """What a person does after what was under way did not end; word of it is left in the run folder."""
+    """What a person does after what was under way did not end; the other ranks, and the run folder, have word of it."""
+    request.world.announce(Preempted("what was under way did not end"))
     path = request.folder.path
     if not has_checkpoint(path):
         return way_on(path) if request.folder.recipe.exists() and not is_unbegun(path) else NOT_BEGUN

@@ -508,3 +508,14 @@ def test_a_rank_that_fails_of_its_own_is_told_beside_one_that_was_stopped(tmp_pa
     )
     exit_code, _, err = ended(tmp_path, 2, code)
     assert (exit_code, err) == (2, "paceline: rank 1: no data\n")
+
+
+def test_a_rank_that_does_not_listen_yet_was_stopped_all_the_same(tmp_path: Path) -> None:
+    """In the hundredths of a second in which Python starts, a signal ends the process itself."""
+    launching = LAUNCH.replace("grace_seconds=", "makes_run=True, grace_seconds=")
+    command = [sys.executable, "-c", launching, "2", RANK + f"ready(); Path('all').touch(); {WAIT}", "5", "0.3"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until((tmp_path / "all").exists, "the ranks did not start")
+        process.terminate()
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (75, "paceline: stopped by SIGTERM\n")
