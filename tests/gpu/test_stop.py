@@ -11,9 +11,7 @@ import pytest
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.test_stop_in_every_phase import asked, await_file, started, write_recipe
 
-TEXTS = "text,label\n" + "".join(
-    f"film {number} is {'good' if number % 2 else 'bad'},{number % 2}\n" for number in range(80)
-)
+ROWS = [f"film {number} is {'good' if number % 2 else 'bad'},{number % 2}" for number in range(80)]
 
 
 def members(group: int) -> list[int]:
@@ -22,10 +20,8 @@ def members(group: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                if (
-                    os.getpgid(int(entry.name)) == group
-                    and "Z" not in (entry / "stat").read_text().rpartition(")")[2][:3]
-                ):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if os.getpgid(int(entry.name)) == group and state != "Z":
                     found.append(int(entry.name))
             except OSError:
                 continue
