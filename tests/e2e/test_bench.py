@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 
 from paceline.bench import cells, ladder
 from paceline.bench.ladder import Climb, Ladder, Outlook, Wanted
-from paceline.bench.rungs import Rung
+from paceline.bench.records import Records
+from paceline.bench.rungs import IMAGES, Rung
 from paceline.contract.errors import RecipeError, RunFolderError, UserError
 from paceline.recipe import Recipe
 from paceline.run_folder.lock import hold
-from paceline.testing.tiny import tiny_distilbert_config, write_tiny_model
+from paceline.testing.tiny import tiny_distilbert_config, tiny_resnet_config, tiny_vit_config, write_tiny_model
 from tests.e2e.commands import Paceline, in_process, reviews, write_csv
 
 CONTENDER = '''"""Stands for a contender: quick, and as good or bad as its settings say."""
@@ -125,8 +127,11 @@ def test_a_bench_that_is_killed_goes_on_at_the_missing_cells(recipe: Recipe, sta
         if outlook.done == 2:
             raise KeyboardInterrupt
 
+    climb_once = Climb(recipe, Wanted(repeats=2), out, tell=stop, ladder=rungs)
     with pytest.raises(KeyboardInterrupt):
-        Climb(recipe, Wanted(repeats=2), out, tell=stop, ladder=rungs).run()
+        climb_once.run()
+    assert climb_once.found is not None, "what was measured cannot be shown"
+    assert [row.n for row in climb_once.found.rows] == [1, 1]
     assert started(out) == ["a 0", "b 0"]
     found = climb(recipe, out, rungs, repeats=2)
     assert started(out) == ["a 0", "b 0", "b 1", "a 1"], "a cell was measured twice, or in another order"
@@ -276,6 +281,46 @@ def test_a_tiny_bench_does_the_same_work_on_each_rung_and_keeps_its_order(
     picture = (tmp_path / "figures" / "rate.svg").read_text()
     assert picture.startswith("<svg xmlns=")
     assert "--c0: #2563a8" in picture, "a picture by itself has no colours"
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Recipe:
+    """Images of ten classes, without augmentation."""
+    return Recipe.parse(
+        {
+            "name": "digits",
+            "model": {"config": tiny_resnet_config()},
+            "data": {"source": "builtin:digits", "splits": {"validation": 0, "test": 0.2}},
+            "optimizer": {"type": "sgd", "lr": 0.05, "weight_decay": 1e-3},
+            "loop": {"epochs": 2, "batch_size": 32},
+            "device": "cpu",
+        }
+    )
+
+
+def test_images_have_a_ladder_of_their_own_that_does_the_same_work(
+    paceline: Paceline, digits: Recipe, tmp_path: Path
+) -> None:
+    told = bench_for_real(paceline, digits, tmp_path, "plain", "paceline_off")
+    assert [row["rung"] for row in told["rows"]] == ["plain", "paceline_off"]
+    found = losses(told)
+    assert found["plain"] == pytest.approx(found["paceline_off"], abs=2e-4), "other images, order, weights or rates"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_do_the_same_work_on_images(
+    digits: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What two GPUs would be given, by two processes on the CPU; synchronised batch norms are for GPUs alone."""
+    rungs = [replace(each, gpus=0) for each in IMAGES if each.name in ("plain", "ddp")]
+    measured = ladder.measure
+    monkeypatch.setattr(ladder, "measure", lambda cell, bench, **more: measured(cell, replace(bench, gpus=2), **more))
+    vit = digits.with_settings([f"model.config={json.dumps(tiny_vit_config())}"])  # no statistics over a rank's images
+    found = Climb(vit, Wanted(repeats=1, steps=6), tmp_path / "out", ladder=rungs).run()
+    assert [(row.state, row.why) for row in found.rows] == [("measured", "")] * 2
+    plain, ddp = (record["losses"] for record in Records(tmp_path / "out" / ladder.CELLS))
+    assert plain == pytest.approx(ddp, abs=2e-4)
 
 
 PEERS = ("plain", "accelerate", "accelerate_accumulation", "accelerate_recompute", "hf_trainer")

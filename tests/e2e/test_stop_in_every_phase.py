@@ -228,7 +228,7 @@ def test_a_rank_that_hangs_takes_the_others_with_it(place: Path) -> None:
         assert time.monotonic() < began + SECONDS + 5
         assert second.wait(20) == 75
     assert first.returncode == 75, errors
-    assert "rank 1 was stopped: what was under way did not end" in errors
+    assert "rank 1 was stopped: stopped by SIGTERM, and what was under way did not end" in errors
     assert "Traceback" not in errors
     finished(place, str(place / "run"), "--resume")
 

@@ -65,6 +65,8 @@ class Bench:
     recipe: Path
     """For paceline."""
     batch_size: int
+    gpus: int
+    """That this machine has."""
     seed: int
     """The first repeat's; each further one has the next."""
 
@@ -197,8 +199,13 @@ def _command(cell: Cell, bench: Bench, folder: Path, seed: int) -> list[str]:
     write_atomically(path, script(cell.rung.contender).encode())
     job = {**bench.job, "seed": seed, "save": str(folder / "saved"), "settings": dict(cell.rung.settings)}
     write_atomically(folder / "job.json", json.dumps(job, indent=2, ensure_ascii=False).encode())
+    launcher: list[str] = []
+    if cell.rung.launched:
+        # the address, because looking up this machine's name may fail or take long
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        launcher += ["--nproc-per-node", str(bench.gpus)]
     # -P: a folder's own files do not take the place of packages
-    return [sys.executable, "-P", str(path), str(folder / "job.json")]
+    return [sys.executable, "-P", *launcher, str(path), str(folder / "job.json")]
 
 
 def _our_command(cell: Cell, bench: Bench, folder: Path, seed: int) -> list[str]:

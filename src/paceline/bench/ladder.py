@@ -16,7 +16,7 @@ from paceline.bench import budget as budgets
 from paceline.bench import work
 from paceline.bench.cells import Bench, Cell, drop_large, matmul_rate, measure, turns
 from paceline.bench.records import CUT_OFF, Records
-from paceline.bench.rungs import LADDERS, OURS, Rung, chosen, obstacle
+from paceline.bench.rungs import EVERY, LADDERS, OURS, Rung, chosen, obstacle
 from paceline.bench.standings import Standing, standings
 from paceline.bench.work import Extent, Source
 from paceline.contract.errors import RunFolderError, UserError
@@ -90,6 +90,9 @@ class Climb:
         tell: is given the outlook after every cell.
         say: is given lines for people: what is done before the first cell, what was cut and dropped.
 
+    Attributes:
+        found: what came of it, also where ``run`` was interrupted; None before the first cell.
+
     Raises:
         UserError: a rung that is none, a folder that holds something else, or is in use.
     """
@@ -108,7 +111,9 @@ class Climb:
         self._began = time.monotonic()
         self._recipe, self._wanted, self._folder = recipe, wanted, folder.resolve()
         self._tell, self._say = tell, say
-        self._rungs = chosen(ladder if ladder is not None else LADDERS["text"], wanted.rungs)
+        self.found: Ladder | None = None
+        chosen(ladder or EVERY, wanted.rungs)  # a name that is none is told before a model is looked for
+        self._rungs = chosen(ladder or LADDERS[_read_by(recipe)], wanted.rungs)
         self._facts = facts()
         self._states: dict[str, tuple[str, str]] = {}
         self._repeats = wanted.repeats
@@ -156,7 +161,7 @@ class Climb:
         try:
             self._measure(turns(able, self._repeats))
         finally:  # also after Ctrl-C: what was measured is worth reading
-            ladder = self._ladder(plan)
+            self.found = ladder = self._ladder(plan)
         if not any(row.state == "measured" for row in ladder.rows):
             self._refuse(ladder)
         return ladder
@@ -274,6 +279,7 @@ class Climb:
             job=work.job(self._recipe, self._source, extent, files, workers=2 if on_gpu else 0),
             recipe=recipe,
             batch_size=self._recipe.loop.batch_size,
+            gpus=0 if self._facts.cuda_problem else len(self._facts.gpus),
             seed=self._recipe.seed,
         )
 
@@ -341,6 +347,18 @@ class Climb:
         return Ladder(
             name=self._recipe.name, folder=self._folder, rows=self._rows(), about=about, notices=tuple(notices)
         )
+
+
+def _read_by(recipe: Recipe) -> str:
+    """What the model reads: a ladder's key.
+
+    Raises:
+        ModelError: the model cannot be found, or classifies neither texts nor images.
+    """
+    from paceline.models.config import modality, read_config
+
+    reads = modality(recipe.model, read_config(recipe.model))
+    return reads if reads in LADDERS else "text"
 
 
 def _is_ours(folder: Path) -> bool:

@@ -16,6 +16,9 @@ from typing import Any
 from paceline.contract.errors import UserError, nearest
 from paceline.machine.facts import Facts
 
+DISTRIBUTIONS = {"PIL": "pillow"}
+"""Package -> what it is installed as, where that has another name."""
+
 OURS = "paceline"
 """The contender that is paceline's own command line; every other is a script of ``contenders/``."""
 
@@ -38,6 +41,8 @@ class Rung:
     """Whether it needs a C++ compiler."""
     by_design: bool = False
     """Whether it learns something else on purpose: its quality is shown, and it is not held against the others."""
+    launched: bool = False
+    """Whether torchrun starts it, a process a GPU."""
     own_order: bool = False
     """Whether it draws an order of its own; only its last losses and its quality are compared."""
 
@@ -58,6 +63,26 @@ def _lightning(name: str, change: str, *packages: str, gpus: int = 0, compiles: 
         packages=("lightning", *packages),
         gpus=gpus,
         compiles=compiles,
+    )
+
+
+def _images(name: str, change: str, *, gpus: int = 0, compiles: bool = False, **settings: Any) -> Rung:
+    usual = {
+        "precision": "fp32",
+        "channels_last": False,
+        "compile": False,
+        "parallel": "none",
+        "sync_batch_norm": False,
+    }
+    return Rung(
+        name=name,
+        contender="images_loop",
+        change=change,
+        settings={**usual, **settings},
+        packages=("PIL",),
+        gpus=gpus,
+        compiles=compiles,
+        launched=settings.get("parallel") == "ddp",
     )
 
 
@@ -195,8 +220,31 @@ TEXT: tuple[Rung, ...] = (
     ),
 )
 
-LADDERS: Mapping[str, tuple[Rung, ...]] = {"text": TEXT}
+IMAGES: tuple[Rung, ...] = (
+    _images("plain", "the tutorials' loop: fp32, one device"),
+    _images("data_parallel", "all GPUs by DataParallel", gpus=2, parallel="data_parallel"),
+    _images("ddp", "all GPUs by DDP, a process each", gpus=2, parallel="ddp"),
+    _images("sync_batch_norm", "batch norms over all of them", gpus=2, parallel="ddp", sync_batch_norm=True),
+    _images("bf16", "one device again, mixed precision, bf16", gpus=1, precision="bf16"),
+    _images("fp16", "mixed precision, fp16 with a GradScaler", gpus=1, precision="fp16"),
+    _images("channels_last", "bf16, channels last in memory", gpus=1, precision="bf16", channels_last=True),
+    _images("compile", "torch.compile", gpus=1, compiles=True, precision="bf16", channels_last=True, compile=True),
+    *_ours(
+        (
+            ("bf16", "bf16", 1, {"techniques.precision": "bf16"}),
+            ("channels_last", "channels last in memory", 0, {"techniques.channels_last": True}),
+            ("fully_connected", "convolutions of one pixel as products", 0, {"techniques.fully_connected": True}),
+            ("resident", "all samples on the GPU", 1, {"data.resident": True}),
+            ("capture", "steps captured as CUDA graphs", 1, {"techniques.capture": True}),
+            ("compile", "torch.compile", 0, {"techniques.compile": True}),
+        )
+    ),
+)
+
+LADDERS: Mapping[str, tuple[Rung, ...]] = {"text": TEXT, "image": IMAGES}
 """By what the model reads."""
+
+EVERY = tuple(rung for ladder in LADDERS.values() for rung in ladder)
 
 
 def chosen(ladder: Sequence[Rung], names: Sequence[str]) -> tuple[Rung, ...]:
@@ -233,7 +281,7 @@ def obstacle(
         there = "none" if num_gpus == 0 else str(num_gpus)
         return "not here", f"it needs {needed}, and this machine has {there}"
     if missing := [package for package in rung.packages if not installed(package)]:
-        return "absent", f"pip install {' '.join(missing)}"
+        return "absent", f"pip install {' '.join(DISTRIBUTIONS.get(name, name) for name in missing)}"
     if rung.compiles and not compiler():
         return "not here", "it needs a C++ compiler, such as g++"
     return None

@@ -1,4 +1,5 @@
-"""The work that every rung does: one CSV to learn from, one to be tested on, one model to begin with.
+"""The work that every rung does: one CSV to learn from, one to be tested on, one model to begin with; of images, two
+folders.
 
 All of it is plain files: contenders read them without paceline, paceline reads them as any user's.
 """
@@ -10,11 +11,14 @@ import itertools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.files import disk_errors, write_atomically
 from paceline.recipe import Recipe
+
+if TYPE_CHECKING:
+    from paceline.data.table import Table
 
 FEWEST_STEPS = 2
 """One warms up, one is timed."""
@@ -35,6 +39,13 @@ class Source:
     labels: dict[str, int]
     """Names in the order of the model's outputs."""
     max_length: int
+    mean: tuple[float, ...] = ()
+    """By which images are normalised, a number a channel; empty for texts."""
+    std: tuple[float, ...] = ()
+
+    def file(self, split: str) -> str:
+        """Name of the CSV, or of the folder of images, of ``train`` or ``heldout``."""
+        return split if self.modality == "image" else f"{split}.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,21 +72,20 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
         return Source(**json.loads(told.read_text(encoding="utf-8")))
     import numpy as np
 
+    from paceline.bench.pictures import write_pictures
     from paceline.data.sources import read
     from paceline.models.config import max_positions, read_config
+    from paceline.models.images import image_settings, normalised_by, preferred_size
     from paceline.models.load import quiet
     from paceline.prepare.preparation import encoded, model_for, shape_decisions, size_of_vocabulary
 
     recipe = recipe.with_settings(["model.train=all"])
     config = read_config(recipe.model)
-    shapes = shape_decisions(recipe, max_positions(config), None)
+    size = preferred_size(recipe.model, config) if recipe.model.source else None
+    shapes = shape_decisions(recipe, max_positions(config), size)
     recipe = recipe.with_settings(f"{each.setting}={each.value}" for each in shapes)
     table = read(recipe.data, task=recipe.task.type)
-    if table.texts is None or table.pairs is not None or table.kind != "classification":
-        kind = "pairs of texts" if table.pairs is not None else "texts" if table.texts is not None else "other samples"
-        why = "the ladder's contenders classify single texts, each with one label"
-        fix = "bench a recipe of such texts, for example recipes/reviews_small.yaml"
-        raise RecipeError(f"data.source = {recipe.data.source}: {kind}, {table.kind}", why, fix)
+    _refuse(recipe, table)
     dataset, tokenizer = encoded(recipe)
     split = next((name for name in ("test", "validation") if len(dataset.splits.get(name, ()))), "")
     if not split:
@@ -85,23 +95,43 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
     random = np.random.default_rng(recipe.seed)
     counts = {}
     for name, ids in (("train", dataset.splits["train"]), ("heldout", dataset.splits[split])):
-        rows = [(table.texts[at], dataset.label_names[int(dataset.labels[at])]) for at in random.permutation(ids)]
-        _write_csv(folder / f"all_{name}.csv", rows)
-        counts[name] = len(rows)
+        order = random.permutation(ids)
+        counts[name] = len(order)
+        if table.texts is None:
+            write_pictures(dataset, order, folder / f"all_{name}")
+        else:
+            labels = [dataset.label_names[int(label)] for label in dataset.labels[order]]
+            _write_csv(folder / f"all_{name}.csv", list(zip((table.texts[at] for at in order), labels, strict=True)))
     model: Any = model_for(recipe, config, dataset, size_of_vocabulary(recipe, dataset, tokenizer))
     with quiet(), disk_errors(folder / "model" / "config.json"):
         model.save_pretrained(folder / "model")
-        tokenizer.save_pretrained(folder / "model")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder / "model")
+    images = None
+    if dataset.image_shape:
+        images = normalised_by(image_settings(recipe.model, dataset.image_shape), recipe.data.normalise)
     found = Source(
-        modality="text",
+        modality="text" if images is None else "image",
         train_rows=counts["train"],
         heldout_rows=counts["heldout"],
         split=split,
         labels={name: index for index, name in enumerate(dataset.label_names)},
         max_length=recipe.data.max_length,
+        mean=images.mean if images else (),
+        std=images.std if images else (),
     )
     write_atomically(told, json.dumps(asdict(found), indent=2, ensure_ascii=False).encode())
     return found
+
+
+def _refuse(recipe: Recipe, table: Table) -> None:
+    """Rows that no contender has a script for."""
+    kind = "texts" if table.texts is not None else "images" if table.images is not None else "bare tokens"
+    kind = "pairs of texts" if table.pairs is not None else kind
+    if kind not in ("texts", "images") or table.kind != "classification":
+        why = "the ladder's contenders classify single texts or images, each with one label"
+        fix = "bench a recipe of such samples, for example recipes/bench_small.yaml"
+        raise RecipeError(f"data.source = {recipe.data.source}: {kind}, {table.kind}", why, fix)
 
 
 def whole(recipe: Recipe, source: Source) -> Extent:
@@ -137,8 +167,13 @@ def steps_per_epoch(recipe: Recipe, rows: int) -> int:
 
 
 def write_rows(folder: Path, extent: Extent) -> None:
-    """``train.csv`` and ``heldout.csv``: as many of the first rows as are used."""
+    """``train.csv`` and ``heldout.csv``, or folders of these names: as many of the first rows as are used."""
     for name, count in (("train", extent.train_rows), ("heldout", extent.heldout_rows)):
+        if (folder / f"all_{name}").is_dir():
+            from paceline.bench.pictures import link_pictures
+
+            link_pictures(folder / f"all_{name}", folder / name, count)
+            continue
         csv.field_size_limit(2**31 - 1)
         with (folder / f"all_{name}.csv").open(encoding="utf-8", newline="") as file:
             rows = [(row["text"], row["label"]) for row in itertools.islice(csv.DictReader(file), count)]
@@ -149,11 +184,13 @@ def job(recipe: Recipe, source: Source, extent: Extent, folder: Path, *, workers
     """What a contender is told, but for its settings, seed and place to save; see ``contenders/job.py``."""
     from paceline.optim.schedule import lr_factor
 
-    part, schedule = recipe.optimizer, recipe.schedule
+    part, schedule, augment = recipe.optimizer, recipe.schedule, recipe.data.augment
     warmup = schedule.warmup
+    images = {"mean": list(source.mean), "std": list(source.std), "crop": augment.crop, "flip": augment.flip}
     return {
-        "train": str(folder / "train.csv"),
-        "heldout": str(folder / "heldout.csv"),
+        **({"images": images} if source.modality == "image" else {}),
+        "train": str(folder / source.file("train")),
+        "heldout": str(folder / source.file("heldout")),
         "model": str(folder / "model"),
         "labels": source.labels,
         "steps": extent.steps,
@@ -183,7 +220,7 @@ def job(recipe: Recipe, source: Source, extent: Extent, folder: Path, *, workers
 
 def peers_lack(recipe: Recipe) -> str | None:
     """What of the recipe the contenders' scripts cannot do, and the setting that they can; None: they can do it all."""
-    part, task = recipe.optimizer, recipe.task
+    part, task, augment = recipe.optimizer, recipe.task, recipe.data.augment
     plain = type(part)(type=part.type)
     checks = (
         (part.type not in PEER_OPTIMIZERS, f"optimizer.type = {part.type}", "adamw"),
@@ -199,6 +236,12 @@ def peers_lack(recipe: Recipe) -> str | None:
         (recipe.loop.sampler is not None, f"loop.sampler = {recipe.loop.sampler}", "null"),
         (recipe.data.overflow != "head", f"data.overflow = {recipe.data.overflow}", "head"),
         (recipe.model.train == "lora", "model.train = lora", "all"),
+        (recipe.model.factory is not None, "model.factory", "null"),
+        (recipe.model.group_norm is not None, "model.group_norm", "null"),
+        (recipe.model.whitening, "model.whitening = true", "false"),
+        (augment.alternating_flip, "data.augment.alternating_flip = true", "false"),
+        (augment.cutout > 0, "data.augment.cutout", "0"),
+        (augment.mixes, "data.augment.mixup or cutmix", "0"),
     )
     for lacks, what, instead in checks:
         if lacks:
@@ -211,19 +254,19 @@ def our_recipe(recipe: Recipe, source: Source, extent: Extent, folder: Path) -> 
     plain = recipe.plain()
     plain["model"] = {"source": str(folder / "model"), "train": "all"}
     data = plain.get("data", {})
-    passed_on = ("overflow", "head", "stride", "aggregate", "max_windows", "pad_to_multiple_of", "resident")
+    passed_on = ("overflow", "head", "stride", "aggregate", "max_windows", "pad_to_multiple_of", "resident", "augment")
     kept = {name: data[name] for name in passed_on if name in data}
     plain["data"] = {
         **kept,
-        "source": str(folder / "train.csv"),
-        "test": str(folder / "heldout.csv"),
-        "text": "text",
-        "label": "label",
-        "pair": None,
-        "split": None,
-        "max_length": source.max_length,
+        "source": str(folder / source.file("train")),
+        "test": str(folder / source.file("heldout")),
         "splits": {"validation": 0, "test": 0},
     }
+    if source.modality == "image":
+        plain["data"]["normalise"] = {"mean": list(source.mean), "std": list(source.std)}
+    else:
+        named = {"text": "text", "label": "label", "pair": None, "split": None}
+        plain["data"] |= {**named, "max_length": source.max_length}
     plain["loop"] = {
         **plain.get("loop", {}),
         "epochs": -(-extent.steps // steps_per_epoch(recipe, extent.train_rows)),

@@ -16,6 +16,7 @@ from paceline.memory.beside import PlanBeside
 from paceline.models.config import max_positions
 from paceline.observe.console import console_observer
 from paceline.observe.metrics_file import MetricsFile
+from paceline.optim.ema import first_in_average
 from paceline.prepare.preparation import Prepared
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
@@ -102,7 +103,7 @@ def begin(
             # a resumed run's setting may have come with a folder of somebody else's
             asked = request.checkpoint is None or not request.named.isdisjoint({"loop", SETTING})
             job.mirror.begin(may_begin=asked)
-        for notice in _first_notices(request, prepared):
+        for notice in _first_notices(request, prepared, job):
             job.emit(notice)
         if job.recorder is not None:
             job.recorder.announce()
@@ -146,7 +147,7 @@ def _observers(
     return watchers
 
 
-def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
+def _first_notices(request: Request, prepared: Prepared, job: Job) -> list[Notice]:
     found = [Notice(message=message) for message in prepared.dataset.notices]
     found += [Notice(message=message, level="warning") for message in prepared.build.notices]
     num_samples, batch_size = len(prepared.dataset.splits["train"]), prepared.recipe.loop.batch_size
@@ -156,6 +157,9 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
     narrow = prepared.recipe.techniques.precision in WEIGHTS and prepared.recipe.model.train != "features"
     if narrow and (lost := rounded_away(prepared.recipe.optimizer)):
         found.append(Notice(message=lost, level="warning"))
+    average = prepared.recipe.optimizer.ema
+    if average is not None and (stale := first_in_average(average, job.course.total_steps)):
+        found.append(Notice(message=stale, level="warning"))
     if request.checkpoint:
         found += [Notice(message=message, level="warning") for message in request.checkpoint.notices]
     if otherwise := measures_otherwise(request, prepared):

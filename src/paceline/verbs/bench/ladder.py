@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.bench.ladder import CELLS, Climb, Ladder, Outlook, Wanted
 from paceline.bench.records import Records
-from paceline.bench.rungs import LADDERS, chosen, obstacle
+from paceline.bench.rungs import EVERY, LADDERS, chosen, obstacle
 from paceline.contract.files import disk_errors, write_atomically
 from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
@@ -45,9 +45,12 @@ def bench(
         UserError: a rung that is none, a folder that is in use or holds something else, no time for one cell.
     """
     folder = Path(out) if out is not None else Path(FOLDER.format(name=recipe.name))
-    found = Climb(recipe, wanted, folder, tell=tell, say=say).run()
-    write(found, None if figures is None else Path(figures), say)
-    return found
+    climb = Climb(recipe, wanted, folder, tell=tell, say=say)
+    try:
+        return climb.run()
+    finally:
+        if climb.found is not None:
+            write(climb.found, None if figures is None else Path(figures), say)
 
 
 def write(found: Ladder, figures: Path | None, say: Callable[[str], None] = lambda _: None) -> None:
@@ -74,14 +77,18 @@ def listed(names: tuple[str, ...] = (), facts: Callable[[], Facts] = this_machin
     Raises:
         UserError: a name that no rung has.
     """
-    rungs, here = chosen(LADDERS["text"], names), facts()
-    width = max(len(rung.name) for rung in rungs)
+    wanted, here = set(chosen(EVERY, names)), facts()
+    width = max(len(rung.name) for rung in EVERY)
     lines = []
-    for rung in rungs:
-        problem = obstacle(rung, here)
-        lines.append(f"{rung.name:<{width}}  {rung.change}")
-        if problem:
-            lines.append(f"{'':<{width}}  {problem[0]}: {problem[1]}")
+    for reads, ladder in LADDERS.items():
+        rungs = [rung for rung in ladder if rung in wanted]
+        if rungs:
+            lines.append(f"models of {reads}s")
+        for rung in rungs:
+            problem = obstacle(rung, here)
+            lines.append(f"  {rung.name:<{width}}  {rung.change}")
+            if problem:
+                lines.append(f"  {'':<{width}}  {problem[0]}: {problem[1]}")
     return "\n".join(lines) + "\n"
 
 
