@@ -141,7 +141,8 @@ def test_while_a_module_is_imported(place: Path) -> None:
     (place / "endless.py").write_text("import time\nopen('hangs', 'w').close()\ntime.sleep(1000)\n")
     with started(place, "recipe.yaml", "--out", "run", "--set", "task.loss=endless:loss") as process:
         await_file(process, place / "hangs")
-        asked(process)
+        assert "\n  where: <module> (" in (errors := asked(process)), errors
+        assert "/endless.py:3), called by " in errors
 
 
 def test_while_a_model_is_downloaded(place: Path) -> None:
