@@ -145,10 +145,10 @@ def test_four_stages_train_as_one_process() -> None:
     assert_same(run_distributed(together, 4, case, Cut(4)), alone(case))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_four_ranks_are_two_shares_of_the_batch_by_two_stages(schedule: str) -> None:
-    # 64 samples by tens leave an uneven tail, and of ten in threes the ranks have unequally many
-    case = Case("bert")
+@pytest.mark.parametrize(("schedule", "batch_size"), [("gpipe", 10), ("1f1b", 10), ("1f1b", 3)])
+def test_four_ranks_are_two_shares_of_the_batch_by_two_stages(schedule: str, batch_size: int) -> None:
+    # 64 samples by tens leave an uneven tail, by threes a step of one, of which one share has none
+    case = Case("bert", batch_size=batch_size)
     found = run_distributed(together, 4, case, Cut(schedule=schedule))
     assert_same(found, alone(case))
     ddp = run_distributed(together, 2, case, Cut(1))
@@ -170,6 +170,28 @@ def test_stages_go_with(way: str) -> None:
     found = run_distributed(together, 2, case, Cut())
     assert_same(found, alone(case), 1e-5 if case.optimizer == "adamw" else TOLERANCE)
     assert (way != "packed") or found[0].execution["layout"] == "packed"
+
+
+def one_stage_overflows(world: World) -> tuple[bool, bool, list[str]]:
+    """Whether the update was made where one stage's gradients are infinite, and after it; which weights changed."""
+    case, mesh = Case("bert", optimizer="adamw"), Mesh.over(world, pipe=2)
+    run = assembled(case, Cut(), mesh)
+    before = {name: p.detach().clone() for name, p in run.build.model.named_parameters()}
+    batches = [run.build.layout.collate(np.arange(first, first + 3)) for first in (0, 3)]
+    run.engine.accumulate_batches(batches, 6)
+    if world.rank == 1:
+        next(p.grad for p in run.build.model.parameters() if p.grad is not None).fill_(torch.inf)
+    skipped = run.engine.update().finite.item()
+    changed = [name for name, p in run.build.model.named_parameters() if not torch.equal(p, before[name])]
+    run.engine.accumulate_batches(batches, 6)
+    return bool(skipped), bool(run.engine.update().finite.item()), changed
+
+
+def test_all_stages_skip_an_update_that_is_not_finite_on_one() -> None:
+    for made, later, changed in run_distributed(one_stage_overflows, 2):
+        assert not made
+        assert not changed
+        assert later
 
 
 DROPOUT = (("hidden_dropout_prob", 0.2), ("attention_probs_dropout_prob", 0.2))
@@ -278,8 +300,9 @@ def normed_between(case: Case) -> nn.Module:
     ("case", "cut", "ranks", "words"),
     [
         (Case("bert"), Cut(4), 4, "has 2 blocks, and each of 4 stages.*parallel.pipeline=2"),
-        (Case("bert"), Cut(2, "interleaved"), 2, "has 2 blocks, and each of 4 stages.*pipeline=1.*schedule=1f1b"),
-        (Case("albert"), Cut(), 2, "has 1 block"),
+        (Case("bert"), Cut(2, "interleaved"), 2, "has 2 blocks, and each of 4 stages.*parallel.schedule=1f1b"),
+        (Case("bert", (("num_hidden_layers", 3),)), Cut(4), 4, "has 3 blocks.*parallel.pipeline=2"),
+        (Case("albert"), Cut(), 2, "has 1 block, .*parallel.pipeline=1"),
         (Case("resnet"), Cut(), 2, "batch norms.*running statistics"),
         (Case("bert", train="head"), Cut(), 2, "stage 1 of 2 has nothing to train"),
     ],

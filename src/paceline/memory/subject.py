@@ -25,6 +25,7 @@ from paceline.models.processor import Processor
 from paceline.models.tokenizers import tokenizer_source
 from paceline.prepare.preparation import encoded, shape_decisions
 from paceline.recipe import Recipe
+from paceline.recipe.techniques import ENTRIES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -80,6 +81,7 @@ def _not_counted(recipe: Recipe) -> Iterator[str]:
     """What no trace of such a run shows."""
     if recipe.parallel.offload != "none":
         yield "weights, gradients and states in main memory, which is not counted; on the GPU not measured"
+    yield from (entry.estimated for entry in ENTRIES if entry.estimated and entry.is_on(recipe))
     if recipe.techniques.cudnn_benchmark:
         yield "what cuDNN's kernels work in while they are tried (techniques.cudnn_benchmark) is not counted"
 

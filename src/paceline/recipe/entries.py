@@ -172,6 +172,7 @@ class TechniqueEntry:
         alone: whether it has a use in one process too; of a strategy.
         shards: whether each process keeps a shard of the weights; of a strategy.
         unplanned: why what a run takes of a GPU cannot be predicted; empty: it can.
+        estimated: what of a run's GPUs is predicted, where it is not what any of them takes.
     """
 
     name: str
@@ -199,6 +200,7 @@ class TechniqueEntry:
     alone: bool = False
     shards: bool = False
     unplanned: str = ""
+    estimated: str = ""
 
     @property
     def module(self) -> str:

@@ -98,6 +98,8 @@ AXES: tuple[TechniqueEntry, ...] = (
         example=2,
         room="paceline.strategies.pipeline.strategy",
         settings=(SCHEDULE,),
+        estimated="an estimate: the first stage, with the embeddings and the most micro-batches at a time; what others"
+        " take, and the buffers of messages, are not counted",
     ),
 )
 """Further ways in which processes share one model: each has a field of ``parallel``, and ranks of its own."""

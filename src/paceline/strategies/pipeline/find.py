@@ -67,8 +67,12 @@ def chain_of(model: nn.Module, blocks: Sequence[nn.Module], run: Callable[[], ob
     return watch.chain()
 
 
-def check_blocks(model: nn.Module, blocks: Sequence[nn.Module], stages: int, ranks: int) -> None:
+def check_blocks(model: nn.Module, blocks: Sequence[nn.Module], stages: int, ranks: int, processes: int) -> None:
     """Refuse a model that has no ``stages`` to be cut into; nothing is computed.
+
+    Args:
+        ranks: of the pipeline.
+        processes: of the run.
 
     Raises:
         RecipeError: no blocks, fewer than stages, or a batch norm.
@@ -78,10 +82,11 @@ def check_blocks(model: nn.Module, blocks: Sequence[nn.Module], stages: int, ran
         raise RecipeError(what, f"{name}: no repeated blocks were found in it, between which it is cut", WITHOUT)
     if len(blocks) < stages:
         each = stages // ranks
-        told = f"{name} has {len(blocks)} blocks, and each of {stages} stages has one at least"
-        most = len(blocks) // each
-        fix = f"--set {SETTING}={most}" if most > 1 else WITHOUT
-        raise RecipeError(what, told, fix + (" --set parallel.schedule=1f1b" if each > 1 else ""))
+        told = f"{name} has {len(blocks)} block{'s' * (len(blocks) > 1)}, and each of {stages} stages has one at least"
+        if each > 1 and len(blocks) >= ranks:
+            raise RecipeError(what, told, "--set parallel.schedule=1f1b, which has one stage a process")
+        most = next((n for n in range(len(blocks) // each, 1, -1) if processes % n == 0), 1)
+        raise RecipeError(what, told, f"--set {SETTING}={most}" if most > 1 else WITHOUT)
     found = next((path for path, module in model.named_modules() if isinstance(module, _BatchNorm)), None)
     if found is not None:
         why = f"{name} has batch norms ({found}), whose running statistics would be those of single micro-batches"

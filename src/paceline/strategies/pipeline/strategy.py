@@ -69,7 +69,7 @@ class Pipeline(Strategy):
         """
         model, pipe = build.model, self.mesh.pipe
         num_stages = pipe.size * CHUNKS[self._schedule]
-        check_blocks(model, build.blocks, num_stages, pipe.size)
+        check_blocks(model, build.blocks, num_stages, pipe.size, self.mesh.whole.size)
         self.mesh.whole.broadcast_([*model.parameters(), *model.buffers()])
         model.eval()
         samples = _samples(build)
@@ -129,7 +129,7 @@ class Pipeline(Strategy):
             self.mesh,
             not_captured=NOT_CAPTURED,
             splitting=StagedTensors(ranks, self.mesh, forward.stages.links),
-            passes=PipelinePasses(forward.stages, self._schedule),
+            passes=PipelinePasses(forward.stages, self._schedule, self._num_microbatches),
         )
 
     def _compare(self, build: Build, stages: Stages, plain: Results, samples: Batch) -> None:
