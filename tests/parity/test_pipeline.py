@@ -24,6 +24,7 @@ from paceline.tasks import task_for
 from paceline.testing.distributed import run_distributed
 from tests.parity import reference
 from tests.parity.test_tensor import STEPS, TOLERANCE, Case, data_of, model_of
+from tests.parity.tiny_families import text_families
 
 DEEP = (("num_hidden_layers", 4),)
 """Of BERT: a block for each of four stages."""
@@ -120,7 +121,7 @@ def assert_same(found: list[Outcome], expected: Outcome, tolerance: float = TOLE
         assert away < tolerance, f"{name} is {away:.1e} from one process's"
 
 
-FAMILIES = ["bert", "distilbert", "roberta", "xlm-roberta", "electra", "modernbert", "vit", "gpt2", "llama"]
+FAMILIES = ["bert", "distilbert", "roberta", "xlm-roberta", "electra", "modernbert", "vit", "gpt2", "llama", "mixtral"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -130,6 +131,28 @@ def test_two_stages_train_as_one_process(family: str) -> None:
     assert_same(found, alone(case))
     for name in found[0].held:
         assert min(one.held[name] for one in found) == 4, f"{name} is kept by both"
+
+
+def trained_or_refused(world: World, case: Case, cut: Cut) -> Outcome | str:
+    try:
+        return together(world, case, cut)
+    except RecipeError as refused:
+        return str(refused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", text_families())
+def test_every_family_trains_in_stages_or_is_refused(family: str) -> None:
+    case = Case(family)
+    try:
+        expected = alone(case)
+    except Exception as error:
+        pytest.skip(f"not trained in one process either: {type(error).__name__}")
+    found = run_distributed(trained_or_refused, 2, case, Cut())
+    if isinstance(found[0], str):
+        assert all(isinstance(one, str) and "parallel.pipeline" in one for one in found), found
+    else:
+        assert_same(found, expected, 1e-5)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
@@ -303,6 +326,9 @@ def normed_between(case: Case) -> nn.Module:
         (Case("bert"), Cut(2, "interleaved"), 2, "has 2 blocks, and each of 4 stages.*parallel.schedule=1f1b"),
         (Case("bert", (("num_hidden_layers", 3),)), Cut(4), 4, "has 3 blocks.*parallel.pipeline=2"),
         (Case("albert"), Cut(), 2, "has 1 block, .*parallel.pipeline=1"),
+        (Case("flaubert"), Cut(), 2, "a LayerNorm is run between two blocks"),
+        (Case("lilt"), Cut(), 2, "hands on more than its hidden states"),
+        (Case("mpnet"), Cut(), 2, "in 2 stages it is another model"),  # each block is given one bias of all
         (Case("resnet"), Cut(), 2, "batch norms.*running statistics"),
         (Case("bert", train="head"), Cut(), 2, "stage 1 of 2 has nothing to train"),
     ],
