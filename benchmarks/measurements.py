@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from processes import Line, Outcome, contender_command, environment, run
+from processes import ROOT, Line, Outcome, contender_command, environment, run
 from suites import Cell, Turn, set_options
 
 MATMUL_FLOPS = {"NVIDIA H200": 790e12}
@@ -50,7 +50,7 @@ def measure(
         settings = json.dumps(dict(cell.settings))
         command = contender_command(cell.script, str(workload or folder), settings, processes=cell.processes)
         variables = environment(cache, processes=cell.processes)
-        outcome = run(command, environment=variables, log=log, limit_seconds=limit_seconds)
+        outcome = run(command, environment=variables, log=log, limit_seconds=limit_seconds, folder=ROOT)
         found = _of_contender(cell, outcome, workload)
     else:
         out = folder / "runs" / cell.suite / name
@@ -58,7 +58,12 @@ def measure(
         command = paceline_command(cell, recipe, out, on_gpus=on_gpus)
         variables = environment(cache, ours=True)
         outcome = run(
-            command, environment=variables, log=log, limit_seconds=limit_seconds, follow=out / "metrics.jsonl"
+            command,
+            environment=variables,
+            log=log,
+            limit_seconds=limit_seconds,
+            follow=out / "metrics.jsonl",
+            folder=ROOT,
         )
         found = _of_paceline(cell, outcome, workload, out)
         for large in ("model", "checkpoints"):

@@ -6,11 +6,13 @@ Importing paceline loads neither torch nor transformers; each name below is load
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from paceline._version import __version__
 
+TYPE_CHECKING = False  # as type checkers know it too; loading typing takes as long as all the rest, deaf to signals
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline.contract.records import RunRecord
     from paceline.contract.spans import listening, mark, pop, push, span
     from paceline.engine.adopt import adopt

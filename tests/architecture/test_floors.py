@@ -23,6 +23,7 @@ FLOORS = {
     "prepare": ("prepare",),
     "views": ("memory", "tracing", "report"),
     "run": ("run",),
+    "bench": ("bench",),
     "testing": ("testing",),
     "check": ("check",),
     "verbs": ("verbs", "__main__"),

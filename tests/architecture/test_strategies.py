@@ -13,6 +13,9 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
 BELOW = ("strategies", "recipe")
 """Rooms that may name strategies: themselves, and the catalogue with the recipe's fields."""
 
+RUNGS = {"bench/rungs.py", "bench/claims.py", "bench/contenders"}
+"""Name what peers call their ways of splitting, and rungs that are called so; none is a strategy of ours."""
+
 NAMES = "|".join(entry.name for entry in STRATEGIES)
 IN_TEXT = re.compile(rf"(?<![\w-])(?:{NAMES})(?![\w-])")
 IN_CODE = re.compile(r"is_sharded|DTensor|FSDP|DistributedDataParallel|fully_shard")
@@ -25,7 +28,7 @@ def named(source: Path) -> Iterator[str]:
     """Where a strategy is named: in a string that is no docstring, or by a class of torch's."""
     for path in sorted(source.rglob("*.py")):
         place = path.relative_to(source)
-        if place.parts[0] in BELOW or str(place) in KNOWN:
+        if place.parts[0] in BELOW or {str(place), str(place.parent)} & (KNOWN | RUNGS):
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,3 +204,45 @@ def test_an_update_takes_one_accumulation() -> None:
     for early, twice in run_distributed(misused, 2):
         assert "there are no gradients to apply" in early
         assert "have summed those gradients already" in twice
+
+
+def ranks_of(launcher: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+
+
+def steps_of(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_text(encoding="utf-8").count('"kind": "step"') if path.exists() else 0
+
+
+@pytest.mark.timeout(400)
+def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.NVML, "0")
+    model, data, run = write_tiny_model(tmp_path / "tiny"), tmp_path / "reviews.jsonl", tmp_path / "run"
+    rows = [{"text": f"{TEXTS[at % 4]} number {at}", "label": ("fine", "dull")[at % 2]} for at in range(40)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = ["loop.max_steps=100000", "loop.epochs=100000", "loop.batch_size=6", "loop.checkpoint_every=never"]
+    settings += ["loop.evaluate_every=never", "loop.save_best=false", "parallel.stage=2", "device=cpu"]
+    settings += ["data.max_length=16", "observe.report=false"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "paceline", "train", RECIPE, "--model", model, "--data", data, "--out", run]
+    with subprocess.Popen(
+        [*map(str, command), "--processes", "2", *sets],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        try:
+            ends = time.monotonic() + 200
+            while steps_of(run) < 3 and running.poll() is None and time.monotonic() < ends:
+                time.sleep(0.05)
+            os.kill(ranks_of(running.pid)[-1], signal.SIGTERM)
+            told, _ = running.communicate(timeout=100)
+        finally:
+            running.kill()
+    assert running.returncode == 75, told
+    assert "stopped by SIGTERM to rank 1" in (run / "preempted").read_text(encoding="utf-8")
+    done = steps_of(run)
+    typed("train", run, "--resume", "--processes", "2", "--set", f"loop.max_steps={done + 2}")
+    assert json.loads((run / "summary.json").read_text())["steps"] == done + 2

@@ -200,3 +200,10 @@ def test_both_are_told(pretrained: Path, reviews: Path, tmp_path: Path, capsys: 
     page = (tmp_path / "run" / "report.html").read_text()
     for words in ("validation, ema", "validation, weights", "test, weights: not saved"):
         assert words in page, words
+
+
+def test_a_run_too_short_for_its_average_says_so(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
+    short = train(averaged(pretrained, reviews, optimizer={"ema": {"decay": 0.999}}), out=tmp_path / "short")
+    assert any("still the weights of the first" in notice for notice in short.notices), short.notices
+    warmed = train(averaged(pretrained, reviews), out=tmp_path / "warmed")
+    assert not any("still the weights" in notice for notice in warmed.notices)

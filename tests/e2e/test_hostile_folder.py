@@ -120,7 +120,11 @@ REFUSING: dict[str, list[str]] = {
 }
 """Verb -> what is given to it; it would run what the recipe names."""
 
-READING: dict[str, list[str]] = {"report": ["{run}"], "convert": ["{run}/model"]}
+READING: dict[str, list[str]] = {
+    "report": ["{run}"],
+    "convert": ["{run}/model"],
+    "restore": ["{run}", "--out", "{out}"],
+}
 """Verbs that take a run folder and run nothing of it, whatever it names."""
 
 NEITHER = {"calibrate", "demo", "doctor", "techniques", "schema", "data", "bench"}

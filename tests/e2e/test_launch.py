@@ -166,7 +166,21 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit(tmp_path: Path) -> None
     prepare(tmp_path, "    if rank == 1: os.kill(os.getpid(), 19)\n    world.barrier('the end')", timeout=3)
     done = run(tmp_path, "-c", LAUNCH)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("paceline: rank 1 of 2 has not reached 'the end' within 3 s"), done.stderr
+    assert done.stderr.startswith("paceline: rank 1 hangs: its process "), done.stderr
+    assert "rank 1 of 2 has not reached 'the end' within 3 s" in done.stderr
+
+
+@pytest.mark.parametrize("body", ["world.barrier('the end')", "world.any(False)"])
+def test_a_first_rank_that_is_stopped_is_not_explained_as_the_network(tmp_path: Path, body: str) -> None:
+    """It holds the store that the others ask, and that says nothing either."""
+    prepare(tmp_path, f"    if rank == 0: os.kill(os.getpid(), 19)\n    {body}", timeout=3)
+    began = time.monotonic()
+    done = run(tmp_path, "-c", LAUNCH)
+    assert time.monotonic() < began + 30 + 3
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("paceline: rank 0 hangs: its process "), done.stderr
+    assert "is stopped (SIGSTOP, or a debugger)" in done.stderr
+    assert "network" not in done.stderr
 
 
 @pytest.mark.parametrize(

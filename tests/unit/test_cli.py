@@ -94,7 +94,8 @@ def test_help_names_every_command_and_version_is_ours(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
     for command in (
-        "train", "evaluate", "predict", "demo", "doctor", "techniques", "schema", "report", "data", "convert",
+        "train", "launch", "evaluate", "predict", "demo", "doctor", "techniques", "schema", "report", "data", "convert",
+        "restore",
     ):  # fmt: skip
         assert f"\n  {command} " in out
     assert "..." not in out.partition("Commands:")[2], "a summary is cut off"

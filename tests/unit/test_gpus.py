@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.errors import UserError
-from paceline.machine.facts import Facts, Gpu, parse_gpus
+from paceline.machine.facts import PACKAGES, Facts, Gpu, parse_gpus
 from paceline.machine.gpus import MODELS, Model, facts_with, gpu_for, model_named, peak_rates
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
@@ -282,8 +282,7 @@ def test_the_choice_follows_the_planned_gpu(gpu: str, precision: str, fusion: bo
 def test_assumptions_are_made_of_what_is_missing_only() -> None:
     planned = facts_with([gpu_for("l4")], LAPTOP)
     assert planned.cuda_problem is None
-    assumed = dict.fromkeys(("triton", "bitsandbytes", "torchao"), "assumed")
-    assert planned.versions == {"torch": "2.13.0", "numpy": "2.1.0", **assumed}
+    assert planned.versions == {**dict.fromkeys(PACKAGES, "assumed"), "torch": "2.13.0", "numpy": "2.1.0"}
     assert replace(planned, gpus=(), versions={}, torch_cuda=None) == replace(LAPTOP, versions={}), "the rest is ours"
     assert LAPTOP.versions["triton"] is None, "the facts that were given are as they were"
     assert not LAPTOP.gpus

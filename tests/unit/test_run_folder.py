@@ -116,8 +116,22 @@ def test_paths_stay_when_the_current_folder_changes(tmp_path: Path, monkeypatch:
     assert (tmp_path / "run" / "recipe.yaml").exists()
 
 
+def test_a_run_without_a_step_gives_way_to_another(tmp_path: Path) -> None:
+    """As one leaves it that was stopped while it compiled: nothing is lost, and it is simply started again."""
+    path = made(tmp_path / "run")
+    (path / "metrics.jsonl").write_text('{"kind": "start"}\n{"kind": "notice"}\n')
+    (path / "checkpoints" / ".step-00000000.partial-1").mkdir(parents=True)
+    RunFolder.create(path).close()
+    assert os.listdir(path) == [".lock"]
+    path = made(tmp_path / "other")
+    (path / "mine.txt").touch()
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        RunFolder.create(path)
+
+
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     path = made(tmp_path / "run")
+    (path / "metrics.jsonl").write_text('{"kind": "start"}\n{"kind": "step", "step": 1}\n')
     with pytest.raises(RunFolderError, match="already holds a run") as raised:
         RunFolder.create(path)
     assert "--resume" not in raised.value.fix, "there is nothing to resume"
@@ -424,6 +438,7 @@ def test_no_descriptor_is_left_when_a_folder_is_refused(tmp_path: Path) -> None:
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to count descriptors")
     path = made(tmp_path / "run")
+    (path / "model").mkdir()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with pytest.raises(RunFolderError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from paceline.contract.errors import Preempted
+from paceline.contract.last_resort import GIVE_UP_SECONDS, LastResort, Seconds
+from paceline.contract.signals import SIGNALS
 
 NOT_BEGUN = "no step was made, so nothing is lost: start it again"
 """What a person does after a stop before the first step."""
@@ -19,7 +21,7 @@ AGAIN_SECONDS = 0.1
 
 
 class Stop:
-    """While entered, SIGTERM, SIGUSR1, SIGHUP (a lost terminal) and Ctrl-C end the run in good order.
+    """While entered, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP (a lost terminal) and Ctrl-C end the run in good order.
 
     Inside ``noted`` a signal is only noted, and the loop looks at ``requested_by`` between steps. Elsewhere there is
     nothing to save, so that what is under way is interrupted at once; but an import is seen through, for modules that
@@ -32,21 +34,38 @@ class Stop:
 
     Args:
         then: what a person does after a stop outside the steps, for the message; may be set anew as the run goes on.
+        last_resort: ends the process; None: that of the one it is entered in, if any.
 
     Raises:
         Preempted: from ``with``, after an interruption at once.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+    SIGNALS = SIGNALS
 
-    def __init__(self, then: str = "") -> None:
+    def __init__(self, then: str = "", last_resort: LastResort | None = None) -> None:
         self.requested_by: str | None = None
         self.then = then
+        self.given_up: Callable[[], str] | None = None
+        """What a person does after the last resort; None: as ``then`` says."""
+        self._last_resort = last_resort
+        self._before_last_resort: tuple[Seconds | None, Callable[[], str]] | None = None
         self._only_noted = False
         self._before: dict[signal.Signals, Any] = {}
         self._waiting: threading.Timer | None = None
         """Asks again, where an import was under way."""
         self._is_again = False
+
+    @classmethod
+    def current(cls) -> Stop | None:
+        """The innermost that is entered."""
+        stop = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        return stop if isinstance(stop, Stop) else None
+
+    @property
+    def asked_by(self) -> str | None:
+        """The signal that asked to stop, also where the main thread has not come to its handler yet."""
+        noted = self._last_resort.asked_by if self._last_resort is not None else None
+        return self.requested_by or (noted.name if noted is not None else None)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -55,8 +74,12 @@ class Stop:
             self._before = {n: handler for n, handler in before.items() if handler not in (signal.SIG_IGN, None)}
             for number in self._before:
                 signal.signal(number, self._ask)
-            outer = {getattr(handler, "__self__", None) for handler in self._before.values()}
-            asked = [stop.requested_by for stop in outer if isinstance(stop, Stop) and stop.requested_by]
+            found = {getattr(handler, "__self__", None) for handler in self._before.values()}
+            outer = [stop for stop in found if isinstance(stop, Stop)]
+            self._last_resort = self._last_resort or (outer[0]._last_resort if outer else None)
+            if self._last_resort is not None:
+                self._before_last_resort = self._last_resort.allow(_give_up_seconds, self._words)
+            asked = [stop.requested_by for stop in outer if stop.requested_by]
             if asked:
                 self.requested_by = asked[0]
                 self._give_back()
@@ -81,13 +104,61 @@ class Stop:
             raise Preempted(f"stopped by {self.requested_by}; {self.then}")
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Inside, a signal only sets ``requested_by``."""
+    def noted(self, seconds: Seconds | None = None) -> Iterator[None]:
+        """Inside, a signal only sets ``requested_by``.
+
+        Args:
+            seconds: how long what is inside may go on after a signal, before the last resort; None: as it takes.
+        """
         outer, self._only_noted = self._only_noted, True
+        try:
+            with self._allowed(seconds):
+                yield
+        finally:
+            self._only_noted = outer
+
+    @contextlib.contextmanager
+    def at_once(self, then: str) -> Iterator[None]:
+        """Inside, a signal interrupts, as it does where nothing is ``noted``; and so does one that was noted before.
+
+        Args:
+            then: what a person does after that.
+        """
+        outer, self._only_noted = self._only_noted, False
+        after, self.then = self.then, then
+        try:
+            with self._allowed(_give_up_seconds):
+                self._interrupt_if_asked()
+                yield
+                # whatever was interrupted may have taken that for a failure of its own
+                self._interrupt_if_asked()
+        except _Interruption:
+            raise
+        except BaseException:
+            self.then = after
+            raise
+        else:
+            self.then = after
+        finally:
+            self._only_noted = outer
+
+    def _interrupt_if_asked(self) -> None:
+        if self.requested_by:
+            raise _Interruption
+
+    @contextlib.contextmanager
+    def _allowed(self, seconds: Seconds | None) -> Iterator[None]:
+        if self._last_resort is None or not self._before:
+            yield
+            return
+        before = self._last_resort.allow(seconds, self._words)
         try:
             yield
         finally:
-            self._only_noted = outer
+            self._last_resort.allow(*before)
+
+    def _words(self) -> str:
+        return self.given_up() if self.given_up is not None else self.then
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         again, self._is_again = self._is_again, False
@@ -117,11 +188,18 @@ class Stop:
 
     def _give_back(self) -> None:
         before, self._before = self._before, {}
+        if self._last_resort is not None and self._before_last_resort is not None:
+            self._last_resort.allow(*self._before_last_resort)
+            self._before_last_resort = None
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting.join()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _give_up_seconds() -> float:
+    return GIVE_UP_SECONDS
 
 
 def _is_importing(frame: FrameType | None) -> bool:

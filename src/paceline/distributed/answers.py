@@ -18,6 +18,10 @@ LAST_SECONDS = 5.0
 """How long an answer may take once something has failed: everybody has waited for the time-out then."""
 
 
+class Silence(RuntimeError):
+    """The store is connected, and says nothing."""
+
+
 @final
 class AnsweringStore:
     """The calls that ranks exchange values with, each with a deadline.
@@ -27,7 +31,8 @@ class AnsweringStore:
         timeout_seconds: how long an answer may take.
 
     Raises:
-        RuntimeError: of every call: the store is lost, or has not answered in time.
+        Silence: of every call: it has not answered in time.
+        RuntimeError: of every call: it is lost.
     """
 
     def __init__(self, store: Store, timeout_seconds: float) -> None:
@@ -57,7 +62,7 @@ class AnsweringStore:
 
     def _answer(self, call: Callable[..., Any], *arguments: Any) -> Any:
         if self._is_lost:
-            raise RuntimeError("it does not answer")
+            raise Silence("it does not answer")
         answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
         def ask() -> None:
@@ -73,7 +78,7 @@ class AnsweringStore:
             value, error = answers.get(timeout=self._timeout)
         except queue.Empty:
             self._is_lost = True
-            raise RuntimeError(f"no answer within {self._timeout:g} s") from None
+            raise Silence(f"no answer within {self._timeout:g} s") from None
         thread.join()
         if error is not None:
             raise error

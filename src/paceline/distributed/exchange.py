@@ -17,7 +17,7 @@ from typing import Any, final
 from torch.distributed.distributed_c10d import Store
 
 from paceline.contract.errors import PacelineError, Preempted, UserError
-from paceline.distributed.answers import AnsweringStore
+from paceline.distributed.answers import AnsweringStore, Silence
 
 GRACE_SECONDS = 2.0
 """How long a failing rank waits for the others to hear of it, and they for one another to say what they saw."""
@@ -230,6 +230,14 @@ class Exchange:
         """Turn the loss of the store into the loss of the rank that holds it."""
         try:
             yield
+        except Silence as silence:
+            raise LostRank(
+                f"rank 0 hangs: the store of the ranks, which it or its launcher holds, has given {silence}",
+                "its process is stopped (SIGSTOP, a debugger) or starved, or the link to its machine is cut",
+                "look at rank 0: ps -o pid,stat,args; a T under STAT is a process that is stopped, and kill -CONT PID "
+                "lets it go on",
+                ranks=(0,),
+            ) from None
         except RuntimeError as error:
             why = f"the store that the ranks meet in, which it or its launcher holds, is gone: {_first_line(error)}"
             raise LostRank(

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final
 
 from paceline.contract.errors import UserError, excerpt
-from paceline.machine.facts import Facts, Gpu
+from paceline.machine.facts import PACKAGES, Facts, Gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +163,6 @@ _COMMAND: Final = "paceline plan RECIPE --gpu"
 MOST_WORDS: Final = 8
 """No GPU's name has more."""
 
-ASSUMED_PACKAGES: Final = ("torch", "triton", "bitsandbytes", "torchao")
-"""What a machine with GPUs is taken to have installed."""
-
 
 def model_named(gpu_name: str) -> Model | None:
     """The model of a GPU named as nvidia-smi names it; None for one that is not in the table.
@@ -217,17 +214,15 @@ def facts_with(gpus: Sequence[Gpu], facts: Facts) -> Facts:
 
     - The process sees these GPUs and no others, and their driver is new enough for its torch.
     - torch has this machine's version, in a build for a CUDA that these GPUs run with.
-    - triton is installed, as it is with every build of torch for CUDA on Linux; so are bitsandbytes and torchao, which
-      are asked for by name alone (``optimizer.type: adamw8bit``). What is installed here keeps its version.
+    - triton is installed, as it is with every build of torch for CUDA on Linux; so is each optional package, such as
+      those of 8-bit optimizers, since each is asked for by name alone. What is installed here keeps its version.
 
     Processors, main memory, Python and the scheduler are this machine's.
 
     Args:
         gpus: one a process of the run, or all that one process sees (``parallel.strategy: dp``).
     """
-    versions = {**facts.versions}
-    for name in ASSUMED_PACKAGES:
-        versions[name] = versions.get(name) or "assumed"
+    versions = {name: facts.versions.get(name) or "assumed" for name in (*facts.versions, *PACKAGES)}
     # a version without its build: '2.13.0' of '2.13.0+cpu'
     versions["torch"] = str(versions["torch"]).partition("+")[0]
     return replace(

@@ -59,6 +59,22 @@ class Member:
     """What said so, as it would be typed."""
 
 
+def job_of(environment: Mapping[str, str]) -> str | None:
+    """A name of the job that starts this process, again where it fails; None where nothing does.
+
+    It is the same for all starts of the job. torchrun's own is ``none`` where its agents meet at a fixed address.
+    """
+    if run := environment.get("TORCHELASTIC_RUN_ID"):
+        return f"torchrun {run}"
+    return f"slurm {job}" if (job := environment.get("SLURM_JOB_ID")) else None
+
+
+def is_restart(environment: Mapping[str, str]) -> bool:
+    """Whether the job has started this process before: ``torchrun --max-restarts``, or a job that was requeued."""
+    counts = (environment.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return any(count.isdecimal() and int(count) > 0 for count in counts)
+
+
 def member(environment: Mapping[str, str]) -> Member | None:
     """What this process is among those that were started with it; None where it was started by itself.
 

@@ -188,7 +188,7 @@ def single_changes(recipe: Recipe, gpu: Gpu) -> Iterator[Change]:
         return  # no step is made
     yield from _less_precise(recipe, gpu)
     yield from _eight_bit(recipe)
-    for entry in CATALOGUE:
+    for entry in (*CATALOGUE, *(one for one in STRATEGIES if one.saving and one.saving.beside)):
         if entry.saving is not None and not entry.is_on(recipe):
             yield _saving(entry, entry.saving)
 
@@ -196,7 +196,7 @@ def single_changes(recipe: Recipe, gpu: Gpu) -> Iterator[Change]:
 def _saving(entry: TechniqueEntry, saving: Saving, gpus: int | None = None) -> Change:
     """What the catalogue says of it."""
     return Change(
-        settings=(f"{entry.setting}={saving.value}",),
+        settings=(f"{entry.setting}={saving.value}", *saving.beside),
         gpus=gpus,
         slowdown=saving.slowdown,
         speed=saving.speed.format(slowdown=saving.slowdown, gpus=gpus),
@@ -208,7 +208,7 @@ def _more_gpus(recipe: Recipe, plan: MemoryPlan, gpus: int) -> Iterator[Change]:
     """Shards of the model, the optimizer's states and the batch: first on as many GPUs as there are."""
     if recipe.model.train == "features":
         return  # fitted in one process
-    strategies = [(entry, entry.saving) for entry in STRATEGIES if entry.saving is not None]
+    strategies = [(entry, entry.saving) for entry in STRATEGIES if entry.saving and not entry.saving.beside]
     for count, (entry, saving) in product(sorted({gpus, *MORE_GPUS}), strategies):
         if count > gpus or (count == gpus > 1 and not entry.is_on(recipe)):
             change = _saving(entry, saving, count)

@@ -17,7 +17,6 @@ from paceline.contract.errors import DataError, PacelineError
 from paceline.contract.records import Decision, MemoryPlan
 from paceline.machine.facts import Gpu
 from paceline.recipe import Recipe
-from paceline.recipe.rules import check_planned
 
 
 class PlanFailed(PacelineError):
@@ -61,7 +60,6 @@ class Predictor:
             RecipeError: nobody can plan a run with its strategy.
             PlanFailed: a bug.
         """
-        check_planned(recipe, world_size)
         asked = {
             "recipe": recipe.plain(),
             "gpu": dataclasses.asdict(gpu),

@@ -79,9 +79,9 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
 
 def _not_counted(recipe: Recipe) -> Iterator[str]:
     """What no trace of such a run shows."""
+    yield from (entry.assumed for entry in ENTRIES if entry.assumed and entry.is_on(recipe))
     if recipe.parallel.offload != "none":
         yield "weights, gradients and states in main memory, which is not counted; on the GPU not measured"
-    yield from (entry.estimated for entry in ENTRIES if entry.estimated and entry.is_on(recipe))
     if recipe.techniques.cudnn_benchmark:
         yield "what cuDNN's kernels work in while they are tried (techniques.cudnn_benchmark) is not counted"
 

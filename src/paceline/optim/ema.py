@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,28 @@ from torch import Tensor, nn
 from paceline.contract.errors import UserError
 from paceline.optim.flat import Flat, FlatLayout
 from paceline.optim.state import copy_into
+from paceline.recipe.parts.optimizer import EmaPart
+
+TOO_MUCH: Final = 0.1
+"""Of an average that is still the first weights at the end of a run."""
+
+
+def first_in_average(recipe: EmaPart, updates: int) -> str | None:
+    """What a run is told whose average would still be the weights of its beginning; None: it is not.
+
+    Without ``warmup`` the first average is the weights themselves, and ``decay`` to the power of the averages after it
+    is what they keep of it.
+
+    Args:
+        updates: of the whole run.
+    """
+    kept = 0.0 if recipe.warmup else recipe.decay ** max(updates // recipe.every - 1, 0)
+    if kept < TOO_MUCH:
+        return None
+    return (
+        f"optimizer.ema = {recipe}: after {updates:,} updates, {kept:.0%} of the average is still the weights of the"
+        " first; with warmup: true they are soon forgotten, and so they are with a smaller decay"
+    )
 
 
 @final

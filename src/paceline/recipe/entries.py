@@ -87,11 +87,14 @@ class Saving:
     Args:
         slowdown: by what share a step takes longer, at most about; 0: no longer.
         speed: the same for people; ``{slowdown}`` and ``{gpus}`` may stand in it.
+        beside: settings that belong to it. A strategy that has some saves memory on as many GPUs as there are; others
+            do on more.
     """
 
     value: str
     slowdown: float
     speed: str
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,7 @@ class TechniqueEntry:
         one_process: whether one process has all GPUs of the run; of a strategy.
         alone: whether it has a use in one process too; of a strategy.
         shards: whether each process keeps a shard of the weights; of a strategy.
-        unplanned: why what a run takes of a GPU cannot be predicted; empty: it can.
-        estimated: what of a run's GPUs is predicted, where it is not what any of them takes.
+        assumed: what a plan takes for granted of it, said with the plan.
     """
 
     name: str
@@ -199,8 +201,7 @@ class TechniqueEntry:
     one_process: bool = False
     alone: bool = False
     shards: bool = False
-    unplanned: str = ""
-    estimated: str = ""
+    assumed: str = ""
 
     @property
     def module(self) -> str:

@@ -23,7 +23,7 @@ def absolute_data(part: DataPart) -> DataPart:
 
 
 def absolute(recipe: Recipe) -> Recipe:
-    """A recipe whose data, and model and tokenizer where they are folders, are named by absolute paths."""
+    """A recipe whose data and mirror, and model and tokenizer where they are folders, are named by absolute paths."""
     model, data = recipe.model, absolute_data(recipe.data)
     folders = {
         field: _absolute(name)
@@ -31,9 +31,12 @@ def absolute(recipe: Recipe) -> Recipe:
         if name and name != "auto" and Path(name).expanduser().is_dir()
     }
     changed = {field: name for field, name in folders.items() if name != getattr(model, field)}
-    if not changed and data == recipe.data:
+    loop = recipe.loop
+    if loop.checkpoint_mirror and "://" not in loop.checkpoint_mirror:
+        loop = loop.model_copy(update={"checkpoint_mirror": _absolute(loop.checkpoint_mirror)})
+    if not changed and data == recipe.data and loop == recipe.loop:
         return recipe
-    return recipe.model_copy(update={"data": data, "model": model.model_copy(update=changed)})
+    return recipe.model_copy(update={"data": data, "loop": loop, "model": model.model_copy(update=changed)})
 
 
 def _absolute(name: str) -> str:

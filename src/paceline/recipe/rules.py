@@ -9,7 +9,6 @@ from typing import Any
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
 from paceline.machine.facts import Facts
-from paceline.recipe.catalogue.strategies import STRATEGIES, STRATEGY
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, Who, value_of, written
 from paceline.recipe.recipe import Recipe
 from paceline.recipe.techniques import CATALOGUE, ENTRIES, SHARING, capable, exclusions
@@ -44,33 +43,6 @@ def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry
             have = facts.gpus[0].compute_capability if facts.gpus else None
             found = "none is known here" if have is None else f"this one has {have[0]}.{have[1]}"
             raise RecipeError(what, f"needs {capable(entry.capability)}; {found}", leave)
-
-
-def check_planned(recipe: Recipe, world_size: int = 1) -> None:
-    """Refuse to predict the memory of a run whose steps nobody but a GPU can make.
-
-    Args:
-        world_size: processes that share the run.
-
-    Raises:
-        RecipeError: names what can be planned instead.
-    """
-    entry = next((one for one in STRATEGIES if one.unplanned and one.is_on(recipe)), None)
-    if entry is None:
-        return
-    what = f"{STRATEGY} = {entry.name}: no plan"
-    if world_size == 1:
-        plain = [f"--set {STRATEGY}=auto", *_left(entry, recipe)]
-        raise RecipeError(what, entry.unplanned, f"{' '.join(plain)} plans the run without it")
-    other = next(one for one in STRATEGIES if one.shards and not one.unplanned)
-    plans = " ".join([f"--set {STRATEGY}={other.name}", *_left(entry, recipe, other.settings)])
-    raise RecipeError(what, entry.unplanned, f"{plans} plans a run in shards")
-
-
-def _left(entry: TechniqueEntry, recipe: Recipe, kept: Iterable[OwnSetting] = ()) -> list[str]:
-    """What leaves out the strategy's own settings that are set, but those ``kept``."""
-    set_here = (own for own in entry.settings if value_of(recipe, own.setting) != own.default and own not in kept)
-    return [f"--set {own.setting}={written(own.default)}" for own in set_here]
 
 
 def decision_of(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> Decision | None:

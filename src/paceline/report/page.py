@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from paceline.observe.formats import duration, figure, moment, printable, share, size
@@ -35,3 +37,12 @@ def _environment() -> Environment:
     )
     environment.filters |= {"duration": duration, "moment": moment, "size": size, "figure": figure, "share": share}
     return environment
+
+
+def styles() -> str:
+    """The style sheet's colours and shapes in light, for a picture that stands alone."""
+    text = files("paceline.report").joinpath("report.css").read_text(encoding="utf-8")
+    dark = text.index("@media (prefers-color-scheme: dark)")
+    rules = text[:dark] + text[text.index("* { box-sizing") : text.index("@media (max-width")]
+    kept = (":root", "svg", ".grid", ".line", "rect", "circle", "path", ".p")
+    return "".join(rule for rule in re.findall(r"[^{}]+\{[^{}]*\}", rules) if rule.strip().startswith(kept))

@@ -16,10 +16,12 @@ from paceline.memory.beside import PlanBeside
 from paceline.models.config import max_positions
 from paceline.observe.console import console_observer
 from paceline.observe.metrics_file import MetricsFile
+from paceline.optim.ema import first_in_average
 from paceline.prepare.preparation import Prepared
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
 from paceline.run.checkpoint.compare import differences, refuse_changes
+from paceline.run.checkpoint.mirror import SETTING
 from paceline.run.emitter import Emitter
 from paceline.run.job import Job, Request
 from paceline.run.loop import Loop
@@ -97,7 +99,11 @@ def begin(
             _write_start(request, prepared, changed)
             emitter.pass_on_to(_observers(stack, request.folder, prepared.recipe, beside))
         job.emit(_started(request, prepared, job, loop.progress))
-        for notice in _first_notices(request, prepared):
+        if job.mirror is not None:
+            # a resumed run's setting may have come with a folder of somebody else's
+            asked = request.checkpoint is None or not request.named.isdisjoint({"loop", SETTING})
+            job.mirror.begin(may_begin=asked)
+        for notice in _first_notices(request, prepared, job):
             job.emit(notice)
         if job.recorder is not None:
             job.recorder.announce()
@@ -141,7 +147,7 @@ def _observers(
     return watchers
 
 
-def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
+def _first_notices(request: Request, prepared: Prepared, job: Job) -> list[Notice]:
     found = [Notice(message=message) for message in prepared.dataset.notices]
     found += [Notice(message=message, level="warning") for message in prepared.build.notices]
     num_samples, batch_size = len(prepared.dataset.splits["train"]), prepared.recipe.loop.batch_size
@@ -151,6 +157,9 @@ def _first_notices(request: Request, prepared: Prepared) -> list[Notice]:
     narrow = prepared.recipe.techniques.precision in WEIGHTS and prepared.recipe.model.train != "features"
     if narrow and (lost := rounded_away(prepared.recipe.optimizer)):
         found.append(Notice(message=lost, level="warning"))
+    average = prepared.recipe.optimizer.ema
+    if average is not None and (stale := first_in_average(average, job.course.total_steps)):
+        found.append(Notice(message=stale, level="warning"))
     if request.checkpoint:
         found += [Notice(message=message, level="warning") for message in request.checkpoint.notices]
     if otherwise := measures_otherwise(request, prepared):

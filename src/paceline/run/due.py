@@ -44,6 +44,11 @@ class Due:
         """Whether a checkpoint is to be saved here."""
         return self._falls(self.part.checkpoint_every, at)
 
+    def checkpoint_by_clock(self, seconds: float) -> bool:
+        """Whether so long after the last checkpoint one is to be saved."""
+        minutes = self.part.checkpoint_minutes
+        return minutes is not None and seconds >= 60 * minutes
+
     def judged(self, at: Progress, found: EvaluationRecord) -> tuple[Progress, bool]:
         """The progress after an evaluation, and whether that is the best so far."""
         value, best, stopping = metric_value(found, self.metric), at.best, self.part.early_stopping

@@ -18,6 +18,7 @@ from paceline.report.build import build_report
 from paceline.run.baseline import NAME as BASELINE
 from paceline.run.baseline import measure_baseline
 from paceline.run.beginning import data_record
+from paceline.run.checkpoint.mirror import END_SECONDS
 from paceline.run.emitter import Emitter
 from paceline.run.job import Job, Request
 from paceline.run.learned import no_better_than, nothing_learned
@@ -128,6 +129,8 @@ def end(
     if job.recorder is not None:
         with watch.phase("save"):
             world.barrier("the traces")  # which the report reads
+    with watch.phase("checkpoint"):
+        loop.see_mirrored(END_SECONDS)
     record = _summary(request, prepared, loop, progress, final, emitter.notices, memory, baseline)
     if world.is_first:
         folder.write_summary(record)

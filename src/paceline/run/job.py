@@ -20,6 +20,7 @@ from paceline.prepare.preparation import Prepared
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
 from paceline.run.checkpoint.background import BackgroundStore, ElsewhereStore, Store
+from paceline.run.checkpoint.mirror import Mirror
 from paceline.run.checkpoint.store import Checkpoint, CheckpointStore
 from paceline.run.progress import Progress
 from paceline.run_folder import RunFolder
@@ -73,6 +74,8 @@ class Job:
     world: World
     """All ranks walk the same steps: what they decide by is the same on all of them, or asked of all."""
     mesh: Mesh
+    mirror: Mirror | None = None
+    """Copies checkpoints elsewhere; of the first rank alone, where one is asked for."""
     recorder: WindowRecorder | None = None
     """Records the steps that are traced, where any are."""
 
@@ -89,9 +92,22 @@ class Job:
         lost = self.folder.find_again()
         if lost is not None:
             self.store.move(self.folder.checkpoints)
+            if self.mirror is not None:
+                self.mirror.move(self.folder.path)
             self.keep(self.recipe)
         told = self.world.share(lost and [lost.what, lost.why, lost.fix])
         return RunFolderError(*told) if told else None
+
+
+def mirror_of(request: Request) -> Mirror | None:
+    """Where checkpoints are copied to; every rank finds out whether that can be, and the first one has it.
+
+    Raises:
+        RecipeError: nothing can be written at such a URL.
+    """
+    url = request.recipe.loop.checkpoint_mirror
+    mirror = Mirror(url, request.folder.path) if url else None
+    return mirror if request.world.is_first else None
 
 
 def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None], stop: Stop) -> tuple[Job, Progress]:
@@ -132,6 +148,7 @@ def job_of(request: Request, prepared: Prepared, emit: Callable[[Record], None],
         best_metric=best_metric(prepared.build.task, loop.best_metric),
         world=world,
         mesh=request.mesh,
+        mirror=mirror_of(request),
         recorder=recorder_for(
             recipe,
             prepared.build,

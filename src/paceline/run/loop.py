@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -17,12 +19,15 @@ from paceline.contract.errors import Preempted, RunFolderError
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import Decision, EvaluationRecord, Notice
 from paceline.contract.spans import mark, span
+from paceline.contract.stop import NOT_BEGUN
 from paceline.engine.compile_cache import note_kept
 from paceline.engine.evaluate import Infer
 from paceline.engine.torch_engine import total
+from paceline.machine.device import is_gpu
 from paceline.memory.split import check_split
 from paceline.optim.schedule import lr_factor
 from paceline.recipe import Recipe
+from paceline.run.checkpoint.mirror import STOP_SECONDS
 from paceline.run.due import Due
 from paceline.run.job import Job
 from paceline.run.progress import Progress
@@ -32,6 +37,7 @@ from paceline.run.step_records import StepNote, StepRecords
 from paceline.run_folder import way_on
 from paceline.seams import Accumulated, Batch, Size
 from paceline.tasks.threshold import ThresholdMeter
+from paceline.techniques.compile import start_workers
 from paceline.tracing.recorder import WindowRecorder
 
 
@@ -57,6 +63,7 @@ class Loop:
 
     def __init__(self, job: Job, progress: Progress, *, saved_step: int | None = None) -> None:
         self.progress, self.saved_step = progress, saved_step
+        self._saved_at = time.monotonic()
         check_split(job.recipe, job.course.strategy.why_not_retried())
         if job.recipe.model.train != "features":  # it makes no steps
             job.course.check_smallest()
@@ -100,11 +107,13 @@ class Loop:
         within: int | None = None
         with contextlib.ExitStack() as epoch:
             while True:
-                if self._due.evaluation(self.progress):
-                    self._evaluate()
-                if self._asked_to_stop("train"):
+                with self._seen_through():
+                    if self._due.evaluation(self.progress):
+                        self._evaluate()
+                    is_asked = self._asked_to_stop("train")
+                if is_asked:
                     self._preempt()
-                if self._due.checkpoint(self.progress):
+                if self._due.checkpoint(self.progress) or self._asked_by_clock():
                     self.save()
                 if self.ended:
                     break
@@ -112,11 +121,12 @@ class Loop:
                     within = self.progress.order.epoch
                     epoch.close()
                     epoch.enter_context(span("epoch", step=self.progress.step + 1))
-                if job.recorder is None:
-                    with job.watch.phase("train"), span("step", step=self.progress.step + 1):
-                        self._step()
-                else:
-                    self._traced_step(job.recorder)
+                with self._seen_through():
+                    if job.recorder is None:
+                        with job.watch.phase("train"), span("step", step=self.progress.step + 1):
+                            self._step()
+                    else:
+                        self._traced_step(job.recorder)
                 self._tell_committed()
         with job.watch.phase("train"):
             self.progress = self._records.rest(self.progress)
@@ -142,7 +152,7 @@ class Loop:
             return
         with self.job.watch.phase("train"):
             self.progress = self._records.rest(self.progress)
-        with self.job.watch.phase("checkpoint"), span("checkpoint"):
+        with self.job.watch.phase("checkpoint"), span("checkpoint"), self.job.stop.noted():
             self.job.assembled.engine.settle()
             tensors, state = self.job.assembled.engine.state()
             whole = {
@@ -152,7 +162,7 @@ class Loop:
                 "seconds": self.job.watch.seconds(),
             }
             self.job.store.save(self.progress.step, tensors, whole, is_best=is_best)
-            self.saved_step = self.progress.step
+            self.saved_step, self._saved_at = self.progress.step, time.monotonic()
         self._tell_committed()
         self._records.restart_clock()
 
@@ -162,19 +172,40 @@ class Loop:
         for record in self.job.store.committed():
             mark("checkpoint committed", step=record.step)
             self.job.emit(record)
+            if self.job.mirror is not None:
+                self.job.mirror.poke()
+        if self.job.mirror is not None:
+            self._tell_mirrored(self.job.mirror.notices())
+
+    def _tell_mirrored(self, messages: list[str]) -> None:
+        for message in messages:
+            self.job.emit(Notice(message=message, level="warning"))
+
+    def see_mirrored(self, seconds: float) -> None:
+        """Wait until the newest checkpoint is where it is copied to, but not for longer."""
+        if self.job.mirror is not None:
+            self._tell_mirrored(self.job.mirror.wait(seconds))
 
     def _see_saved(self) -> None:
         """Wait until what was asked to be saved is on the disk."""
-        with self.job.watch.phase("checkpoint"):
+        with self.job.watch.phase("checkpoint"), self.job.stop.noted():
             self.job.store.wait()
         self._tell_committed()
+
+    def _seen_through(self) -> AbstractContextManager[None]:
+        """Inside, what a stop waits for: a step or the batch of an evaluation; not for one that hangs."""
+        return self.job.stop.noted(self._records.patience)
 
     def _warm_up(self) -> None:
         """Compile, load kernels and capture on the largest micro-batch: what will run out of memory does so now."""
         job = self.job
         if not job.course.warms_up(job.assembled.build.device):
             return
-        with job.watch.compiling():
+        # a compilation takes minutes, or hangs without its workers, and the steps that are made are on the disk
+        then = job.stop.then if self.progress.step else NOT_BEGUN
+        with job.watch.compiling(), job.stop.at_once(then):
+            if job.recipe.techniques.compile is True and is_gpu(job.assembled.build.device):
+                start_workers()
             self._smaller.fitted(self._warmed_up, step=self.progress.step + 1)
         compiled = job.recipe.techniques.compile is True and "compile" not in job.assembled.engine.execution
         if compiled and job.assembled.build.device.type == "cuda":
@@ -275,6 +306,15 @@ class Loop:
         with self.job.watch.phase(phase):
             return self.job.world.any(self.job.stop.requested_by is not None or self.job.folder.is_gone)
 
+    def _asked_by_clock(self) -> bool:
+        """Whether the last checkpoint is too long ago: the first rank's clock decides, for no two are alike."""
+        job = self.job
+        if job.recipe.loop.checkpoint_minutes is None or self.progress.step == 0:
+            return False
+        with job.watch.phase("train"), self._seen_through():
+            is_due = self._due.checkpoint_by_clock(time.monotonic() - self._saved_at)
+            return job.world.any(job.world.is_first and is_due)
+
     def _preempt(self) -> None:
         world, recorder = self.job.world, self.job.recorder
         if recorder is not None:
@@ -286,6 +326,7 @@ class Loop:
         if recorder is not None and lost is None:  # a trace may take longer to write than whoever asked to stop waits
             recorder.finish(self.progress.step, "the run was stopped")
         with self.job.watch.phase("checkpoint"):
+            self.see_mirrored(STOP_SECONDS)
             # also holds everybody until the checkpoint is on the disk: no rank ends while another writes
             asked = world.gather(self.job.stop.requested_by)
         if lost is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from paceline.contract.errors import DiskFullError, UserError
 from paceline.contract.files import compiled_folder
+from paceline.contract.last_resort import GIVE_UP_SECONDS
 from paceline.contract.records import EvaluationRecord, Notice, Record, RunRecord
 from paceline.contract.stop import Stop
 from paceline.distributed.agree import agree
@@ -25,11 +27,11 @@ from paceline.run.beginning import begin, changes, measures_otherwise, refuse_fi
 from paceline.run.emitter import Emitter
 from paceline.run.ending import end, measure
 from paceline.run.fitting import fit_features
-from paceline.run.job import Job, Request, job_of
+from paceline.run.job import Job, Request, job_of, mirror_of
 from paceline.run.loop import Loop
 from paceline.run.memory_full import plan_beside, situation
 from paceline.run.progress import Progress
-from paceline.run.stopped import preemption_marked, then, then_with_room
+from paceline.run.stopped import given_up, preemption_marked, then, then_with_room
 from paceline.seams import World
 
 
@@ -55,6 +57,7 @@ def run(request: Request) -> RunRecord:
 def _carried_out(request: Request, stack: contextlib.ExitStack) -> RunRecord:
     """From the recipe to the saved model; what is opened for it is closed with ``stack``."""
     emitter = Emitter()
+    mirror_of(request)  # before anything is read: what cannot be written is told at once
     stop = _surroundings(request, stack)
     # nothing in the folder changes before all that can refuse has agreed
     prepared = _prepared(request, stack)
@@ -73,7 +76,8 @@ def _carried_out(request: Request, stack: contextlib.ExitStack) -> RunRecord:
         if _has_steps(prepared):
             _train(request, loop)
     progress, final = _measured(prepared, loop, stop)
-    with stop.noted():
+    # a model that is nearly saved is saved; where that takes long, a resume saves it from the last checkpoint
+    with stop.noted(lambda: GIVE_UP_SECONDS if loop.saved_step == progress.step else math.inf):
         return end(request, prepared, loop, progress, final, emitter, beside)
 
 
@@ -88,7 +92,9 @@ def _surroundings(request: Request, stack: contextlib.ExitStack) -> Stop:
     if recipe.device == "cuda" and recipe.techniques.compile is not False:
         stack.enter_context(kept_cache(compiled_folder()))
     stack.enter_context(explained(partial(situation, request)))
-    return stack.enter_context(Stop(then(request, saved=request.checkpoint is not None)))
+    stop = Stop(then(request, saved=request.checkpoint is not None))
+    stop.given_up = partial(given_up, request, stop)
+    return stack.enter_context(stop)
 
 
 def _prepared(request: Request, stack: contextlib.ExitStack) -> Prepared:
@@ -123,6 +129,8 @@ def _job(
             progress = progress.judged_anew()
     stack.callback(job.assembled.engine.close)
     stack.callback(job.store.close)
+    if job.mirror is not None:
+        stack.callback(job.mirror.close)
     if job.recorder is not None:
         stack.callback(job.recorder.close)
     return job, progress

@@ -10,6 +10,7 @@ from typing import final
 
 import torch
 
+from paceline.contract.last_resort import GIVE_UP_SECONDS
 from paceline.contract.records import Record, StepRecord
 from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset
@@ -25,6 +26,10 @@ MOST_SKIPPED = 50
 
 RUN_AHEAD = 32
 """Steps that the host may be ahead of the device: enough never to leave it idle, few enough to stop soon."""
+
+
+LAPS = 2
+"""How many times as long as the longest step one may take; then it hangs."""
 
 
 PEAK_EVERY = 50
@@ -65,6 +70,12 @@ class StepRecords:
         self._late: Late[StepNote] = Late(assembled.build.device)
         self._last_end = time.perf_counter()
         self._peak: int | None = None
+        self._longest = 0.0
+
+    def patience(self) -> float:
+        """Seconds after which a step that is under way will not end any more: beyond all that were before it."""
+        is_late = self._assembled.build.device.type != "cpu"
+        return max(GIVE_UP_SECONDS, self._longest * (LAPS + RUN_AHEAD * is_late))
 
     def restart_clock(self) -> None:
         """The next step's seconds begin now: what came before belongs to no step."""
@@ -78,6 +89,7 @@ class StepRecords:
         """Seconds since the step before ended; this one ends now."""
         now = time.perf_counter()
         seconds, self._last_end = now - self._last_end, now
+        self._longest = max(self._longest, seconds)
         return seconds
 
     def add(self, note: StepNote, numbers: Sequence[torch.Tensor]) -> None:

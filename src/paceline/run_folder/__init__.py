@@ -12,7 +12,7 @@
 Torch-free: opening a folder costs nothing.
 """
 
-from paceline.run_folder.checks import require_files, require_writable
+from paceline.run_folder.checks import is_unbegun, require_files, require_writable
 from paceline.run_folder.folder import RunFolder
 from paceline.run_folder.origin import git_state, versions
 from paceline.run_folder.ways import has_checkpoint, way_on, way_to_more
@@ -21,6 +21,7 @@ __all__ = [
     "RunFolder",
     "git_state",
     "has_checkpoint",
+    "is_unbegun",
     "require_files",
     "require_writable",
     "versions",

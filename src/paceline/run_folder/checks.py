@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.contract.errors import RunFolderError
 from paceline.contract.files import is_irregular
-from paceline.run_folder.ways import way_on
+from paceline.run_folder.ways import has_checkpoint, way_on
 
 LOCK, QUARANTINE = ".lock", "quarantine.jsonl"
 FILES = (
@@ -21,6 +21,9 @@ FILES = (
     QUARANTINE,
     LOCK,
 )
+
+BEFORE_STEPS = {"recipe.yaml", "manifest.json", "metrics.jsonl", QUARANTINE, "checkpoints", "tensorboard"}
+"""What a run has left before its first step."""
 
 
 def resolved(path: str | Path) -> Path:
@@ -59,13 +62,26 @@ def require_writable(path: Path) -> None:
         raise RunFolderError(f"{path}: cannot be written", "it is read-only, or not yours", fix)
 
 
+def is_unbegun(path: Path) -> bool:
+    """Whether all that is there is a run without a step, which was stopped, or failed, while it compiled for one."""
+    if not (path / "recipe.yaml").is_file() or has_checkpoint(path):
+        return False
+    names = {name for name in os.listdir(path) if not name.startswith(".")}
+    if not names <= BEFORE_STEPS or any((path / name).is_symlink() for name in names):
+        return False
+    metrics = path / "metrics.jsonl"
+    return not metrics.exists() or b'"kind": "step"' not in metrics.read_bytes()
+
+
 def require_fresh(path: Path) -> None:
-    """Refuse a folder with anything in it but what a run that failed before its first record leaves behind.
+    """Refuse a folder with anything in it but what a run that failed before its first step leaves behind.
 
     Raises:
         RunFolderError: a run, or something else, is in it.
     """
     # a run that was killed while it wrote its first file leaves that under another name, see files.replacing
+    if is_unbegun(path):
+        return
     names = sorted(name for name in set(os.listdir(path)) - {LOCK, QUARANTINE} if not name.startswith(".recipe.yaml."))
     if "recipe.yaml" in names or "manifest.json" in names:
         raise RunFolderError(

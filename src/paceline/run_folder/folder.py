@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +17,18 @@ from paceline.contract.errors import RunFolderError
 from paceline.contract.files import OpenFolder, disk_errors, write_atomically
 from paceline.contract.records import RunRecord, plain
 from paceline.contract.redaction import redacted, redacted_command
+from paceline.machine.jobs import job_of
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
-from paceline.run_folder.checks import LOCK, QUARANTINE, refuse_links, require_fresh, require_writable, resolved
+from paceline.run_folder.checks import (
+    BEFORE_STEPS,
+    LOCK,
+    QUARANTINE,
+    refuse_links,
+    require_fresh,
+    require_writable,
+    resolved,
+)
 from paceline.run_folder.leftovers import sweep
 from paceline.run_folder.lock import hold
 from paceline.run_folder.origin import git_state, now, versions
@@ -59,8 +69,11 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     @classmethod
-    def create(cls, path: str | Path) -> Self:
-        """Make and lock the folder of a run that starts now.
+    def create(cls, path: str | Path, *, anew: bool = False) -> Self:
+        """Make and lock the folder of a run that starts now; one without a step, that was there, gives way to it.
+
+        Args:
+            anew: what was made of a run without a checkpoint gives way too.
 
         Raises:
             RunFolderError: a run is or was there, the folder holds something else, or it cannot be written.
@@ -74,12 +87,16 @@ class RunFolder:
                 raise RunFolderError(f"{shown}: not a folder", fix="choose another --out") from None
             except FileNotFoundError as error:  # a file system that takes none, such as /proc
                 raise RunFolderError(f"{shown}: cannot be made", error.strerror or "", "choose another --out") from None
-        if not (path / LOCK).is_file():
+        anew = anew and not has_checkpoint(path)
+        if not ((path / LOCK).is_file() or anew):
             require_fresh(path)  # first without the lock, so that a stranger's folder is left as it was
         held = contextlib.ExitStack()
         with held:
             itself = hold(path, held)
-            require_fresh(path)
+            if not anew:
+                require_fresh(path)
+            for name in BEFORE_STEPS - {QUARANTINE}:
+                _remove(path / name)
             sweep(path)
             return cls(path, held.pop_all(), made, itself)
 
@@ -243,6 +260,7 @@ class RunFolder:
             "command": redacted_command(command),
             "changes": [redacted(change) for change in changes],
             "num_ranks": num_ranks,
+            "job": job_of(os.environ),
             "versions": versions(),
             "git": git_state(Path.cwd()),
             "hardware": dict(hardware),
@@ -309,6 +327,13 @@ class RunFolder:
             kept.append(line)
         write_atomically(self.metrics, b"".join(line + b"\n" for line in reversed(kept)))
         return len(lines) - len(kept)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

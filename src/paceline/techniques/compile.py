@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
+from paceline.contract.signals import deaf_children
 from paceline.machine.device import PLANNED
 from paceline.seams import Build
 from paceline.techniques.channels_last import has_convolutions
@@ -305,10 +306,17 @@ def wake_tracer(*, compiles: bool = False) -> None:
         compiles: import what compiles its graphs, too.
     """
     if compiles:
-        importlib.import_module("torch._inductor.compile_fx")
+        start_workers()
     rows = torch.ones(2, 1)
     torch._dynamo.mark_dynamic(rows, 0)
     torch.compile(_product, backend="eager")(rows)
+
+
+def start_workers() -> None:
+    """Import the compiler, and start what works for it on a GPU: processes that outlast a signal to all of the run."""
+    with deaf_children():
+        importlib.import_module("torch._inductor.compile_fx")
+        importlib.import_module("torch._inductor.async_compile").AsyncCompile.warm_pool()
 
 
 def _product(rows: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from paceline.verbs.bench import app as bench_app
 from paceline.verbs.commands.calibrate import calibrate
 from paceline.verbs.commands.check import check
 from paceline.verbs.commands.evaluate import evaluate
+from paceline.verbs.commands.launch import app as launch_app
 from paceline.verbs.commands.lr import lr
 from paceline.verbs.commands.memory import memory
 from paceline.verbs.commands.options import unfolded
@@ -67,6 +68,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench_app, name="bench")
+app.add_typer(launch_app, name="launch")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
 
@@ -161,6 +163,22 @@ def report(run: RunFolder) -> None:
     from paceline.verbs.report import report as write_report
 
     typer.echo(f"wrote {write_report(run)}")
+
+
+@app.command()
+def restore(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of the run there: MIRROR/NAME.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/<name>].")] = None,
+) -> None:
+    """Make a run folder again from its mirror.
+
+    \b
+    paceline restore s3://bucket/runs/reviews --out runs/reviews
+    """
+    from paceline.verbs.restore import restore as fetch
+
+    folder, step = fetch(url, out)
+    typer.echo(f"restored {folder}, step {step}; paceline train {folder} --resume goes on")
 
 
 @app.command("data")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract.errors import CheckpointError, RecipeError
 from paceline.contract.stop import NOT_BEGUN, Stop
@@ -44,7 +45,8 @@ def train(
         recipe: the whole run; or what makes it: nested plain data, or the path of a YAML file.
         data: in place of ``recipe.data.source``: rows in memory (a pandas DataFrame, a datasets.Dataset or a list of
             dicts), or another source as text.
-        out: the run folder; None: ``runs/<name>-<time>``.
+        out: the run folder; None: ``runs/<name>-<time>``. Where torchrun, or a scheduler that has requeued the job,
+            starts the ranks again, the run that they had begun there goes on.
         started: when the run began, on the clock of ``time.perf_counter``; None: now. The command line gives the start
             of its process, so that the interpreter's seconds are counted too.
         place: who this process is among the ranks of the run; None: as the environment says, else alone.
@@ -55,7 +57,7 @@ def train(
 
     Raises:
         UserError: bad data, an impossible setting, a full disk; with exit code 2 on the command line.
-        Preempted: SIGTERM, SIGUSR1, SIGHUP or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
+        Preempted: SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
 
     Example:
         >>> recipe = {"model": {"source": "distilbert-base-uncased"}, "data": {"source": "reviews.csv"}}
@@ -70,17 +72,39 @@ def train(
     with contextlib.ExitStack() as stack:
         with Stop(NOT_BEGUN):
             facts = _facts_beside_imports(watch)
+            from paceline.contract.records import RunRecord
+            from paceline.observe.metrics_file import record_from_plain
             from paceline.run.job import Request
             from paceline.run.run import run
+            from paceline.verbs.restarted import ended_run, way_of
 
             with watch.phase("start"):
                 chosen, decisions = choose(recipe, facts, place.world_size)
                 mesh = stack.enter_context(_joined(place, chosen, timeout_seconds, resumes=False, folder=out))
-                folder = stack.enter_context(
-                    _shared(mesh.whole, lambda: RunFolder.create(out) if out else RunFolder.create_named(recipe.name))
-                )
+                world = mesh.whole
+                way = world.share(way_of(out, os.environ, sys.argv) if world.is_first else None)
+            checkpoint = None
+            if out is not None and way == "done":
+                told = world.share(ended_run(Path(out)) if world.is_first else None)
+                return cast("RunRecord", record_from_plain(RunRecord, told))
+            if out is not None and way == "go on":
+                folder, checkpoint = _held(out, chosen, mesh, watch, stack)
+            else:
+                with watch.phase("start"):
+                    folder = stack.enter_context(_shared(world, lambda: _made(out, recipe.name, anew=way == "anew")))
+        if checkpoint is not None:
+            _take_up(checkpoint, watch)
         return run(
-            Request(recipe=chosen, decisions=decisions, facts=facts, folder=folder, rows=data, watch=watch, mesh=mesh)
+            Request(
+                recipe=chosen,
+                decisions=decisions,
+                facts=facts,
+                folder=folder,
+                rows=data,
+                watch=watch,
+                mesh=mesh,
+                checkpoint=checkpoint,
+            )
         )
 
 
@@ -130,23 +154,18 @@ def resume(
     """
     watch, place = Stopwatch(started), place or find_place(os.environ)
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
-    asked, seen = recipe_to_resume(folder, settings, trust), RunFolder.view(folder)
+    asked = recipe_to_resume(folder, settings, trust)
     with contextlib.ExitStack() as stack:
         with Stop(NOT_BEGUN):
             facts = _facts_beside_imports(watch)
-            from paceline.run.checkpoint.resumable import require_resumable
             from paceline.run.job import Request
             from paceline.run.run import run
 
             with watch.phase("start"):
                 recipe, decisions = choose(asked, facts, place.world_size)
                 mesh = stack.enter_context(_joined(place, recipe, timeout_seconds, resumes=True, folder=folder))
-                # joined by now, so that the others hear of it when another run is in the folder
-                held = stack.enter_context(RunFolder.open(folder)) if mesh.whole.is_first else seen
-            with watch.phase("checkpoint"):
-                checkpoint = _newest(held, recipe.loop.keep_last, mesh.whole)
-        require_resumable(checkpoint)
-        watch.add(checkpoint.state["seconds"])
+            held, checkpoint = _held(folder, recipe, mesh, watch, stack)
+        _take_up(checkpoint, watch)
         named = frozenset(setting.partition("=")[0].strip() for setting in settings)
         return run(
             Request(
@@ -161,6 +180,28 @@ def resume(
                 named=named,
             )
         )
+
+
+def _made(out: str | Path | None, name: str, *, anew: bool) -> RunFolder:
+    return RunFolder.create(out, anew=anew) if out else RunFolder.create_named(name)
+
+
+def _held(
+    folder: str | Path, recipe: Recipe, mesh: Mesh, watch: Stopwatch, stack: contextlib.ExitStack
+) -> tuple[RunFolder, Checkpoint]:
+    """The folder of a run that goes on, and where it does. The ranks have joined, so that the others hear of it when
+    another run is in there."""
+    with watch.phase("start"):
+        held = stack.enter_context(RunFolder.open(folder)) if mesh.whole.is_first else RunFolder.view(folder)
+    with watch.phase("checkpoint"):
+        return held, _newest(held, recipe.loop.keep_last, mesh.whole)
+
+
+def _take_up(checkpoint: Checkpoint, watch: Stopwatch) -> None:
+    from paceline.run.checkpoint.resumable import require_resumable
+
+    require_resumable(checkpoint)
+    watch.add(checkpoint.state["seconds"])
 
 
 def _newest(folder: RunFolder, keep_last: int, world: World) -> Checkpoint:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.contract.errors import CheckpointError, UserError
-from paceline.optim.ema import EMA
+from paceline.optim.ema import EMA, first_in_average
 from paceline.optim.updates import DeviceGated, FlatAdam, HostGated, Updates
 from paceline.recipe.parts import EmaPart
 from tests.unit.engine.test_updates import CPU, GPU, built, step
@@ -243,3 +243,20 @@ def test_fused_updates_of_torch_keep_an_average_too() -> None:
     step(module, updates, gradients)
     assert not any(map(torch.equal, before, updates.ema.shadow))
     assert updates.ema.updates == updates.applied == 3
+
+
+def test_an_average_that_keeps_its_first_weights_is_told_and_the_share_is_true() -> None:
+    """A weight that is 1 until the first update and 0 after it: what is left of it in the average."""
+    told = first_in_average(EmaPart(decay=0.99), 31)
+    assert told is not None
+    weight = nn.Parameter(torch.ones(1))
+    ema = EMA([weight], decay=0.99)
+    ema.update()
+    with torch.no_grad():
+        weight.zero_()
+    for _ in range(30):
+        ema.update()
+    assert f"after 31 updates, {ema.shadow[0].item():.0%} of the average" in told
+    for soon in (EmaPart(decay=0.99, warmup=True), EmaPart(decay=0.9)):
+        assert first_in_average(soon, 31) is None
+    assert first_in_average(EmaPart(decay=0.9, every=4), 31), "averages count, not updates"

@@ -17,6 +17,8 @@ from paceline.recipe import Recipe
 from paceline.recipe.choose import choose, num_processes
 from tests.unit.memory.plans import GIB, HERE, bert_large, memory_plan, recipe
 
+OFFLOADED = ("parallel.strategy=deepspeed", "parallel.offload=optimizer")
+
 Memory = Callable[[Recipe], MemoryPlan]
 
 
@@ -31,7 +33,10 @@ class Offered:
         largest: int = 0,
         memory: Memory | None = None,
         gpus: int = 1,
+        offloads: bool = False,
     ) -> None:
+        """``offloads``: whether an update in main memory can be had; most tests are about what else there is."""
+        self._offloads = offloads
         self.asked, self.gpu, self.gpus = recipe(*settings), gpu_for(gpu), gpus
         self.traced, self.on_gpus = list[Any](), list[Any]()
         self._memory = memory or (lambda chosen: bert_large(chosen, self.gpu))
@@ -52,6 +57,8 @@ class Offered:
         )
 
     def plan_with(self, settings: tuple[str, ...], gpus: int | None = None) -> MemoryPlan:
+        if OFFLOADED[0] in settings and not self._offloads:
+            raise RecipeError("parallel.strategy=deepspeed", "not beside this recipe", "leave it out")
         (self.on_gpus if gpus else self.traced).append(gpus or settings)
         found = self._memory(self._chosen(settings, gpus or self.gpus))
         return replace(found, reserved=found.reserved // gpus) if gpus else found
@@ -83,6 +90,16 @@ def test_what_fits_comes_first_and_the_least_slow_of_it() -> None:
     assert slowdowns[:3] == sorted(slowdowns[:3])
     assert 0 < slowdowns[3] < slowdowns[1]
     assert "8 times" in offered.changes[0].change.speed, "a V100's 125 over 15.7 TFLOP/s"
+
+
+def test_an_update_in_main_memory_is_slower_than_all_that_leaves_the_result_as_it_is() -> None:
+    def memory(chosen: Recipe) -> MemoryPlan:
+        return memory_plan((20 if chosen.techniques.recompute or chosen.parallel.offload == "optimizer" else 40) * GIB)
+
+    offered = Offered("v100-32gb", memory=memory, offloads=True)
+    assert offered.settings[:2] == ["techniques.recompute=true", " ".join(OFFLOADED)]
+    assert "needs the package deepspeed" in offered.changes[1].change.speed
+    assert offered.changes[1].change.preserves == "up to rounding"
 
 
 def test_what_does_not_fit_is_in_the_order_of_what_it_saves() -> None:

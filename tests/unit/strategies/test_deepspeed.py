@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
 from paceline.machine.facts import Facts, Gpu
-from paceline.machine.gpus import gpu_for
-from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import ParallelPart
@@ -199,25 +197,6 @@ def test_the_command_is_one_everywhere() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert extras["deepspeed"]
     assert not any("deepspeed" in requirement for requirement in extras["dev"])
-
-
-def test_a_plan_is_refused_with_one_that_can_be_made() -> None:
-    chosen, _ = choose(recipe(ON, "parallel.stage=3"), GPUS, 4)
-    with Predictor() as predictor, pytest.raises(RecipeError) as found:
-        predictor.plan(chosen, gpu_for("h200"), world_size=4)
-    assert "needs a real device" in found.value.why
-    assert found.value.fix.startswith("--set parallel.strategy=fsdp --set parallel.stage=null")
-    instead = chosen.with_settings(["parallel.strategy=fsdp", "parallel.stage=null"])
-    assert choose(instead, GPUS, 4)[0].parallel.strategy == "fsdp"
-
-
-def test_a_plan_of_one_process_is_refused_with_that_of_a_plain_one() -> None:
-    chosen, _ = choose(recipe(ON, "parallel.offload=optimizer"), GPUS)
-    with Predictor() as predictor, pytest.raises(RecipeError) as found:
-        predictor.plan(chosen, gpu_for("h200"))
-    settings = found.value.fix.removesuffix(" plans the run without it").removeprefix("--set ").split(" --set ")
-    instead, _ = choose(chosen.with_settings(settings), GPUS)
-    assert instead.parallel == recipe().parallel
 
 
 def test_the_job_of_a_ci_server_runs_what_make_has() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.verbs.launch.causes import Failure, described, first_cause
+from paceline.verbs.launch.causes import Failure, blamed, described, first_cause
 
 GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
 NCCL = "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error"
@@ -61,6 +61,20 @@ def test_the_first_cause(failures: list[Failure], rank: int) -> None:
 )
 def test_what_is_said_of_it(cause: Failure, others: list[Failure], expected: str) -> None:
     assert described(cause, [cause, *others], 4, passed_on={15}) == expected
+
+
+def test_a_stopped_process_is_blamed_for_those_that_waited_for_it() -> None:
+    silent = told(1, 1, "rank 0 hangs: the store of the ranks has given no answer within 5 s", 2, lost=(0,))
+    cause = blamed(first_cause([silent]), {0: 4242})
+    assert (cause.rank, cause.code) == (0, 2)
+    said = described(cause, [silent], 2, passed_on=())
+    assert said.startswith("paceline: rank 0 hangs: its process 4242 is stopped (SIGSTOP, or a debugger)\n"), said
+    assert "network" not in said
+    late = blamed(told(0, 1, "rank 1 has not reached 'x'", 2, lost=(1,)), {1: 4242})
+    assert described(late, [late], 2, passed_on=()).startswith("paceline: rank 1 hangs: its process 4242 is stopped")
+    bug = told(1, 1, "ValueError: b")
+    assert blamed(bug, {0: 4242}) is bug, "it has failed of something else"
+    assert blamed(silent, {}) is silent
 
 
 def test_a_rank_alone_is_not_first_of_any() -> None:

@@ -98,7 +98,7 @@ AXES: tuple[TechniqueEntry, ...] = (
         example=2,
         room="paceline.strategies.pipeline.strategy",
         settings=(SCHEDULE,),
-        estimated="an estimate: the first stage, with the embeddings and the most micro-batches at a time; what others"
+        assumed="an estimate: the first stage, with the embeddings and the most micro-batches at a time; what others"
         " take, and the buffers of messages, are not counted",
     ),
 )
@@ -181,7 +181,13 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
         " of weights in stage 3",
         shards=True,
         alone=True,
-        unplanned="a plan runs the engine's own step without memory, and DeepSpeed's engine needs a real device",
+        saving=Saving(
+            "deepspeed",
+            4.0,
+            "needs the package deepspeed; the update is made in main memory, which takes several times as long",
+            beside=("parallel.offload=optimizer",),
+        ),
+        assumed="what DeepSpeed holds beside the passes: by the rules of its code (0.19), on a GPU not measured",
         choice=STRATEGY,
         room="paceline.strategies.deepspeed.strategy",
         settings=(

@@ -50,11 +50,25 @@ class LoopPart(Part):
     checkpoint_every: Literal["epoch", "never"] | Annotated[int, Field(ge=1)] = Field(
         "epoch", json_schema_extra=EXECUTION, description="An epoch, a number of steps, or never."
     )
+    checkpoint_minutes: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        json_schema_extra=EXECUTION,
+        description="Also whenever this long has passed since the last one, by the first rank's clock; null: no.",
+    )
     keep_last: int = Field(
         1,
         ge=1,
         json_schema_extra=EXECUTION,
         description="Number of newest checkpoints kept, each with the best of its time.",
+    )
+    checkpoint_mirror: str | None = Field(
+        None,
+        min_length=1,
+        json_schema_extra=EXECUTION,
+        description="A path or a URL such as s3://bucket/runs: every committed checkpoint is copied to a folder there"
+        " with the run folder's name, behind the run. paceline restore makes the run folder again from it. Null: none.",
     )
     best_metric: str = Field(
         "auto",

@@ -27,6 +27,7 @@ from paceline.engine.rng import augmentation_seed, generators, micro_batch_seed
 from paceline.engine.statistics import settle_
 from paceline.engine.step import Objective
 from paceline.engine.torch_engine import Collate, total
+from paceline.machine.device import PLANNED
 from paceline.optim.scaling import LossScale
 from paceline.seams import Accumulated, Batch, Engine, Forward, StepInput, Tensors, Update, World
 from paceline.strategies.deepspeed.states import States
@@ -57,7 +58,7 @@ class DeepSpeedEngine(Engine):
     Args:
         theirs: DeepSpeed's engine, around ``Passes``.
         optimizer: that was given to it.
-        states: of this model and optimizer.
+        states: of this model and optimizer; None: a plan, which has none to save.
         objective: whose forward pass goes through ``theirs``.
         logits: batch -> logits, through it too.
         scale: of the loss.
@@ -74,7 +75,7 @@ class DeepSpeedEngine(Engine):
         self,
         theirs: Any,
         optimizer: torch.optim.Optimizer,
-        states: States,
+        states: States | None,
         objective: Objective,
         logits: Callable[[Batch], Tensor],
         scale: LossScale,
@@ -152,10 +153,12 @@ class DeepSpeedEngine(Engine):
         settle_(list(self._theirs.module.buffers()), self._world)
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
+        assert self._states is not None
         tensors = {"model": self._states.weights(), "optimizer": self._states.optimizer_states(self._applied)}
         return tensors, {"applied": self._applied, "loss_scale": self._scale.state(), "numbers": {}}
 
     def load(self, tensors: Tensors, state: Mapping[str, Any] | None = None) -> None:
+        assert self._states is not None
         self._states.put_weights(tensors["model"])
         if state is None:
             return
@@ -166,6 +169,7 @@ class DeepSpeedEngine(Engine):
         self._is_accumulated = False
 
     def whole(self) -> dict[str, Tensor]:
+        assert self._states is not None
         return self._states.weights()
 
     @property
@@ -184,7 +188,8 @@ class DeepSpeedEngine(Engine):
 
     def _backward(self, loss: Tensor, *, last: bool) -> None:
         self._theirs.set_gradient_accumulation_boundary(last)
-        self._theirs.optimizer.loss_scale = self._scale_now()
+        if self._device.type != PLANNED:
+            self._theirs.optimizer.loss_scale = self._scale_now()
         self._theirs.backward(loss * self._world.size)
 
     def _step(self) -> tuple[Any, bool]:

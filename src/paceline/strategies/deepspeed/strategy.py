@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
-from paceline.machine.device import is_gpu
+from paceline.machine.device import PLANNED, is_gpu
 from paceline.optim.optimizer import build_optimizer
 from paceline.optim.scaling import Dynamic, Unscaled
 from paceline.seams import Batch, Build, Engine, Forward
 from paceline.strategies.deepspeed.engine import DeepSpeedEngine, Passes
 from paceline.strategies.deepspeed.first import difference, plain_results
 from paceline.strategies.deepspeed.library import SHARDED, configuration, initialized, library, stage_of
-from paceline.strategies.deepspeed.states import ShardedWeights, WholeWeights
+from paceline.strategies.deepspeed.planned import planned
+from paceline.strategies.deepspeed.states import ShardedWeights, States, WholeWeights
 from paceline.strategies.strategy import Strategy, Training
 
 WITHOUT = "--set parallel.strategy=auto --set parallel.stage=null --set parallel.offload=none"
 
 EQUAL = "the first pass in DeepSpeed's engine equals a plain one"
+NOT_HERE = "a plan has nothing to compare"
 NOT_COMPARED = "not with a plain pass, for which a GPU has no room"
 
 
@@ -37,7 +41,8 @@ class Zero(Strategy):
         Raises:
             RecipeError: deepspeed is not installed.
         """
-        library(build.device)
+        if build.device.type != PLANNED:
+            library(build.device)
         part = self.recipe.parallel
         stage = stage_of(part)
         away = "" if part.offload == "none" else f", {part.offload} in main memory"
@@ -56,6 +61,11 @@ class Zero(Strategy):
         optimizer = build_optimizer(training.groups, recipe.optimizer, fused=fused)
         num_trained = sum(parameter.numel() for group in training.groups for parameter in group.parameters)
         config = configuration(part, recipe.optimizer.clip_norm, num_trained)
+        if device.type == PLANNED:
+            # a plan, which saves nothing and compares nothing
+            theirs: Any = planned(Passes(model, through.plain), optimizer, config, device, world.size)
+            through.engine = theirs
+            return self._around(theirs, optimizer, None, build, training, lambda: None, NOT_HERE)
         plain = plain_results(build, through.plain, world)
         theirs, close = initialized(Passes(model, through.plain), optimizer, config, device, world)
         through.engine = theirs
@@ -68,20 +78,33 @@ class Zero(Strategy):
                 why = f"in its engine this is another model: {reason}"
                 raise RecipeError(f"parallel.strategy = deepspeed, stage {stage_of(part)}", why, WITHOUT)
             states.forget()
+        compared = EQUAL if plain is not None else NOT_COMPARED
+        return self._around(theirs, optimizer, states, build, training, close, compared)
+
+    def _around(
+        self,
+        theirs: Any,
+        optimizer: torch.optim.Optimizer,
+        states: States | None,
+        build: Build,
+        training: Training,
+        close: Callable[[], None],
+        compared: str,
+    ) -> Engine:
         return DeepSpeedEngine(
             theirs,
             optimizer,
             states,
             training.objective,
-            lambda batch: through(model, batch),
-            Dynamic(device) if build.loss_scaling else Unscaled(),
+            lambda batch: build.forward(build.model, batch),
+            Dynamic(build.device) if build.loss_scaling else Unscaled(),
             training.rates,
             build.layout.collate,
-            seed=recipe.seed,
-            world=world,
-            device=device,
+            seed=training.recipe.seed,
+            world=self.mesh.data,
+            device=build.device,
             close=close,
-            compared=EQUAL if plain is not None else NOT_COMPARED,
+            compared=compared,
         )
 
 

@@ -1,4 +1,4 @@
-"""``paceline bench``: measurements, each a command and a function of its own.
+"""``paceline bench``: measurements, each a command and a function of its own; without a command's name, the ladder.
 
 Only typer is imported here; a command imports what it needs when it runs.
 """
@@ -6,16 +6,46 @@ Only typer is imported here; a command imports what it needs when it runs.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+from paceline.verbs.commands.bench import ladder as measure_ladder
+from paceline.verbs.commands.bench import loader as measure_loader
+from paceline.verbs.commands.options import unfolded
+
+LADDER = "ladder"
+"""The command that is meant where none is named."""
+
+
+class Measurements(TyperGroup):
+    """``paceline bench RECIPE`` stands for ``paceline bench ladder RECIPE``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the ladder's name before what names no command."""
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = [LADDER, *args]
+        found: list[str] = super().parse_args(ctx, args)
+        return found
+
+
+app = typer.Typer(cls=Measurements, no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def bench() -> None:
-    """Measure this machine."""
+    """Measure this machine: paceline bench RECIPE climbs the ladder.
+
+    \b
+    paceline bench recipes/bench_small.yaml --budget 10m
+    paceline bench loader recipes/bench_small.yaml
+    paceline bench comm
+    """
+
+
+app.command(LADDER)(unfolded(measure_ladder))
+app.command("loader")(unfolded(measure_loader))
 
 
 @app.command("comm")

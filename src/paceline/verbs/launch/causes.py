@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from paceline.contract.errors import Preempted
+from paceline.contract.errors import Preempted, UserError
 
 PREEMPTED: Final = Preempted.exit_code
 
@@ -55,6 +55,23 @@ def first_cause(failures: Collection[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.doubt, failure.at))
 
 
+def blamed(cause: Failure, stopped: Mapping[int, int]) -> Failure:
+    """The cause; or, where that is a rank that was waited for in vain, the first one whose process is stopped.
+
+    Args:
+        stopped: process ids of ranks that are neither running nor gone.
+    """
+    if cause.doubt < 2 or not stopped:
+        return cause
+    rank = min(stopped)
+    hangs = UserError(
+        f"rank {rank} hangs: its process {stopped[rank]} is stopped (SIGSTOP, or a debugger)",
+        f"the others waited for it: {cause.message.splitlines()[0] if cause.message else f'rank {cause.rank}'}",
+        "do not stop one rank alone: SIGSTOP to all of them, or to none; --resume goes on from the last checkpoint",
+    )
+    return replace(cause, rank=rank, message=str(hangs), is_bug=False, code=hangs.exit_code)
+
+
 def described(cause: Failure, failures: Sequence[Failure], num_ranks: int, passed_on: Collection[int]) -> str:
     """The message of a failed launch.
 
@@ -73,7 +90,11 @@ def described(cause: Failure, failures: Sequence[Failure], num_ranks: int, passe
         return f"{cause.message}\npaceline: {failed}{others}"
     if cause.message:
         # what all ranks find, or the first says for all, is no matter of one rank
-        is_common = cause.rank == 0 or any(f.message == cause.message and f.rank != cause.rank for f in failures)
+        is_common = (
+            cause.rank == 0
+            or cause.message.startswith(f"rank {cause.rank} ")
+            or any(f.message == cause.message and f.rank != cause.rank for f in failures)
+        )
         return f"paceline: {cause.message}" if is_common else f"paceline: rank {cause.rank}: {cause.message}"
     return f"paceline: {failed}: {_ending(cause.code)}{others}"
 

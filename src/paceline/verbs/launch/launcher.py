@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -15,14 +16,12 @@ from multiprocessing.connection import wait
 from typing import cast, final
 
 from paceline.contract.errors import INTERRUPTED, UserError
+from paceline.contract.stop import Stop
 from paceline.distributed.sockets import listen
-from paceline.verbs.launch.causes import PREEMPTED, Failure, described, first_cause
+from paceline.verbs.launch.causes import PREEMPTED, Failure, blamed, described, first_cause
 from paceline.verbs.launch.process import RankProcess
 from paceline.verbs.launch.ranks import Ranks
 from paceline.verbs.launch.screen import Screen
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-"""Passed on to the ranks, as ``paceline.contract.stop`` knows them."""
 
 SETTLE_SECONDS = 1.0
 """How long the others are heard after a rank has failed. One that lost a connection may speak before the one that took
@@ -38,8 +37,8 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
     """Run a command as the ranks of this machine, and return when all of them have ended.
 
     When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later. The rank that failed
-    first is named on standard error, with its message, once. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C are passed on; a
-    second Ctrl-C kills. On Linux no rank outlives this process, however that ends.
+    first is named on standard error, with its message, once. The signals of ``Stop`` are passed on; a second Ctrl-C
+    kills. On Linux no rank outlives this process, however that ends.
 
     Args:
         command: program and arguments; each rank runs it with torchrun's environment variables.
@@ -57,6 +56,8 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
     """
     if shutil.which(command[0]) is None:
         raise UserError(f"{command[0]}: no such program", fix="a program of the PATH, or the path of one")
+    # of several machines each line says whose it is; rank 0 alone draws, and needs no name
+    host = _node() if ranks.meet_at else ""
     out, err = Screen(sys.stdout), Screen(sys.stderr)
     started: list[RankProcess] = []
     with contextlib.ExitStack() as stack:
@@ -69,7 +70,8 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
                 rank, variables = ranks.first + local_rank, ranks.environment(os.environ, local_rank, port)
                 inherited = None if local_rank else store
                 try:
-                    process = RankProcess(rank, command, variables, inherited, out, err, is_first=local_rank == 0)
+                    name, draws = f"[{host} rank {rank}]" if host else f"[rank {rank}]", rank == 0
+                    process = RankProcess(rank, command, variables, inherited, out, err, name=name, draws=draws)
                     started.append(process)
                 except OSError as error:
                     what = f"rank {rank} of {ranks.total}: cannot be started: {error.strerror}"
@@ -77,7 +79,7 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
                 # rank 0 alone holds it: where that has died the others are turned away, not kept waiting
                 if store is not None:
                     store.close()
-            return _Supervision(started, ranks.total, noted, err, grace_seconds).run()
+            return _Supervision(started, ranks.total, f"[{host}] " * bool(ranks.first), noted, err, grace_seconds).run()
         finally:
             for process in started:
                 process.close()
@@ -88,9 +90,10 @@ class _Supervision:
     """From the start of the ranks to their end."""
 
     def __init__(
-        self, ranks: Sequence[RankProcess], total: int, noted: deque[int], err: Screen, grace_seconds: float
+        self, ranks: Sequence[RankProcess], total: int, host: str, noted: deque[int], err: Screen, grace_seconds: float
     ) -> None:
-        self._ranks, self._total, self._noted, self._err, self._grace_seconds = ranks, total, noted, err, grace_seconds
+        self._ranks, self._total, self._host = ranks, total, host
+        self._noted, self._err, self._grace_seconds = noted, err, grace_seconds
         self._passed_on: set[int] = set()
         self._is_interrupted = False
         self._failed_at: float | None = None
@@ -112,7 +115,7 @@ class _Supervision:
         if self._failures():
             return self._explained().code
         if told := [rank.told for rank in self._ranks if rank.told]:
-            self._err.say(f"paceline: {min(told, key=lambda report: report['at'])['message']}")
+            self._err.say(f"{self._host}paceline: {min(told, key=lambda report: report['at'])['message']}")
         return PREEMPTED if any(rank.code == PREEMPTED for rank in self._ranks) else 0
 
     def _failures(self) -> list[Failure]:
@@ -129,7 +132,7 @@ class _Supervision:
                 else:
                     rank.send(number)
             if self._is_interrupted:
-                self._err.say("paceline: interrupted")
+                self._err.say(f"{self._host}paceline: interrupted")
 
     def _end_together(self, now: float) -> None:
         """One has failed: hear what the others have to say, which tells the cause; then end them."""
@@ -149,10 +152,16 @@ class _Supervision:
         """The cause; what there is to say of it is said once."""
         if self._cause is None:
             failures = self._failures()
-            self._cause = first_cause(failures)
+            stopped = {rank.rank: found for rank in self._ranks if (found := rank.stopped_process)}
+            self._cause = blamed(first_cause(failures), stopped)
             next(rank for rank in self._ranks if rank.rank == self._cause.rank).show_errors()
-            self._err.say(described(self._cause, failures, self._total, self._passed_on))
+            self._err.say(self._host + described(self._cause, failures, self._total, self._passed_on))
         return self._cause
+
+
+def _node() -> str:
+    """This machine's name: Slurm's, which its other commands know, or its own."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @contextlib.contextmanager
@@ -164,13 +173,16 @@ def _noted_signals() -> Iterator[deque[int]]:
     """
     noted: deque[int] = deque()
     is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in SIGNALS if is_main}
+    before = {number: signal.getsignal(number) for number in Stop.SIGNALS if is_main}
     # None: a handler that is not Python's, which could not be put back
     taken = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    outer = Stop.current()
     for number in taken:
         signal.signal(number, lambda received, _: noted.append(received))
     try:
-        yield noted
+        # the ranks may take their time to save, and have a last resort each
+        with outer.noted() if outer else contextlib.nullcontext():
+            yield noted
     finally:
         for number, handler in taken.items():
             signal.signal(number, handler)

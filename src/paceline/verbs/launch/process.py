@@ -27,7 +27,7 @@ REPORT = {"at", "code", "message", "is_bug", "lost"}
 class RankProcess:
     """A started rank.
 
-    It has a session of its own, so that Ctrl-C reaches it through the launcher alone, and once. The first one has the
+    It has a session of its own, so that Ctrl-C reaches it through the launcher alone, and once. Rank 0 has the
     launcher's standard output and error, that its progress bar can be drawn; the others' come through pipes.
 
     Args:
@@ -37,7 +37,8 @@ class RankProcess:
         store: the socket that rank 0 of one machine inherits; None for the others.
         out: where the lines of its standard output go.
         err: where those of its standard error go.
-        is_first: whether it is this machine's first.
+        name: what stands before its lines.
+        draws: whether it has the launcher's own output and error.
     """
 
     def __init__(
@@ -49,31 +50,32 @@ class RankProcess:
         out: Screen,
         err: Screen,
         *,
-        is_first: bool,
+        name: str,
+        draws: bool,
     ) -> None:
         self.rank = rank
-        self._is_first = is_first
+        self._draws = draws
         self.code: int | None = None
         """Exit code, as shells count; None while it runs."""
         self.told: dict[str, Any] | None = None
         """What it first told of its failure."""
         self._ended_at = 0.0
         self._asked_to_end_at: float | None = None
-        self._errors = Errors(err, f"[rank {rank}]")
+        self._errors = Errors(err, name)
         reports, telling = os.pipe()
         try:
             descriptors = [telling] if store is None else [telling, store.fileno()]
             variables = {**environment, REPORT_FD: str(telling)}
             if store is not None:
                 variables[STORE_FD] = str(store.fileno())
-            if not is_first:
+            if not draws:
                 variables.setdefault("PYTHONUNBUFFERED", "1")
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(Path(__file__).with_name("bound.py")), str(os.getpid()), *command],
                 env=variables,
                 stdin=subprocess.DEVNULL,
-                stdout=None if is_first else subprocess.PIPE,
-                stderr=None if is_first else subprocess.PIPE,
+                stdout=None if draws else subprocess.PIPE,
+                stderr=None if draws else subprocess.PIPE,
                 start_new_session=True,
                 pass_fds=descriptors,
                 bufsize=0,
@@ -86,7 +88,7 @@ class RankProcess:
         self.lines = [Lines(reports, self._hear)]
         """What it writes, and tells."""
         for stream, take in (
-            (self._process.stdout, lambda line: out.say(f"[rank {rank}] {line}")),
+            (self._process.stdout, lambda line: out.say(f"{name} {line}")),
             (self._process.stderr, self._errors.take),
         ):
             if stream is not None:
@@ -108,7 +110,7 @@ class RankProcess:
     @property
     def failure(self) -> Failure | None:
         """How it failed by itself; None while it has not, and when it was ended by the launcher."""
-        asked, tail = self._asked_to_end_at, "\n".join(self._errors.tail) if not self._is_first else None
+        asked, tail = self._asked_to_end_at, "\n".join(self._errors.tail) if not self._draws else None
         if self.told is not None and self.told["code"] != PREEMPTED:
             failure = Failure(rank=self.rank, tail=tail, **self.told)
         elif self.code in (None, 0, PREEMPTED):
@@ -116,6 +118,15 @@ class RankProcess:
         else:
             failure = Failure(rank=self.rank, at=self._ended_at, code=self.code, tail=tail)
         return failure if asked is None or failure.at < asked else None
+
+    @property
+    def stopped_process(self) -> int | None:
+        """The id of its process, where somebody has stopped that (SIGSTOP, a debugger); on Linux."""
+        try:
+            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return None
+        return self._process.pid if state in "Tt" and self.code is None else None
 
     def send(self, number: int) -> None:
         """Send it a signal."""

@@ -1,0 +1,360 @@
+"""One cell, a rung's turn: the files it is given, the process that does the work, and the record that it leaves."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from paceline.bench.process import Line, Outcome, run
+from paceline.bench.records import CUT_OFF, Record
+from paceline.bench.rungs import OURS, Rung
+from paceline.bench.work import Extent
+from paceline.contract.errors import UserError
+from paceline.contract.files import write_atomically
+
+CONTENDERS = Path(__file__).with_name("contenders")
+SHARED = "job"
+"""The module that contenders' scripts share."""
+
+OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that would make a rank of a measured process."""
+
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
+"""The line of a traceback that names what was raised."""
+
+KEPT_OF_WHY = 300
+"""Letters of a reason."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A rung and which of its repeats."""
+
+    rung: Rung
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.rung.name}-{self.repeat}"
+
+    @property
+    def cold(self) -> bool:
+        """Whether it begins with empty caches; the repeats after it live on what it leaves."""
+        return self.repeat == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What all cells of a ladder have in common."""
+
+    folder: Path
+    extent: Extent
+    job: Mapping[str, Any]
+    """For contenders, but for settings, seed and place to save."""
+    recipe: Path
+    """For paceline."""
+    batch_size: int
+    gpus: int
+    """That this machine has."""
+    seed: int
+    """The first repeat's; each further one has the next."""
+
+
+def turns(rungs: Sequence[Rung], repeats: int) -> list[Cell]:
+    """Every cell in the order in which they are run: each rung once, then again, each round beginning at another rung.
+
+    So a machine that grows hot or busy treats all alike. The first round begins with the first rung, which the others
+    are held against.
+    """
+    found = []
+    for repeat in range(repeats):
+        start = repeat % len(rungs) if rungs else 0
+        found += [Cell(rung, repeat) for rung in (*rungs[start:], *rungs[:start])]
+    return found
+
+
+def script(contender: str) -> str:
+    """A contender as one file that runs alone: what contenders share, and its own text.
+
+    Raises:
+        UserError: its script is missing from this installation.
+    """
+    try:
+        own = (CONTENDERS / f"{contender}.py").read_text(encoding="utf-8")
+        shared = (CONTENDERS / f"{SHARED}.py").read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{error.filename}: is not there", "paceline is not installed whole", "install it again"
+        ) from None
+    docstring, body = _body(own)
+    if f"from {SHARED} import" not in own:
+        return own
+    return f'"""{docstring}"""\n\nfrom __future__ import annotations\n\n{_body(shared)[1]}\n\n{body}'
+
+
+def _body(text: str) -> tuple[str, str]:
+    """Docstring of a script, and its lines without it, without imports of the shared module and of the future."""
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    left_out = set(range(tree.body[0].lineno, (tree.body[0].end_lineno or 0) + 1))
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module in (SHARED, "__future__"):
+            left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    kept = [line for number, line in enumerate(lines, 1) if number not in left_out]
+    return ast.get_docstring(tree, clean=False) or "", "\n".join(kept).strip() + "\n"
+
+
+def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool) -> Record:
+    """Run a cell in a process of its own.
+
+    Args:
+        limit_seconds: when it is ended.
+        out_of_time: it is the budget that ends it then, not a limit for what hangs.
+
+    Returns:
+        The record, of ``status`` ``ok``; ``failed``, ``hung``, ``rubbish``, ``refused`` (by paceline, for its settings)
+        or ``cut off``, with ``why``.
+    """
+    load = os.getloadavg()[0]
+    rung, folder = cell.rung, bench.folder / "cells" / cell.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    cache = bench.folder / "caches" / rung.name
+    if cell.cold:
+        shutil.rmtree(cache, ignore_errors=True)
+    seed = bench.seed + cell.repeat
+    command = _our_command(cell, bench, folder, seed) if rung.contender == OURS else _command(cell, bench, folder, seed)
+    outcome = run(
+        command,
+        environment=environment(cache, ours=rung.contender == OURS, gpus=rung.gpus),
+        log=folder / "log.txt",
+        limit_seconds=limit_seconds,
+        follow=folder / "run" / "metrics.jsonl" if rung.contender == OURS else None,
+        folder=folder,
+    )
+    read = _of_ours if rung.contender == OURS else _of_contender
+    found = read(outcome, bench, folder)
+    if found["status"] == "hung" and out_of_time:
+        found = {"status": CUT_OFF, "why": "the budget was spent"}
+    drop_large(folder)
+    return {
+        "rung": rung.name,
+        "repeat": cell.repeat,
+        "contender": rung.contender,
+        "settings": dict(rung.settings),
+        "seed": seed,
+        "cold": cell.cold,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - outcome.seconds)),
+        "load": round(load, 2),
+        "whole_seconds": round(outcome.seconds, 3),
+        "peak_host_bytes": outcome.peak_bytes,
+        **found,
+        "command": command,
+    }
+
+
+def drop_large(folder: Path) -> None:
+    """Remove the weights that a cell has saved; they were of use for being saved alone."""
+    for large in (folder / "saved", folder / "run" / "model", folder / "run" / "checkpoints"):
+        shutil.rmtree(large, ignore_errors=True)
+
+
+def environment(cache: Path, *, ours: bool, gpus: int) -> dict[str, str]:
+    """The variables of a measured process: nothing is downloaded, caches are the rung's own.
+
+    Args:
+        cache: folder of everything that is compiled, encoded or trained once.
+        ours: paceline, which is found where this process has it.
+        gpus: that the rung takes; with fewer than two it sees the first alone.
+    """
+    found = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
+    found |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    if ours:
+        here = str(Path(__file__).resolve().parents[2])
+        found["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    if gpus < 2:
+        found["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    folders = {
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TRITON_CACHE_DIR": "triton",
+        "CUDA_CACHE_PATH": "cuda",
+        "PACELINE_CACHE": "paceline",
+    }
+    return found | {name: str(cache / folder) for name, folder in folders.items()}
+
+
+def _command(cell: Cell, bench: Bench, folder: Path, seed: int) -> list[str]:
+    """The contender's script and its job, both written down, so that the line can be typed again."""
+    scripts = bench.folder / "contenders"
+    path = scripts / f"{cell.rung.contender}.py"
+    write_atomically(path, script(cell.rung.contender).encode())
+    job = {**bench.job, "seed": seed, "save": str(folder / "saved"), "settings": dict(cell.rung.settings)}
+    write_atomically(folder / "job.json", json.dumps(job, indent=2, ensure_ascii=False).encode())
+    launcher: list[str] = []
+    if cell.rung.launched:
+        # the address, because looking up this machine's name may fail or take long
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        launcher += ["--nproc-per-node", str(bench.gpus)]
+    # -P: a folder's own files do not take the place of packages
+    return [sys.executable, "-P", *launcher, str(path), str(folder / "job.json")]
+
+
+def _our_command(cell: Cell, bench: Bench, folder: Path, seed: int) -> list[str]:
+    """The real command line."""
+    settings = [f"seed={seed}", *(f"{key}={json.dumps(value)}" for key, value in cell.rung.settings.items())]
+    options = [word for setting in settings for word in ("--set", setting)]
+    return [sys.executable, "-m", "paceline", "train", str(bench.recipe), *options, "--out", str(folder / "run")]
+
+
+def _of_contender(outcome: Outcome, bench: Bench, folder: Path) -> Record:
+    if outcome.status != "ok":
+        return _unwell(outcome)
+    line = outcome.first("event", "result")
+    if line is None:
+        return {"status": "rubbish", "why": "it ended well, and printed no result"}
+    result, extent = line.fields, bench.extent
+    seconds, steps, losses = result.get("steady_seconds"), result.get("steady_steps"), result.get("losses")
+    if problem := _implausible(result, extent, folder / "saved"):
+        return {"status": "rubbish", "why": problem}
+    rate = bench.batch_size * steps / seconds if seconds and steps else None
+    return {
+        "status": "ok",
+        "quality": result["quality"],
+        "losses": [round(loss, 6) for loss in losses or ()],
+        "samples_per_second": round(rate, 2) if rate else None,
+        "peak_allocated_bytes": result.get("peak_allocated_bytes"),
+        "peak_reserved_bytes": result.get("peak_reserved_bytes"),
+        "stages": _stages(outcome, seconds / steps if seconds and steps else 0.0),
+        "device": result.get("device"),
+        "versions": result.get("versions"),
+    }
+
+
+def _implausible(result: Mapping[str, Any], extent: Extent, saved: Path) -> str:
+    """What is wrong with a result; empty where nothing is."""
+
+    def number(value: object) -> TypeGuard[float]:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+    losses, seconds = result.get("losses"), result.get("steady_seconds")
+    quality = result.get("quality")
+    if not number(quality) or not 0 <= quality <= 1:
+        return f"its quality is no share: {quality!r}"
+    if losses is not None:
+        if not isinstance(losses, list) or len(losses) != extent.steps or not all(map(number, losses)):
+            told = len(losses) if isinstance(losses, list) else losses
+            return f"{extent.steps} losses were due, one a step; found {told!r}"
+        if not number(seconds) or not seconds > 0 or result.get("steady_steps") != extent.steps - extent.warm_up:
+            return f"its window of steps has no time: {seconds!r}"
+    if not saved.is_dir() or not any(saved.iterdir()):
+        return "it saved no model"
+    return ""
+
+
+def _stages(outcome: Outcome, step_seconds: float) -> dict[str, float]:
+    """Seconds of each stage, from when the lines came."""
+    at = {line.fields["event"]: line.seconds for line in outcome.lines if "event" in line.fields}
+    begins = {"import": "imported", "data": "data", "model": "model", "train": "trained"}
+    found, before = {}, 0.0
+    for stage, event in {**begins, "evaluate": "evaluated", "save": "saved"}.items():
+        if event in at:
+            found[stage] = max(0.0, at[event] - before)
+            before = at[event]
+    if "first_update" in at and "model" in at and step_seconds:
+        # what the first step takes beyond the others
+        found["compile"] = min(found["train"], max(0.0, at["first_update"] - at["model"] - step_seconds))
+        found["train"] -= found["compile"]
+    found["other"] = max(0.0, outcome.seconds - before)
+    return {stage: round(seconds, 3) for stage, seconds in found.items()}
+
+
+def _of_ours(outcome: Outcome, bench: Bench, folder: Path) -> Record:
+    if outcome.status != "ok":
+        told = _unwell(outcome)
+        return {**told, "status": "refused"} if outcome.code == UserError.exit_code else told
+    summary = folder / "run" / "summary.json"
+    if not summary.exists():
+        return {"status": "rubbish", "why": "it ended well, and left no summary"}
+    told = json.loads(summary.read_text(encoding="utf-8"))
+    steps = [line.fields for line in outcome.lines if line.fields.get("kind") == "step"]
+    inside = steps[bench.extent.warm_up :]
+    seconds = sum(step["seconds"] for step in inside)
+    if len(steps) != bench.extent.steps or not seconds > 0:
+        return {"status": "rubbish", "why": f"{bench.extent.steps} steps were due; found {len(steps)}"}
+    phases = told["seconds"]
+    stages = {
+        "import": phases.get("start", 0.0) + phases.get("import", 0.0),
+        "data": phases.get("data", 0.0),
+        "model": phases.get("model", 0.0),
+        "compile": phases.get("compile", 0.0) + phases.get("capture", 0.0),
+        "train": phases.get("train", 0.0),
+        "evaluate": phases.get("evaluate", 0.0),
+        "save": phases.get("save", 0.0) + phases.get("checkpoint", 0.0),
+    }
+    stages["other"] = max(0.0, outcome.seconds - sum(stages.values()))
+    return {
+        "status": "ok",
+        "quality": told["final"]["test"]["accuracy"],
+        "losses": [round(_number(step["loss"]), 6) for step in steps],
+        "samples_per_second": round(sum(step["samples"] for step in inside) / seconds, 2),
+        "peak_allocated_bytes": told.get("peak_bytes"),
+        "peak_reserved_bytes": (told.get("memory") or {}).get("reserved"),
+        "stages": {stage: round(value, 3) for stage, value in stages.items()},
+        "execution": told.get("execution"),
+    }
+
+
+def _number(value: object) -> float:
+    """Figures that are no number are spelled out in records."""
+    return float(value) if isinstance(value, (int, float, str)) else math.nan
+
+
+def _unwell(outcome: Outcome) -> Record:
+    """How a process ended that did not end well."""
+    if outcome.status == "timeout":
+        last = [line.fields.get("event") for line in outcome.lines if "event" in line.fields][-1:]
+        where = f" after {last[0]!r}" if last else ""
+        return {"status": "hung", "why": f"ended after {outcome.seconds:.0f} s{where}"}
+    return {"status": "failed", "why": _reason(outcome), "error": outcome.error}
+
+
+def _reason(outcome: Outcome) -> str:
+    """One line out of a log: an error of paceline's with its why, else the last line."""
+    # what was printed as events stands among it
+    lines = [line.strip() for line in outcome.error.splitlines() if line.strip() and not line.startswith("{")]
+    ours = next((at for at, line in enumerate(lines) if line.startswith("paceline: ")), None)
+    if ours is not None:
+        told = lines[ours].removeprefix("paceline: ")
+        why = next((line.removeprefix("why: ") for line in lines[ours + 1 :] if line.startswith("why: ")), "")
+        return f"{told}: {why}"[:KEPT_OF_WHY] if why else told[:KEPT_OF_WHY]
+    if outcome.code < 0:
+        return f"ended by signal {-outcome.code}" + (f": {lines[-1]}"[:KEPT_OF_WHY] if lines else "")
+    # what was printed on the way may stand behind it
+    raised = [line for line in lines if RAISED.match(line)]
+    lines = raised or lines
+    return lines[-1][:KEPT_OF_WHY] if lines else f"exit code {outcome.code}, without a word"
+
+
+def matmul_rate(folder: Path) -> Line | None:
+    """What the device reaches in a matrix product, in a process of its own; None where that did not work."""
+    path = folder / "contenders" / "matmul.py"
+    write_atomically(path, script("matmul").encode())
+    cache = folder / "caches" / "matmul"
+    outcome = run(
+        [sys.executable, "-P", str(path)],
+        environment=environment(cache, ours=False, gpus=0),
+        log=folder / "cells" / "matmul.txt",
+        limit_seconds=120,
+    )
+    return outcome.first("event", "result") if outcome.status == "ok" else None

@@ -1,0 +1,43 @@
+"""The plain loop in Lightning Fabric: dynamic padding, precision and devices by Fabric.
+
+Settings: ``precision`` (as Fabric names it), ``strategy`` and ``devices``.
+"""
+
+from __future__ import annotations
+
+import lightning
+from job import Meter, accuracy, batches, finish, loader, make_optimizer, opened, padding, read_job, tell
+
+
+def main():
+    tell("imported")
+    job = read_job()
+    settings, meter = job["settings"], Meter(job)
+    fabric = lightning.Fabric(
+        accelerator="auto",
+        devices=settings["devices"],
+        strategy=settings["strategy"],
+        precision=settings["precision"],
+    )
+    fabric.launch()
+    tokenizer, train, plain = opened(job)
+    optimizer, schedule = make_optimizer(job, plain)
+    model, optimizer = fabric.setup(plain, optimizer)
+    order = [batch[fabric.global_rank :: fabric.world_size] for batch in batches(job, len(train))]
+    data = fabric.setup_dataloaders(loader(job, train, padding(tokenizer), order), use_distributed_sampler=False)
+    tell("model")
+    for batch in data:
+        loss = model(**batch).loss
+        fabric.backward(loss)
+        if job["optimizer"]["clip_norm"] is not None:
+            fabric.clip_gradients(model, optimizer, max_norm=job["optimizer"]["clip_norm"])
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        meter.step(loss)
+    quality = accuracy(model, tokenizer, job, fabric.device)
+    finish(job, meter, plain, tokenizer, quality)
+
+
+if __name__ == "__main__":
+    main()

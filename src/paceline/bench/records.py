@@ -1,0 +1,85 @@
+"""Records of cells: a JSON line each, on the disk as soon as it is known."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.files import disk_errors
+
+Record = dict[str, Any]
+
+CUT_OFF = "cut off"
+"""Status of a cell that the budget ended; it is missing still."""
+
+
+class Records:
+    """The records of a folder, the newest of each cell.
+
+    Args:
+        path: the file; a last line that a crash left unfinished is passed over.
+        make_room: called once where the disk is full, before the line is written again.
+    """
+
+    def __init__(self, path: Path, make_room: Callable[[], None] = lambda: None) -> None:
+        self._path, self._make_room = path, make_room
+        self._records: dict[tuple[str, int], Record] = {}
+        for line in path.read_bytes().split(b"\n") if path.exists() else ():
+            try:
+                self._keep(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                continue
+
+    def __iter__(self) -> Any:
+        return iter(list(self._records.values()))
+
+    def get(self, rung: str, repeat: int) -> Record | None:
+        """The record of a cell."""
+        return self._records.get((rung, repeat))
+
+    def forget(self, statuses: tuple[str, ...]) -> None:
+        """Leave out records of these statuses, so that their cells are missing; the file keeps them."""
+        self._records = {key: each for key, each in self._records.items() if each["status"] not in statuses}
+
+    def add(self, record: Record) -> None:
+        """Keep a record, and write it down.
+
+        Raises:
+            DiskFullError: no room even after ``make_room``; what was there before is whole.
+        """
+        self._keep(record)
+        line = json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        with disk_errors(self._path, len(line)):
+            try:
+                _append(self._path, line)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._make_room()
+                _append(self._path, line)
+
+    def _keep(self, record: Record) -> None:
+        self._records[record["rung"], record["repeat"]] = record
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Add a whole line, or nothing."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line  # a crash cut the last one off
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(descriptor, line[written:])
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)

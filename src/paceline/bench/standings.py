@@ -1,0 +1,227 @@
+"""What the records of a rung come to: its figures, and whether it learned what the first rung learned."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.bench.records import Record
+from paceline.bench.rungs import Rung
+
+STAGES = ("import", "data", "model", "compile", "train", "evaluate", "save", "other")
+"""A whole job, in its order."""
+
+POINTS = 8
+"""Pieces of a run whose mean losses are compared."""
+
+DEVIATIONS = 3.0
+"""How many standard deviations of the first rung's seeds, or standard errors of a mean, are no difference."""
+
+LEAST = 0.02
+"""Share of a loss that is no difference, however little the seeds differ."""
+
+OF_ONE_SEED = 0.05
+"""Quality that is no difference where the first rung has one cell alone, and so no spread."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Figures of several cells."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle of at least one value."""
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        """The smallest."""
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        """The largest."""
+        return max(self.values)
+
+    @property
+    def n(self) -> int:
+        """Number of cells."""
+        return len(self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A row of the table."""
+
+    rung: Rung
+    state: str
+    """``measured``, ``failed``, ``hung``, ``rubbish``, ``refused``, ``absent``, ``not here``, ``cannot``, ``dropped``,
+    ``cut off`` or ``missing``."""
+    why: str = ""
+    rate: Spread | None = None
+    """Steady training samples a second."""
+    whole: Spread | None = None
+    """Seconds from the start of the process to its end: from the CSV to the tested and saved model."""
+    cold: Spread | None = None
+    """The same with empty caches."""
+    warm: Spread | None = None
+    """With the caches that the first cell left."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Median seconds of each of ``STAGES``."""
+    peak_host_bytes: Spread | None = None
+    peak_gpu_bytes: Spread | None = None
+    """Reserved by torch's allocator."""
+    quality: Spread | None = None
+    losses: tuple[float, ...] = ()
+    """Mean loss of each of ``POINTS`` pieces, over the cells."""
+    verdict: str = ""
+    """``first``, ``same``, ``different``, ``by design``; empty without a figure."""
+    told: str = ""
+    """What differs, and by how much."""
+    is_best: bool = False
+    """The highest rate among those that learn the same."""
+
+    @property
+    def n(self) -> int:
+        """Number of cells measured."""
+        return self.whole.n if self.whole else 0
+
+
+def pieces(losses: Sequence[float], points: int = POINTS) -> tuple[float, ...]:
+    """Means of the losses in ``points`` pieces of like length, fewer where there are fewer losses."""
+    points = min(points, len(losses))
+    bounds = [index * len(losses) // points for index in range(points + 1)] if points else []
+    return tuple(statistics.fmean(losses[a:b]) for a, b in itertools.pairwise(bounds))
+
+
+def compared(rung: Rung, records: Sequence[Record], first: Sequence[Record], heldout_rows: int) -> tuple[str, str]:
+    """Whether a rung's cells learned what the first rung's did: ``same`` or ``different``, and what differs.
+
+    Cells of one seed are compared in pairs: the same order, other dropout. A difference counts where it leaves the
+    band: three standard deviations of the first rung's seeds, or what the losses of single batches scatter by, or 2 %,
+    whichever is the widest. Of the quality, three deviations or two binomial standard errors of the held-out rows; five
+    points where the first rung has one cell alone.
+    """
+    if rung.by_design:
+        return "by design", "it learns something else"
+    ours = {each["seed"]: each for each in records}
+    theirs = {each["seed"]: each for each in first}
+    seeds = sorted(ours.keys() & theirs.keys())
+    pairs = [(ours[seed], theirs[seed]) for seed in seeds] or [(records[-1], first[-1])]
+    if told := _losses_differ(rung, pairs, first):
+        return "different", told
+    expected = statistics.fmean(each["quality"] for each in first)
+    gap = statistics.median(mine["quality"] - their["quality"] for mine, their in pairs)
+    band = max(
+        DEVIATIONS * _deviation([each["quality"] for each in first]),
+        OF_ONE_SEED if len(first) == 1 else 0.0,
+        2 * math.sqrt(max(expected * (1 - expected), 0.25 / heldout_rows) / heldout_rows),
+    )
+    if abs(gap) > band:
+        return "different", f"quality {gap:+.1%} beside the first rung, whose band is {band:.1%}"
+    return "same", ""
+
+
+def _losses_differ(rung: Rung, pairs: Sequence[tuple[Record, Record]], first: Sequence[Record]) -> str:
+    """The first piece of the run that leaves the band, in words; empty where none does."""
+    trajectories = [pieces(each["losses"]) for each in first if each["losses"]]
+    points = len(trajectories[0]) if trajectories else 0
+    for at in range(points - 1 if rung.own_order else 0, points):
+        gaps = [pieces(mine["losses"])[at] - pieces(their["losses"])[at] for mine, their in pairs if mine["losses"]]
+        if not gaps:
+            return ""
+        gap, expected = statistics.median(gaps), statistics.fmean(each[at] for each in trajectories)
+        band = max(
+            DEVIATIONS * _deviation([each[at] for each in trajectories]),
+            DEVIATIONS * _standard_error(first[0]["losses"], at, points),
+            LEAST * abs(expected),
+        )
+        if not abs(gap) <= band:  # also where it is no number
+            place = f"piece {at + 1} of {points}"
+            return f"loss {gap:+.3f} in {place} of the run; the first rung's band is {band:.3f}"
+    return ""
+
+
+def _standard_error(losses: Sequence[float], at: int, points: int) -> float:
+    piece = losses[at * len(losses) // points : (at + 1) * len(losses) // points]
+    return _deviation(piece) / math.sqrt(len(piece)) if piece else 0.0
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def standings(
+    rungs: Sequence[Rung], records: Iterable[Record], states: Mapping[str, tuple[str, str]], heldout_rows: int
+) -> list[Standing]:
+    """A row a rung, in the ladder's order.
+
+    Args:
+        states: of rungs that were not run, a state and why.
+        heldout_rows: that the quality is measured on.
+    """
+    by_rung: dict[str, list[Record]] = {}
+    for each in records:
+        by_rung.setdefault(each["rung"], []).append(each)
+    good = {name: [each for each in some if each["status"] == "ok"] for name, some in by_rung.items()}
+    base = next((rung for rung in rungs if good.get(rung.name) and not rung.by_design), None)
+    rows = []
+    for rung in rungs:
+        mine = good.get(rung.name, [])
+        if not mine:
+            rows.append(_without_figures(rung, by_rung.get(rung.name, []), states))
+            continue
+        verdict, told = "first", ""
+        if base is None or rung.name != base.name:
+            verdict, told = compared(rung, mine, good[base.name], heldout_rows) if base else ("by design", "")
+        rows.append(_measured(rung, mine, verdict, told, states.get(rung.name, ("", ""))[1]))
+    rates = [row.rate.median for row in rows if row.rate and row.verdict in ("first", "same")]
+    best = max(rates, default=None)
+    return [
+        Standing(**{**vars(row), "is_best": True})
+        if row.rate and row.rate.median == best and row.verdict in ("first", "same")
+        else row
+        for row in rows
+    ]
+
+
+def _without_figures(rung: Rung, records: Sequence[Record], states: Mapping[str, tuple[str, str]]) -> Standing:
+    if rung.name in states:
+        state, why = states[rung.name]
+        return Standing(rung=rung, state=state, why=why)
+    if records:
+        return Standing(rung=rung, state=records[-1]["status"], why=records[-1].get("why", ""))
+    return Standing(rung=rung, state="missing", why="not measured yet")
+
+
+def _measured(rung: Rung, records: Sequence[Record], verdict: str, told: str, why: str) -> Standing:
+    def spread(key: str, some: Sequence[Record] = records) -> Spread | None:
+        found = tuple(float(each[key]) for each in some if each.get(key) is not None)
+        return Spread(found) if found else None
+
+    trajectories = [pieces(each["losses"]) for each in records if each["losses"]]
+    return Standing(
+        rung=rung,
+        state="measured",
+        why=why,
+        rate=spread("samples_per_second"),
+        whole=spread("whole_seconds"),
+        cold=spread("whole_seconds", [each for each in records if each["cold"]]),
+        warm=spread("whole_seconds", [each for each in records if not each["cold"]]),
+        stages={
+            name: statistics.median(each["stages"].get(name, 0.0) for each in records)
+            for name in STAGES
+            if any(each["stages"].get(name) for each in records)
+        },
+        peak_host_bytes=spread("peak_host_bytes"),
+        peak_gpu_bytes=spread("peak_reserved_bytes"),
+        quality=spread("quality"),
+        losses=tuple(statistics.fmean(point) for point in zip(*trajectories, strict=True)) if trajectories else (),
+        verdict=verdict,
+        told=told,
+    )

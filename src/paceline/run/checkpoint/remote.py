@@ -1,0 +1,146 @@
+"""A folder somewhere else: any file system that fsspec knows, such as S3, or a path. Torch-free.
+
+Credentials are never taken from a URL: a file system finds them where its own tools do, in the environment or in the
+files of the person's home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import posixpath
+from pathlib import Path
+from typing import IO, Any, final
+
+from paceline.contract.errors import DataError, RecipeError
+
+_CHUNK_BYTES = 2**22
+
+
+class SentOtherwise(Exception):
+    """What was sent, or what arrived, is not what was to be sent."""
+
+
+@final
+class Remote:
+    """A folder of a file system, by its URL or path; nothing is asked of it before the first call of a method.
+
+    Whatever the file system raises passes through: OSError for most, but each has errors of its own.
+
+    Args:
+        url: ``s3://bucket/folder``, ``memory://folder`` or a path.
+        setting: what named it, for the errors.
+
+    Raises:
+        RecipeError: no such kind of file system, or the package that it needs is missing.
+    """
+
+    def __init__(self, url: str, setting: str = "loop.checkpoint_mirror") -> None:
+        self.url, what = url.rstrip("/"), f"{setting} = {url}"
+        if "::" in url:
+            raise RecipeError(what, "file systems within one another are not taken", "name one of them")
+        try:
+            from fsspec.core import url_to_fs
+
+            found = url_to_fs(self.url)
+        except ImportError as error:
+            raise RecipeError(what, str(error), "pip install 'paceline[mirror]', which reads and writes S3") from None
+        except ValueError as error:
+            raise RecipeError(what, str(error), "s3://BUCKET/FOLDER, or a path") from None
+        self._files: Any = found[0]
+        self._root = str(found[1]).rstrip("/")
+        protocol = self._files.protocol
+        self._is_local = "file" in ({protocol} if isinstance(protocol, str) else set(protocol))
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is on this machine; None where it is not."""
+        return Path(self._root) if self._is_local else None
+
+    def read(self, name: str, limit: int = 2**28) -> bytes | None:
+        """The content of a file; None where there is none.
+
+        Raises:
+            DataError: it is longer than ``limit`` bytes.
+        """
+        size = self.size(name)
+        if size is None:
+            return None
+        if size > limit:
+            raise DataError(f"{self.url}/{name}: {size:,} bytes", why=f"at most {limit:,} are read")
+        return bytes(self._files.cat_file(self._at(name)))
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None where there is none."""
+        self._files.invalidate_cache()
+        try:
+            found = self._files.info(self._at(name))
+        except FileNotFoundError:
+            return None
+        return int(found["size"]) if found["type"] == "file" else None
+
+    def write(self, name: str, content: bytes) -> None:
+        """A small file, whole or not at all."""
+        self._make_parent(name)
+        partial = self._partial(name)
+        self._files.pipe_file(partial, content)
+        self._settle(partial, name)
+
+    def send(self, file: IO[bytes], name: str, num_bytes: int, sha256: str) -> None:
+        """A large file, which has to be what is said of it; else nothing of it stays under its name.
+
+        Raises:
+            SentOtherwise: other content was read, or another number of bytes arrived.
+        """
+        self._make_parent(name)
+        partial, found = self._partial(name), hashlib.sha256()
+        with self._files.open(partial, "wb") as there:
+            while block := file.read(_CHUNK_BYTES):
+                found.update(block)
+                there.write(block)
+        self._files.invalidate_cache()
+        arrived = int(self._files.info(partial)["size"])
+        if found.hexdigest() != sha256 or arrived != num_bytes:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rm_file(partial)
+            raise SentOtherwise(f"{name}: {arrived:,} of {num_bytes:,} bytes arrived, or others than were saved")
+        self._settle(partial, name)
+
+    def fetch(self, name: str, file: IO[bytes]) -> str:
+        """Copy a file from there; returns its SHA-256."""
+        found = hashlib.sha256()
+        with self._files.open(self._at(name), "rb") as there:
+            while block := there.read(_CHUNK_BYTES):
+                found.update(block)
+                file.write(block)
+        return found.hexdigest()
+
+    def names(self, name: str) -> list[str]:
+        """Names of what is in a folder; none where there is none."""
+        self._files.invalidate_cache()
+        try:
+            found = self._files.ls(self._at(name), detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted({posixpath.basename(str(path).rstrip("/")) for path in found} - {""})
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with all that is in it; what is not there is no error."""
+        self._files.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(self._at(name), recursive=True)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _partial(self, name: str) -> str:
+        """Object stores show a file once it is whole; on a disk it has a hidden name until then."""
+        folder, _, last = name.rpartition("/")
+        return self._at(f"{folder}/.{last}.partial".lstrip("/")) if self._is_local else self._at(name)
+
+    def _settle(self, partial: str, name: str) -> None:
+        if self._is_local:
+            self._files.mv(partial, self._at(name))
+
+    def _make_parent(self, name: str) -> None:
+        self._files.makedirs(posixpath.dirname(self._at(name)), exist_ok=True)

@@ -1,0 +1,219 @@
+"""``paceline launch`` as it is typed: a run on machines that something else hands out.
+
+Only typer is imported here; a command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.contract.errors import UserError
+from paceline.verbs.commands.options import Changes, Source, Trusting, unfolded
+
+if TYPE_CHECKING:
+    from paceline.recipe import Recipe
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Target = Annotated[
+    Path | None,
+    typer.Argument(metavar="TARGET", help="Recipe (YAML), or data; with --resume, a run folder.", show_default=False),
+]
+Gpus = Annotated[int | None, typer.Option(min=1, metavar="N", help="GPUs of each machine, a process each.")]
+Processes = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of each machine, on the CPU.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder, which all machines see [default: runs/<name>-<time>].")]
+
+
+class WarningSignal(StrEnum):
+    """Signals that a run answers with a checkpoint."""
+
+    USR2 = "USR2"
+    USR1 = "USR1"
+    HUP = "HUP"
+
+
+@app.callback()
+def launch() -> None:
+    """Start a run on several machines."""
+
+
+def slurm(
+    *,
+    target: Target = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- SBATCH OPTIONS]", help="Any option of sbatch.", show_default=False),
+    ] = None,
+    source: Source,
+    changes: Changes,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Machines.")] = 1,
+    gpus: Gpus = None,
+    processes: Processes = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="CPUs of each machine [default: 4 a GPU, 1 a process].")
+    ] = None,
+    time: Annotated[str | None, typer.Option(metavar="TIME", help="Time limit of a start, as 4h or 90m.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition [default: the site's].")] = None,
+    signal: Annotated[WarningSignal, typer.Option(help="Signal before the time limit.")] = WarningSignal.USR2,
+    warn: Annotated[str, typer.Option(metavar="TIME", help="How long before the time limit.")] = "2m",
+    requeue: Annotated[bool, typer.Option(help="Queue the job again after the warning.")] = True,
+    starts: Annotated[int, typer.Option(min=1, metavar="N", help="Give up after so many starts without progress.")] = 3,
+    setup: Annotated[
+        list[str] | None, typer.Option(metavar="LINE", help="Shell before the run, as 'module load cuda'; repeatable.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and submit nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the log until the job has ended.")] = False,
+    trusting: Trusting,
+) -> None:
+    """Train under Slurm: write the batch script, submit it, and go on where a start was cut off.
+
+    \b
+    paceline launch slurm recipes/imdb_bert_ddp.yaml --nodes 2 --gpus 8 --time 4h
+    paceline launch slurm recipes/imdb_bert_ddp.yaml --gpus 8 --time 4h --dry-run
+    paceline launch slurm recipes/imdb_bert_ddp.yaml --gpus 4 --partition long -- --account=team --constraint=a100
+    paceline launch slurm runs/imdb --resume --gpus 4 --time 4h --wait
+    """
+    from paceline.recipe.trust import switches
+    from paceline.verbs.launch.slurm import Job, parse_seconds, script
+    from paceline.verbs.launch.submit import check_folder, described, follow, submit
+
+    given = [word for group in (source, changes) for word in group.words()]
+    recipe, begin = _asked(target, source, changes, trusting, resume, given + ["--out"] * (out is not None))
+    _check_ranks(recipe, nodes, gpus, processes)
+    seconds, before = None if time is None else parse_seconds(time), parse_seconds(warn, "--warn")
+    if seconds is not None and before >= seconds:
+        raise UserError(f"--warn {warn} with --time {time}", "the warning would come before the start", "--warn 1m")
+    job = Job(
+        name=recipe.name,
+        run=(target if resume and target else out or _named(recipe)).absolute(),
+        folder=Path.cwd(),
+        paceline=[sys.executable, "-m", "paceline"],
+        begin=begin,
+        trust=switches(recipe).split(),
+        nodes=nodes,
+        gpus=gpus,
+        processes=processes,
+        cpus=cpus,
+        seconds=seconds,
+        partition=partition,
+        signal=signal.value,
+        warn_seconds=before,
+        requeue=requeue,
+        starts_without_progress=starts,
+        setup=setup or (),
+        options=options or (),
+    )
+    text = script(job)
+    if dry_run:
+        typer.echo(text, nl=False)
+        return
+    check_folder(job)
+    number = submit(job)
+    typer.echo(described(job, number))
+    if wait:
+        try:
+            code = follow(job, number, lambda part: typer.echo(part, nl=False))
+        except KeyboardInterrupt:
+            typer.echo(f"job {number} goes on; scancel {number} stops it", err=True)
+            raise
+        if code:
+            raise SystemExit(code)
+
+
+def torchrun(
+    *,
+    target: Target = None,
+    source: Source,
+    changes: Changes,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    hosts: Annotated[str, typer.Option(metavar="A,B,...", help="Machines; the ranks meet on the first.")],
+    gpus: Gpus = None,
+    processes: Processes = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first machine that all reach.")] = 29500,
+    ssh: Annotated[bool, typer.Option("--ssh", help="Carry the lines out by ssh, in this folder.")] = False,
+    trusting: Trusting,
+) -> None:
+    """Print the line that each machine runs, or carry them out by ssh.
+
+    \b
+    paceline launch torchrun recipes/imdb_bert_ddp.yaml --hosts node1,node2 --gpus 8
+    paceline launch torchrun recipes/imdb_bert_ddp.yaml --hosts node1,node2 --gpus 8 --ssh
+    """
+    from paceline.recipe.trust import switches
+    from paceline.verbs.launch.hosts import Machines, lines, parse_hosts, run_by_ssh
+
+    names = parse_hosts(hosts)
+    given = [word for group in (source, changes) for word in group.words()]
+    recipe, begin = _asked(target, source, changes, trusting, resume, given + ["--out"] * (out is not None))
+    _check_ranks(recipe, len(names), gpus, processes)
+    if resume:
+        arguments = ["train", str(target), "--resume", *switches(recipe).split()]
+    else:
+        arguments = [*begin, "--out", str(out or _named(recipe))]
+    machines = Machines(
+        hosts=names,
+        folder=Path.cwd(),
+        python=sys.executable,
+        arguments=arguments,
+        ranks=gpus or processes or 1,
+        on_cpu=gpus is None,
+        port=port,
+    )
+    if ssh:
+        raise SystemExit(run_by_ssh(machines))
+    typer.echo(f"# on each machine, in {machines.folder}")
+    for host, line in zip(names, lines(machines), strict=True):
+        typer.echo(f"\n# {host}\n{line}")
+
+
+def _asked(
+    target: Path | None, source: Source, changes: Changes, trusting: Trusting, resume: bool, given: list[str]
+) -> tuple[Recipe, list[str]]:
+    """The recipe, and the arguments that begin its run; none where it goes on."""
+    from paceline.verbs.asked import build_recipe, folder_to_resume
+    from paceline.verbs.train import recipe_to_resume
+
+    trust, settings = trusting.trust(), changes.in_full()
+    if resume:
+        return recipe_to_resume(folder_to_resume(target, given), (), trust), []
+    recipe = build_recipe(target, source.model, source.data, settings, trust=trust)
+    switches = list(trusting.given())
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return recipe, ["train", *([str(target)] if target else []), *source.words(), *sets, *switches]
+
+
+def _check_ranks(recipe: Recipe, machines: int, gpus: int | None, processes: int | None) -> None:
+    """What every rank would refuse once the job has had its turn."""
+    from paceline.contract.errors import RecipeError
+    from paceline.recipe.choose import num_shares
+
+    if gpus is not None and processes is not None:
+        why = "one counts GPUs, the other processes on the CPU"
+        raise UserError(
+            f"--gpus {gpus} with --processes {processes}", why, f"--gpus {gpus}, or --processes {processes}"
+        )
+    if gpus is not None and recipe.device == "cpu":
+        raise RecipeError(f"device = cpu with --gpus {gpus}", "--gpus trains on GPUs", "--set device=auto")
+    ranks = machines * (gpus or processes or 1)
+    shares, size = num_shares(recipe, ranks), recipe.loop.batch_size
+    if shares > size:
+        why = "the batch is global, split over all processes, and some would never get a sample"
+        raise RecipeError(f"loop.batch_size = {size}: {ranks} processes", why, f"--set loop.batch_size={shares}")
+
+
+def _named(recipe: Recipe) -> Path:
+    """Named now, so that every start of the job finds it."""
+    return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+app.command("slurm")(unfolded(slurm))
+app.command("torchrun")(unfolded(torchrun))

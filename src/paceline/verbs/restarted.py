@@ -1,0 +1,47 @@
+"""A run that is started again after a failure, by what started it: it goes on where it was, if it is its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.contract.redaction import redacted_command
+from paceline.machine.jobs import is_restart, job_of
+from paceline.run_folder import RunFolder, has_checkpoint
+
+Way = Literal["begin", "anew", "go on", "done"]
+
+
+def way_of(out: str | Path | None, environment: Mapping[str, str], command: Sequence[str]) -> Way:
+    """What a start does in a run folder.
+
+    Args:
+        out: the run folder that was asked for; None: one of its own making.
+        command: the command line of this start.
+        environment: says whether this start follows one that failed, and of which job.
+
+    Returns:
+        ``begin``: a run, in a folder that must not have one; ``anew``: this job's run, no step of which was saved;
+        ``go on``: with this job's run; ``done``: this job's run has ended.
+    """
+    job = job_of(environment)
+    if out is None or job is None or not is_restart(environment) or not (Path(out) / "recipe.yaml").is_file():
+        return "begin"
+    seen = RunFolder.view(out)
+    last = seen.read_manifest()["starts"][-1] if seen.manifest.is_file() else {}
+    if last.get("job") != job:
+        return "begin"
+    if seen.summary.exists():
+        return "done"
+    if has_checkpoint(seen.path):
+        return "go on"  # what is not as it was is found beside the checkpoint
+    return "anew" if last.get("command") == redacted_command(command) else "begin"
+
+
+def ended_run(folder: Path) -> dict[str, Any]:
+    """What is told of a run that has ended, and is said to be so."""
+    sys.stderr.write(f"paceline: {folder}: the run is finished, and nothing is left to do\n")
+    return dict(json.loads((folder / "summary.json").read_bytes()))

@@ -1,0 +1,139 @@
+"""Figures of a rung, and whether it learned what the first rung learned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.bench.claims import Claim, answers
+from paceline.bench.rungs import TEXT, Rung
+from paceline.bench.standings import Standing, pieces, standings
+
+FIRST = Rung(name="first", contender="x", change="")
+OTHER = Rung(name="other", contender="x", change="")
+ROWS = 1000
+
+
+def curve(start: float = 2.0, noise: float = 0.02, steps: int = 80) -> list[float]:
+    return [start * math.exp(-step / 60) + noise * (-1) ** step for step in range(steps)]
+
+
+def record(rung: Rung, seed: int = 0, **fields: Any) -> dict[str, Any]:
+    return {
+        "rung": rung.name,
+        "repeat": seed,
+        "seed": seed,
+        "status": "ok",
+        "cold": seed == 0,
+        "losses": curve(),
+        "quality": 0.8,
+        "samples_per_second": 100.0,
+        "whole_seconds": 10.0,
+        "stages": {"train": 5.0},
+        **fields,
+    }
+
+
+def verdict(*others: dict[str, Any], first: list[dict[str, Any]] | None = None, rung: Rung = OTHER) -> Standing:
+    firsts = first if first is not None else [record(FIRST, seed, losses=curve(2 + 0.01 * seed)) for seed in range(3)]
+    return standings([FIRST, rung], [*firsts, *others], {}, ROWS)[1]
+
+
+def test_the_same_losses_and_quality_are_the_same_and_the_fastest_is_named() -> None:
+    cells = [record(OTHER, seed, losses=curve(2.005 + 0.01 * seed), samples_per_second=200.0) for seed in (0, 1)]
+    row = verdict(*cells)
+    assert (row.verdict, row.is_best, row.n) == ("same", True, 2)
+    assert row.rate is not None
+    assert row.rate.median == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"losses": curve(2.6)}, "loss +0.5"),
+        ({"losses": curve(1.6)}, "loss -0.3"),
+        ({"losses": [*curve()[:70], *[float("nan")] * 10]}, "piece 8 of 8"),
+        ({"quality": 0.6}, "quality -20.0%"),
+        ({"quality": 0.95}, "quality +15.0%"),
+    ],
+)
+def test_what_learns_something_else_is_flagged_and_never_crowned(fields: dict[str, Any], told: str) -> None:
+    row = verdict(record(OTHER, samples_per_second=900.0, **fields))
+    assert row.verdict == "different"
+    assert told in row.told
+    assert not row.is_best
+
+
+def test_seeds_that_scatter_widen_the_band() -> None:
+    scattered = [record(FIRST, seed, quality=quality) for seed, quality in enumerate((0.7, 0.8, 0.9))]
+    assert verdict(record(OTHER, 1, quality=0.6), first=scattered).verdict == "same"
+    assert verdict(record(OTHER, 1, quality=0.6)).verdict == "different"
+
+
+def test_one_cell_has_no_spread_and_a_wide_band() -> None:
+    one = [record(FIRST)]
+    assert verdict(record(OTHER, quality=0.76), first=one).verdict == "same"
+    assert verdict(record(OTHER, quality=0.7), first=one).verdict == "different"
+
+
+def test_an_order_of_its_own_is_held_to_its_end_alone() -> None:
+    losses = [2.5] * 10 + curve()[10:]
+    assert verdict(record(OTHER, losses=losses)).verdict == "different"
+    own = replace(OTHER, own_order=True)
+    assert verdict(record(own, losses=losses), rung=own).verdict == "same"
+    assert verdict(record(own, losses=curve(3.0)), rung=own).verdict == "different"
+
+
+def test_what_learns_something_else_by_design_is_not_held_against_the_first() -> None:
+    frozen = replace(OTHER, by_design=True)
+    row = verdict(record(frozen, losses=[], quality=0.5, samples_per_second=None), rung=frozen)
+    assert (row.verdict, row.rate, row.is_best) == ("by design", None, False)
+
+
+def test_the_first_rung_that_was_measured_is_what_others_are_held_against() -> None:
+    failed = record(FIRST, status="failed", why="no room")
+    rows = standings([FIRST, OTHER], [failed, record(OTHER)], {}, ROWS)
+    assert [(row.state, row.verdict) for row in rows] == [("failed", ""), ("measured", "first")]
+    assert rows[0].why == "no room"
+
+
+def test_cold_and_warm_cells_have_figures_of_their_own() -> None:
+    row = verdict(*[record(OTHER, seed, whole_seconds=seconds) for seed, seconds in enumerate((30.0, 10.0, 12.0))])
+    medians = [spread.median for spread in (row.cold, row.warm) if spread]
+    assert (*medians, row.n) == (30.0, 11.0, 3)
+
+
+def test_rungs_that_did_not_run_say_why() -> None:
+    rows = standings([FIRST, OTHER], [record(FIRST)], {"other": ("absent", "pip install x")}, ROWS)
+    assert (rows[1].state, rows[1].why) == ("absent", "pip install x")
+
+
+def test_pieces_are_means_of_like_lengths() -> None:
+    assert pieces([1.0, 3.0, 5.0, 7.0], 2) == (2.0, 6.0)
+    assert pieces([1.0, 2.0], 8) == (1.0, 2.0)
+    assert pieces([]) == ()
+
+
+def test_claims_are_held_against_what_was_measured() -> None:
+    claim = Claim(text="b is 3 times as fast", rungs=("b",), beside=("a",), low=2.5, high=9)
+    whole = Claim(text="b is done first", rungs=("b",), beside=("a",), low=1, high=9, of="whole")
+    a, b = (Rung(name=name, contender="x", change="") for name in "ab")
+
+    def told(rate: float) -> list[str]:
+        rows = standings([a, b], [record(a), record(b, samples_per_second=rate, whole_seconds=20.0)], {}, ROWS)
+        return [f"{each.measured}: {each.verdict}" for each in answers(rows, [claim, whole])]
+
+    assert told(300) == ["b 3.00 x a: holds here", "b 0.50 x a: not here"]
+    assert told(200)[0] == "b 2.00 x a: not here"
+    alone = answers(standings([a], [record(a)], {}, ROWS), [claim])
+    assert [each.verdict for each in alone] == ["not measured"]
+
+
+def test_claims_name_rungs_that_there_are() -> None:
+    names = {rung.name for rung in TEXT}
+    for answer in answers([]):
+        assert answer.verdict == "not measured"
+        assert answer.measured.removeprefix("needs the rung ") in names
