@@ -180,7 +180,10 @@ def test_four_ranks_are_two_shares_of_the_batch_by_two_stages(schedule: str, bat
 
 WAYS = {
     "packed": Case(techniques=(("packing", True),)),
+    "packed, pooled early": Case("bert", techniques=(("packing", True), ("early_pooling", True))),
     "recomputed": Case("bert", techniques=(("recompute", True),)),
+    "autocast": Case("bert", techniques=(("precision", "bf16"),)),
+    "weights in bf16": Case("modernbert", techniques=(("precision", "pure_bf16"), ("packing", True))),
     "no clipping": Case(clip_norm=None),
     "AdamW": Case("bert", optimizer="adamw", clip_norm=None),
     "steps of three samples": Case(batch_size=3, micro_batch_size=2),
@@ -192,7 +195,9 @@ def test_stages_go_with(way: str) -> None:
     case = WAYS[way]
     found = run_distributed(together, 2, case, Cut())
     assert_same(found, alone(case), 1e-5 if case.optimizer == "adamw" else TOLERANCE)
-    assert (way != "packed") or found[0].execution["layout"] == "packed"
+    packed = ("packing", True) in case.techniques
+    assert found[0].execution["layout"] == ("packed" if packed else "padded")
+    assert found[0].execution["early_pooling"] == ("the last block" if way == "packed, pooled early" else "off")
 
 
 def one_stage_overflows(world: World) -> tuple[bool, bool, list[str]]:

@@ -204,7 +204,8 @@ class Stages:
     def _announce(self, link: Link, to: Iterable[int], tensor: Tensor, what: str) -> None:
         """Tell the receivers of a tensor its number format, once: what they have of the model may not show it."""
         key = what, self._infers
-        if self._announced.get(key) != tensor.dtype:
+        assert self._announced.get(key, tensor.dtype) == tensor.dtype  # each pass computes in the same formats
+        if key not in self._announced:
             self._announced[key] = tensor.dtype
             number = torch.tensor([NUMBER_FORMATS.index(tensor.dtype)], device=tensor.device)
             self._on_their_way += [link.start_send(number, rank) for rank in to]
