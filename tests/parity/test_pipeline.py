@@ -181,6 +181,7 @@ def test_four_ranks_are_two_shares_of_the_batch_by_two_stages(schedule: str, bat
 WAYS = {
     "packed": Case(techniques=(("packing", True),)),
     "packed, pooled early": Case("bert", techniques=(("packing", True), ("early_pooling", True))),
+    "packed, query, key and value joined": Case("bert", techniques=(("packing", True), ("fused_qkv", True))),
     "recomputed": Case("bert", techniques=(("recompute", True),)),
     "autocast": Case("bert", techniques=(("precision", "bf16"),)),
     "weights in bf16": Case("modernbert", techniques=(("precision", "pure_bf16"), ("packing", True))),

@@ -86,7 +86,6 @@ AXES: tuple[TechniqueEntry, ...] = (
             Rule("parallel.backend=mpi", "messages over MPI were not tried"),
             Rule("parallel.sync_batch_norm=true", "batch norms are refused in a pipeline"),
             Rule("optimizer.type=adamw8bit|adamw4bit|adamwfp8", "not tried beside states of few bits"),
-            Rule("techniques.fused_qkv=true", "it makes room for the weights of every block"),
             Rule("techniques.fusion=true", _FOREIGN),
             Rule("techniques.compile=true", _FOREIGN),
             Rule("techniques.capture=true", "processes meet within each pass, and a graph waits for no other process"),
