@@ -125,3 +125,8 @@ def test_a_child_is_deaf_and_this_process_is_not() -> None:
         assert child.wait(30) == 0
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_who_tells_of_the_end_knows_the_signal() -> None:
+    code, out, _ = ended("asked.given_up = lambda: f'by {asked.asked_by}'; deaf(5)", signal.SIGUSR2)
+    assert (code, out) == (75, "SIGUSR2: by SIGUSR2\n")

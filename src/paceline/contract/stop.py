@@ -61,6 +61,12 @@ class Stop:
         stop = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         return stop if isinstance(stop, Stop) else None
 
+    @property
+    def asked_by(self) -> str | None:
+        """The signal that asked to stop, also where the main thread has not come to its handler yet."""
+        noted = self._last_resort.asked_by if self._last_resort is not None else None
+        return self.requested_by or (noted.name if noted is not None else None)
+
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             before = {number: signal.getsignal(number) for number in self.SIGNALS}

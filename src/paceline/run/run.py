@@ -93,7 +93,7 @@ def _surroundings(request: Request, stack: contextlib.ExitStack) -> Stop:
         stack.enter_context(kept_cache(compiled_folder()))
     stack.enter_context(explained(partial(situation, request)))
     stop = Stop(then(request, saved=request.checkpoint is not None))
-    stop.given_up = partial(given_up, request)
+    stop.given_up = partial(given_up, request, stop)
     return stack.enter_context(stop)
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from paceline.contract.errors import Preempted
-from paceline.contract.stop import NOT_BEGUN
+from paceline.contract.stop import NOT_BEGUN, Stop
 from paceline.recipe.trust import switches
 from paceline.run.job import Request
 from paceline.run_folder import has_checkpoint, is_unbegun, way_on
@@ -33,14 +33,14 @@ def then(request: Request, *, saved: bool) -> str:
     return f"paceline train {shlex.quote(str(request.folder.path))} --resume{switches(request.recipe)} goes on"
 
 
-def given_up(request: Request) -> str:
-    """What a person does after what was under way did not end; word of it is left in the run folder."""
+def given_up(request: Request, stop: Stop) -> str:
+    """What a person does after what was under way did not end; word of it and the signal is left in the run folder."""
     path = request.folder.path
     if not has_checkpoint(path):
         return way_on(path) if request.folder.recipe.exists() and not is_unbegun(path) else NOT_BEGUN
     goes_on = then(request, saved=True)
     if request.world.is_first:
-        request.folder.mark_preempted(f"stopped, and what was under way did not end; {goes_on}")
+        request.folder.mark_preempted(f"stopped by {stop.asked_by}, and what was under way did not end; {goes_on}")
     return goes_on
 
 

@@ -222,6 +222,7 @@ def test_the_next_start_goes_on_from_the_newest_checkpoint(cluster: Cluster) -> 
     [
         ("stopped by SIGUSR2 after step 9 of 12; a checkpoint is saved", True),
         ("stopped by SIGUSR2 to rank 3 after step 9 of 12; a checkpoint is saved", True),
+        ("stopped by SIGUSR2, and what was under way did not end; paceline train x --resume goes on", True),
         ("stopped by SIGTERM after step 9 of 12; a checkpoint is saved", False),
         ("stopped by SIGUSR1 after step 9 of 12; a checkpoint is saved", False),
         ("", False),

@@ -277,7 +277,7 @@ _ONLY_ON = """\
 
 _AGAIN = """\
 # only after the warning: what scancel sends is to end the job, and after a preemption Slurm itself queues it again
-if grep -qs "stopped by {signal} " "$run/preempted"; then
+if grep -qsw "stopped by {signal}" "$run/preempted"; then
     say "$(cat "$run/preempted")"
     say "queued again"
     scontrol requeue "$SLURM_JOB_ID"

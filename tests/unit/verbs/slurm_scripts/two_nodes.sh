@@ -78,7 +78,7 @@ if [ -e "$run/summary.json" ]; then
     exit 0
 fi
 # only after the warning: what scancel sends is to end the job, and after a preemption Slurm itself queues it again
-if grep -qs "stopped by SIGUSR2 " "$run/preempted"; then
+if grep -qsw "stopped by SIGUSR2" "$run/preempted"; then
     say "$(cat "$run/preempted")"
     say "queued again"
     scontrol requeue "$SLURM_JOB_ID"
