@@ -109,7 +109,7 @@ def test_where_one_machine_fails_the_other_is_ended(tmp_path: Path) -> None:
 def test_without_ssh_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="ssh: no such program"):
-        run_by_ssh(MACHINES)
+        run_by_ssh(MACHINES, print)
 
 
 @pytest.mark.usefixtures("ssh")
