@@ -119,4 +119,4 @@ def launch_training(
     facts = functools.cache(this_machine)
     chosen = choose_ranks(command, facts, os.environ, device=recipe.device, **vars(ranks))
     check_recipe(recipe, chosen, facts(), sys.argv[1:])
-    raise SystemExit(launch(rank_command(), chosen))
+    raise SystemExit(launch(rank_command(), chosen, makes_run=True))
