@@ -105,14 +105,25 @@ def _given_up(number: signal.Signals, words: str) -> int:
 
     makes_run = _makes_run()
     said = f"stopped by {number.name}, and what was under way did not end{'; ' + words if makes_run else ''}"
-    error = Preempted(said)
+    error = Preempted(f"{said}{_place()}")
     code = error.exit_code if makes_run else 128 + number
     failures = sys.modules.get("paceline.distributed.failures")
     told = failures is not None and makes_run and failures.tell_launcher(error)
     cluster = sys.modules.get("paceline.machine.cluster")  # not loaded here: an import may be what hangs
     if not told and (cluster is None or cluster.rank_in(os.environ) == 0):
-        os.write(2, f"paceline: {said}\n".encode())
+        os.write(2, f"paceline: {error}\n".encode())
     return code
+
+
+def _place() -> str:
+    """Where the main thread is, as a line of its own: the innermost calls, the last one first."""
+    frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
+    calls: list[str] = []
+    while frame is not None and len(calls) < 3:
+        file = "/".join(frame.f_code.co_filename.split("/")[-2:])
+        calls.append(f"{frame.f_code.co_name} ({file}:{frame.f_lineno})")
+        frame = frame.f_back
+    return f"\n  where: {', called by '.join(calls)}" if calls else ""
 
 
 if __name__ == "__main__":

@@ -72,6 +72,31 @@ def test_each_axis_is_a_world_of_its_own(tmp_path: Any, tensor: int, pipe: int, 
                 }
 
 
+def handed_on(rank: int, meeting: str) -> list[float]:
+    """What the second of two stages receives on two links, of which it asks the later one first."""
+    torch.set_num_threads(1)
+    place = Place(
+        rank=rank, world_size=4, local_rank=rank, local_world_size=4, started="environment", init_method=meeting
+    )
+    with joined(place, device=torch.device("cpu"), timeout_seconds=30) as world:
+        pipe = Mesh.over(world, pipe=2).pipe
+        one, other = pipe.links(2)
+        if pipe.rank == 0:
+            sent = [one.start_send(torch.full((2, 3), 10.0 * rank + n), 1) for n in (1, 2)]
+            sent.append(other.start_send(torch.full((3, 2), 10.0 * rank + 3).T, 1))
+            for wait in sent:
+                wait()
+            return []
+        found = [link.receive_(torch.zeros(2, 3), 0) for link in (other, one, one)]
+        assert all(len(tensor.unique()) == 1 for tensor in found)
+        return [tensor[0, 0].item() for tensor in found]
+
+
+def test_links_keep_the_order_of_two_ranks_and_do_not_wait_for_each_other(tmp_path: Any) -> None:
+    ended = run_processes(handed_on, 4, f"file://{tmp_path}/meeting", timeout_seconds=60)
+    assert ended == [[], [3.0, 1.0, 2.0], [], [23.0, 21.0, 22.0]]
+
+
 def test_one_rank_is_a_mesh_of_ones() -> None:
     mesh = Mesh.over(Alone())
     assert (mesh.whole.size, mesh.data.size, mesh.tensor.size, mesh.pipe.size) == (1, 1, 1, 1)

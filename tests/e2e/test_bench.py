@@ -323,7 +323,7 @@ def test_two_processes_do_the_same_work_on_images(
     assert plain == pytest.approx(ddp, abs=2e-4)
 
 
-PEERS = ("plain", "accelerate", "accelerate_accumulation", "accelerate_recompute", "hf_trainer")
+PEERS = ("plain", "accelerate", "accelerate_accumulation", "accelerate_recompute", "trainer")
 
 
 @pytest.mark.slow
@@ -347,7 +347,7 @@ def test_peers_do_the_same_work(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_learns_something_else_runs_too(paceline: Paceline, recipe: Recipe, tmp_path: Path) -> None:
-    told = bench_for_real(paceline, recipe, tmp_path, "plain", "features_svm", "head_only", "hf_trainer_grouped")
+    told = bench_for_real(paceline, recipe, tmp_path, "plain", "features_svm", "head_only", "trainer_grouped")
     assert {row["rung"]: row["verdict"] for row in told["rows"] if row["verdict"] == "by design"}.keys() == {
         "features_svm",
         "head_only",

@@ -22,7 +22,7 @@ from tests.e2e.whole_runs import Outcome, assert_same, outcome, recipe
 pytestmark = pytest.mark.timeout(120)
 
 SGD = {"type": "sgd", "lr": 0.05}
-CHANGES: dict[str, Any] = {"optimizer": SGD, "techniques": {"early_pooling": False}}
+CHANGES: dict[str, Any] = {"optimizer": SGD}
 
 
 @pytest.fixture(scope="session")

@@ -46,10 +46,13 @@ def first_steps(folder: Path) -> list[int]:
     return [start["first_step"] for start in json.loads((folder / "manifest.json").read_text())["starts"]]
 
 
-def test_the_second_start_goes_on_from_the_checkpoint(crashed: Any, tmp_path: Path) -> None:
+def test_the_second_start_goes_on_from_the_checkpoint(
+    crashed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = crashed(loop={"checkpoint_every": 2})
     found = outcome(train(chosen, out=tmp_path / "run"))
     assert first_steps(tmp_path / "run") == [0, 5], "the end of an epoch is saved too"
+    assert f"{tmp_path / 'run'}: started again, and goes on after step 5\n" in capsys.readouterr().err
     assert_same(found, outcome(train(chosen, out=tmp_path / "undisturbed")))
 
 

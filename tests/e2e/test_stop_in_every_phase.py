@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from paceline.testing.ports import free_port
 from tests.e2e.whole_runs import recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -43,12 +44,12 @@ def hangs(original, call, seconds):
         return original(*arguments, **named)
     return called
 
-where, call, seconds, words = {where!r}, {call}, {seconds}, {words!r}
+where, call, seconds = {where!r}, {call}, {seconds}
 if where:
     holder, _, name = where.rpartition(".")
     found = pkgutil.resolve_name(holder)
     setattr(found, name, hangs(getattr(found, name), call, seconds))
-sys.argv = ["paceline", *words]
+sys.argv[0] = "paceline"
 from paceline.__main__ import main
 
 main()
@@ -72,10 +73,10 @@ def started(
     place: Path, *words: str, where: str = "", call: int = 1, seconds: float = 1e9, **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
     """The command in a session of its own, in which a call of the function at a dotted path hangs."""
-    code = CODE.format(where=where, call=call, seconds=seconds, words=["train", *words])
+    code = CODE.format(where=where, call=call, seconds=seconds)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_CACHE": str(place / "cache"), **variables}
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, "train", *words],  # which ranks are started by, too
         cwd=place,
         env=environment,
         stdout=subprocess.PIPE,
@@ -140,7 +141,8 @@ def test_while_a_module_is_imported(place: Path) -> None:
     (place / "endless.py").write_text("import time\nopen('hangs', 'w').close()\ntime.sleep(1000)\n")
     with started(place, "recipe.yaml", "--out", "run", "--set", "task.loss=endless:loss") as process:
         await_file(process, place / "hangs")
-        asked(process)
+        assert "\n  where: <module> (" in (errors := asked(process)), errors
+        assert "/endless.py:3), called by " in errors
 
 
 def test_while_a_model_is_downloaded(place: Path) -> None:
@@ -202,6 +204,33 @@ def test_a_checkpoint_is_seen_through(place: Path) -> None:
     ) as process:
         await_file(process, place / "hangs")
         assert "a checkpoint is saved" in asked(process, signal.SIGUSR2)
+    finished(place, str(place / "run"), "--resume")
+
+
+@pytest.mark.parametrize("where", ["paceline.prepare.preparation.outline", "paceline.engine.step.Step.micro"])
+def test_on_two_ranks(where: str, place: Path) -> None:
+    """Both hang, and are asked through our launcher; each has a last resort, and it is told once."""
+    with started(place, "recipe.yaml", "--out", "run", "--processes", "2", where=where) as process:
+        await_file(process, place / "hangs")
+        assert asked(process).count("stopped by SIGTERM") == 1
+    finished(place, "recipe.yaml", "--out", "run")
+
+
+def test_a_rank_that_hangs_takes_the_others_with_it(place: Path) -> None:
+    """It alone is asked; the other waits for it in an all-reduce, and hears of its end."""
+    words = ["recipe.yaml", "--out", "run", "--init", f"tcp://127.0.0.1:{free_port()}", "--world-size", "2", "--rank"]
+    where = "paceline.engine.step.Step.micro"
+    with started(place, *words, "0") as first, started(place, *words, "1", where=where, call=9) as second:
+        await_file(second, place / "hangs")
+        time.sleep(1)
+        began = time.monotonic()
+        os.killpg(second.pid, signal.SIGTERM)
+        _, errors = first.communicate(timeout=60)
+        assert time.monotonic() < began + SECONDS + 5
+        assert second.wait(20) == 75
+    assert first.returncode == 75, errors
+    assert "rank 1 was stopped: stopped by SIGTERM, and what was under way did not end" in errors
+    assert "Traceback" not in errors
     finished(place, str(place / "run"), "--resume")
 
 

@@ -60,7 +60,7 @@ def check(done: subprocess.CompletedProcess[str], folder: Path, number: signal.S
     assert not (folder / "run" / "summary.json").exists(), f"{told}\nthe run went on to its end"
 
 
-@pytest.mark.parametrize(("at", "number"), [(40, signal.SIGTERM), (2500, signal.SIGHUP)])
+@pytest.mark.parametrize(("at", "number"), [(26, signal.SIGUSR2), (40, signal.SIGTERM), (2500, signal.SIGHUP)])
 def test_a_stop_during_imports(tmp_path: Path, at: int, number: signal.Signals) -> None:
     check(ended(tmp_path, TRAIN, at, number), tmp_path, number, at)
 

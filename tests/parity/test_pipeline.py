@@ -24,6 +24,7 @@ from paceline.tasks import task_for
 from paceline.testing.distributed import run_distributed
 from tests.parity import reference
 from tests.parity.test_tensor import STEPS, TOLERANCE, Case, data_of, model_of
+from tests.parity.tiny_families import text_families
 
 DEEP = (("num_hidden_layers", 4),)
 """Of BERT: a block for each of four stages."""
@@ -120,7 +121,7 @@ def assert_same(found: list[Outcome], expected: Outcome, tolerance: float = TOLE
         assert away < tolerance, f"{name} is {away:.1e} from one process's"
 
 
-FAMILIES = ["bert", "distilbert", "roberta", "xlm-roberta", "electra", "modernbert", "vit", "gpt2", "llama"]
+FAMILIES = ["bert", "distilbert", "roberta", "xlm-roberta", "electra", "modernbert", "vit", "gpt2", "llama", "mixtral"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -130,6 +131,28 @@ def test_two_stages_train_as_one_process(family: str) -> None:
     assert_same(found, alone(case))
     for name in found[0].held:
         assert min(one.held[name] for one in found) == 4, f"{name} is kept by both"
+
+
+def trained_or_refused(world: World, case: Case, cut: Cut) -> Outcome | str:
+    try:
+        return together(world, case, cut)
+    except RecipeError as refused:
+        return str(refused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", text_families())
+def test_every_family_trains_in_stages_or_is_refused(family: str) -> None:
+    case = Case(family)
+    try:
+        expected = alone(case)
+    except Exception as error:
+        pytest.skip(f"not trained in one process either: {type(error).__name__}")
+    found = run_distributed(trained_or_refused, 2, case, Cut())
+    if isinstance(found[0], str):
+        assert all(isinstance(one, str) and "parallel.pipeline" in one for one in found), found
+    else:
+        assert_same(found, expected, 1e-5)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
@@ -145,10 +168,10 @@ def test_four_stages_train_as_one_process() -> None:
     assert_same(run_distributed(together, 4, case, Cut(4)), alone(case))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_four_ranks_are_two_shares_of_the_batch_by_two_stages(schedule: str) -> None:
-    # 64 samples by tens leave an uneven tail, and of ten in threes the ranks have unequally many
-    case = Case("bert")
+@pytest.mark.parametrize(("schedule", "batch_size"), [("gpipe", 10), ("1f1b", 10), ("1f1b", 3)])
+def test_four_ranks_are_two_shares_of_the_batch_by_two_stages(schedule: str, batch_size: int) -> None:
+    # 64 samples by tens leave an uneven tail, by threes a step of one, of which one share has none
+    case = Case("bert", batch_size=batch_size)
     found = run_distributed(together, 4, case, Cut(schedule=schedule))
     assert_same(found, alone(case))
     ddp = run_distributed(together, 2, case, Cut(1))
@@ -157,7 +180,11 @@ def test_four_ranks_are_two_shares_of_the_batch_by_two_stages(schedule: str) -> 
 
 WAYS = {
     "packed": Case(techniques=(("packing", True),)),
+    "packed, pooled early": Case("bert", techniques=(("packing", True), ("early_pooling", True))),
+    "packed, query, key and value joined": Case("bert", techniques=(("packing", True), ("fused_qkv", True))),
     "recomputed": Case("bert", techniques=(("recompute", True),)),
+    "autocast": Case("bert", techniques=(("precision", "bf16"),)),
+    "weights in bf16": Case("modernbert", techniques=(("precision", "pure_bf16"), ("packing", True))),
     "no clipping": Case(clip_norm=None),
     "AdamW": Case("bert", optimizer="adamw", clip_norm=None),
     "steps of three samples": Case(batch_size=3, micro_batch_size=2),
@@ -169,7 +196,31 @@ def test_stages_go_with(way: str) -> None:
     case = WAYS[way]
     found = run_distributed(together, 2, case, Cut())
     assert_same(found, alone(case), 1e-5 if case.optimizer == "adamw" else TOLERANCE)
-    assert (way != "packed") or found[0].execution["layout"] == "packed"
+    packed = ("packing", True) in case.techniques
+    assert found[0].execution["layout"] == ("packed" if packed else "padded")
+    assert found[0].execution["early_pooling"] == ("the last block" if way == "packed, pooled early" else "off")
+
+
+def one_stage_overflows(world: World) -> tuple[bool, bool, list[str]]:
+    """Whether the update was made where one stage's gradients are infinite, and after it; which weights changed."""
+    case, mesh = Case("bert", optimizer="adamw"), Mesh.over(world, pipe=2)
+    run = assembled(case, Cut(), mesh)
+    before = {name: p.detach().clone() for name, p in run.build.model.named_parameters()}
+    batches = [run.build.layout.collate(np.arange(first, first + 3)) for first in (0, 3)]
+    run.engine.accumulate_batches(batches, 6)
+    if world.rank == 1:
+        next(p.grad for p in run.build.model.parameters() if p.grad is not None).fill_(torch.inf)
+    skipped = run.engine.update().finite.item()
+    changed = [name for name, p in run.build.model.named_parameters() if not torch.equal(p, before[name])]
+    run.engine.accumulate_batches(batches, 6)
+    return bool(skipped), bool(run.engine.update().finite.item()), changed
+
+
+def test_all_stages_skip_an_update_that_is_not_finite_on_one() -> None:
+    for made, later, changed in run_distributed(one_stage_overflows, 2):
+        assert not made
+        assert not changed
+        assert later
 
 
 DROPOUT = (("hidden_dropout_prob", 0.2), ("attention_probs_dropout_prob", 0.2))
@@ -278,8 +329,12 @@ def normed_between(case: Case) -> nn.Module:
     ("case", "cut", "ranks", "words"),
     [
         (Case("bert"), Cut(4), 4, "has 2 blocks, and each of 4 stages.*parallel.pipeline=2"),
-        (Case("bert"), Cut(2, "interleaved"), 2, "has 2 blocks, and each of 4 stages.*pipeline=1.*schedule=1f1b"),
-        (Case("albert"), Cut(), 2, "has 1 block"),
+        (Case("bert"), Cut(2, "interleaved"), 2, "has 2 blocks, and each of 4 stages.*parallel.schedule=1f1b"),
+        (Case("bert", (("num_hidden_layers", 3),)), Cut(4), 4, "has 3 blocks.*parallel.pipeline=2"),
+        (Case("albert"), Cut(), 2, "has 1 block, .*parallel.pipeline=1"),
+        (Case("flaubert"), Cut(), 2, "a LayerNorm is run between two blocks"),
+        (Case("lilt"), Cut(), 2, "hands on more than its hidden states"),
+        (Case("mpnet"), Cut(), 2, "in 2 stages it is another model"),  # each block is given one bias of all
         (Case("resnet"), Cut(), 2, "batch norms.*running statistics"),
         (Case("bert", train="head"), Cut(), 2, "stage 1 of 2 has nothing to train"),
     ],

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from paceline.contract.errors import Preempted
-from paceline.contract.signals import SIGNALS, deaf_children
+from paceline.contract.signals import SIGNALS, DeafChildren
 from paceline.contract.stop import Stop
 
 DEAF = """
@@ -115,7 +115,7 @@ def test_a_stop_that_was_noted_interrupts_where_nothing_is_lost() -> None:
 
 def test_a_child_is_deaf_and_this_process_is_not() -> None:
     asleep = [sys.executable, "-I", "-S", "-c", "print(flush=True); import time; time.sleep(1)"]
-    with deaf_children():
+    with DeafChildren():
         child = subprocess.Popen(asleep, stdout=subprocess.PIPE)
     assert child.stdout is not None
     with child.stdout:

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.contract.stop import Stop
 from paceline.run.stopped import given_up
+from paceline.seams import Alone
 
 
 def test_the_mark_of_a_run_that_was_given_up_names_the_signal(tmp_path: Path) -> None:
@@ -17,7 +18,7 @@ def test_the_mark_of_a_run_that_was_given_up_names_the_signal(tmp_path: Path) ->
     (saved / "COMMITTED").touch()
     marks: list[str] = []
     folder = SimpleNamespace(path=tmp_path, mark_preempted=marks.append)
-    request: Any = SimpleNamespace(folder=folder, world=SimpleNamespace(is_first=True), rows=[{}])
+    request: Any = SimpleNamespace(folder=folder, world=Alone(), rows=[{}])
     stop = Stop()
     stop.requested_by = "SIGUSR2"
     assert given_up(request, stop).startswith("paceline.resume(")

@@ -126,6 +126,7 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
         The record, of ``status`` ``ok``; ``failed``, ``hung``, ``rubbish``, ``refused`` (by paceline, for its settings)
         or ``cut off``, with ``why``.
     """
+    load = os.getloadavg()[0]
     rung, folder = cell.rung, bench.folder / "cells" / cell.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -155,6 +156,7 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
         "seed": seed,
         "cold": cell.cold,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - outcome.seconds)),
+        "load": round(load, 2),
         "whole_seconds": round(outcome.seconds, 3),
         "peak_host_bytes": outcome.peak_bytes,
         **found,

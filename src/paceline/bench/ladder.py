@@ -16,7 +16,7 @@ from paceline.bench import budget as budgets
 from paceline.bench import work
 from paceline.bench.cells import Bench, Cell, drop_large, matmul_rate, measure, turns
 from paceline.bench.records import CUT_OFF, Records
-from paceline.bench.rungs import EVERY, LADDERS, OURS, Rung, chosen, obstacle
+from paceline.bench.rungs import EVERY, LADDERS, OURS, Rung, chosen, obstacle, without
 from paceline.bench.standings import Standing, standings
 from paceline.bench.work import Extent, Source
 from paceline.contract.errors import RunFolderError, UserError
@@ -29,6 +29,10 @@ from paceline.run_folder.origin import git_state
 CELLS, PLAN = "cells.jsonl", "bench.json"
 PROBED_STEPS = 8
 PROBE = "probe"
+
+BUSY = 1.5
+"""Processes a processor that want to run, before a cell begins, above which figures are doubtful: with the cell before
+it there is about one."""
 
 FEWEST_HELDOUT = 256
 """Rows that a quality is measured on, where there are so many."""
@@ -113,8 +117,10 @@ class Climb:
         self._tell, self._say = tell, say
         self.found: Ladder | None = None
         chosen(ladder or EVERY, wanted.rungs)  # a name that is none is told before a model is looked for
-        self._rungs = chosen(ladder or LADDERS[_read_by(recipe)], wanted.rungs)
         self._facts = facts()
+        every = ladder or LADDERS[_read_by(recipe)]
+        unable = {rung.name for rung in every if obstacle(rung, self._facts)}
+        self._rungs = chosen(without(every, unable), wanted.rungs)
         self._states: dict[str, tuple[str, str]] = {}
         self._repeats = wanted.repeats
 
@@ -252,7 +258,8 @@ class Climb:
         if steps >= extent.steps:
             return extent
         found = self._cut(extent, steps)
-        self._say(f"cut to {found.steps} steps and {self._repeats} repeats, to fit the budget")
+        cells = "a cell" if self._repeats == 1 else f"{self._repeats} cells"
+        self._say(f"cut to {found.steps} steps, and {cells} a rung, to fit the budget")
         return found
 
     def _cut(self, extent: Extent, steps: int) -> Extent:
@@ -341,6 +348,10 @@ class Climb:
         dropped = [name for name, told in self._states.items() if told[0] == "dropped"]
         if sum(each["status"] == "ok" and each["rung"] == self._rungs[0].name for each in self._records) == 1:
             notices.append("one cell of the first rung has no spread: what differs is a guess; --repeats 3 measures it")
+        load = max((each.get("load") or 0.0 for each in self._records), default=0.0)
+        if load > BUSY * self._facts.cpu_count:
+            told = f"load {load:.1f} on {self._facts.cpu_count} CPUs"
+            notices.append(f"other programs were at work ({told}): small differences say nothing")
         if dropped:
             notices.append(f"dropped for the budget, the longest first: {', '.join(dropped)}")
         about = {**plan, "extent": asdict(extent), "repeats": self._repeats, "rungs": [r.name for r in self._rungs]}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.contract.errors import UserError, nearest
@@ -33,6 +33,8 @@ class Rung:
     """What it changes against the rung before, in words."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Settings of the contender's script; for paceline, those of the recipe."""
+    instead: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What stood in place of the settings that a rung of paceline's adds, for those above it where it cannot run."""
     packages: tuple[str, ...] = ()
     """That have to be installed beside paceline's own."""
     gpus: int = 0
@@ -136,7 +138,7 @@ def _ours(changes: Sequence[tuple[str, str, int, Mapping[str, Any]]]) -> tuple[R
     off = "paceline's loop and engine, every technique off"
     rungs.append(Rung(name="paceline_off", contender=OURS, change=off, settings=settings))
     for name, words, gpus, more in changes:
-        settings = {**settings, **more}
+        settings, before = {**settings, **more}, settings
         compiles = "techniques.compile" in more
         rungs.append(
             Rung(
@@ -144,6 +146,7 @@ def _ours(changes: Sequence[tuple[str, str, int, Mapping[str, Any]]]) -> tuple[R
                 contender=OURS,
                 change=words,
                 settings=settings,
+                instead={key: before[key] for key in more},
                 gpus=gpus,
                 compiles=compiles,
             )
@@ -203,9 +206,9 @@ TEXT: tuple[Rung, ...] = (
         precision="fp16",
         eight_bit=True,
     ),
-    _trainer("hf_trainer", "the loop by Hugging Face's Trainer"),
-    _trainer("hf_trainer_grouped", "batches of texts of like length", grouped=True),
-    _trainer("hf_trainer_bf16", "bf16", gpus=1, grouped=True, precision="bf16"),
+    _trainer("trainer", "the loop by Hugging Face's Trainer"),
+    _trainer("trainer_grouped", "batches of texts of like length", grouped=True),
+    _trainer("trainer_bf16", "bf16", gpus=1, grouped=True, precision="bf16"),
     *_ours(
         (
             ("packing", "texts one after the other, no padding", 0, {"techniques.packing": True}),
@@ -265,6 +268,19 @@ def chosen(ladder: Sequence[Rung], names: Sequence[str]) -> tuple[Rung, ...]:
             raise UserError(f"--rungs {name}: no such rung", "neither a rung nor a contender is called so", fix)
         wanted |= found
     return tuple(rung for rung in ladder if rung.name in wanted)
+
+
+def without(ladder: Sequence[Rung], unable: Collection[str]) -> tuple[Rung, ...]:
+    """The ladder in which rungs of paceline's go without what the rungs below them that cannot run would have added."""
+    found, missing = [], dict[str, Any]()
+    for rung in ladder:
+        if rung.contender == OURS and rung.settings:
+            if rung.name in unable:
+                missing |= rung.instead
+            else:
+                rung = replace(rung, settings={**rung.settings, **missing})
+        found.append(rung)
+    return tuple(found)
 
 
 def obstacle(

@@ -211,6 +211,10 @@ class ProcessGroupWorld(World):
         with span("communicate"):
             self._exchange.all(what)
 
+    def announce(self, error: BaseException) -> bool:
+        self._exchange.announce(error)
+        return True
+
     def alone_first(self, what: str) -> AbstractContextManager[None]:
         return self._exchange.first(self._leader, what)
 

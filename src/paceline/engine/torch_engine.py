@@ -317,6 +317,11 @@ class TorchEngine(Engine):
     def whole(self) -> dict[str, Tensor]:
         return self._splitting.collected(self._named())
 
+    @property
+    def most_together(self) -> int:
+        """Micro-batches that a step has to have for the engine to hold as much as it ever does."""
+        return 2 if self._passes is None else self._passes.most_together
+
     def eager(self) -> AbstractContextManager[None]:
         return self._runner.eager()
 

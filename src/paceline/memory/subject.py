@@ -25,7 +25,7 @@ from paceline.models.processor import Processor
 from paceline.models.tokenizers import tokenizer_source
 from paceline.prepare.preparation import encoded, shape_decisions
 from paceline.recipe import Recipe
-from paceline.recipe.catalogue.strategies import STRATEGIES
+from paceline.recipe.techniques import ENTRIES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -79,7 +79,7 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
 
 def _not_counted(recipe: Recipe) -> Iterator[str]:
     """What no trace of such a run shows."""
-    yield from (entry.assumed for entry in STRATEGIES if entry.assumed and entry.is_on(recipe))
+    yield from (entry.assumed for entry in ENTRIES if entry.assumed and entry.is_on(recipe))
     if recipe.parallel.offload != "none":
         yield "weights, gradients and states in main memory, which is not counted; on the GPU not measured"
     if recipe.techniques.cudnn_benchmark:

@@ -196,9 +196,10 @@ def _train(assembled: Assembled, recipe: Recipe, course: Course, ledger: Ledger,
         with ledger.during("forward"):
             engine.warm_up(shapes[0])
     # the largest once more, beside the states that some optimizers make in their first update
+    most = engine.most_together if isinstance(engine, TorchEngine) else 2
     for shape in (*shapes[:2], shapes[0]):
         with ledger.during("forward"):
-            engine.accumulate(_times(shape, min(pieces, 2), recipe.loop.batch_size))
+            engine.accumulate(_times(shape, min(pieces, most), recipe.loop.batch_size))
         _name_gradients(assembled.build.model, ledger)
         with ledger.during("update"):
             engine.update()

@@ -340,6 +340,7 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(names=("enable_progress_bar",), here="observe.console=off", values={"true": ""}),
         Name(names=("enable_checkpointing",), here="loop.checkpoint_every=never", values={"true": ""}),
         Name(names=("every_n_train_steps",), here="loop.checkpoint_every"),
+        Name(names=("train_time_interval",), here="loop.checkpoint_minutes", note="a number of minutes"),
         Name(names=("save_top_k",), here="loop.keep_last", note="the newest ones; the best of its time is kept beside"),
         Name(names=("monitor",), here="loop.best_metric", note="a leading '-' means that lower is better"),
         Name(names=("patience",), here="loop.early_stopping.patience", note="counted in evaluations"),

@@ -174,7 +174,7 @@ class TechniqueEntry:
         one_process: whether one process has all GPUs of the run; of a strategy.
         alone: whether it has a use in one process too; of a strategy.
         shards: whether each process keeps a shard of the weights; of a strategy.
-        assumed: what a plan takes for granted of it, said with the plan; of a strategy.
+        assumed: what a plan takes for granted of it, said with the plan.
     """
 
     name: str

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from paceline.contract.errors import RecipeError, excerpt, nearest
-from paceline.contract.redaction import without_credentials
+from paceline.contract.redaction import redacted, without_credentials
 from paceline.recipe.meant import is_misspelt, of_value, taught
 from paceline.recipe.parts import (
     EXECUTION,
@@ -270,7 +270,8 @@ def _teach(model: type[BaseModel], error: ValidationError) -> RecipeError:
             return meant
         close = difflib.get_close_matches(path[-1], list(known), n=1, cutoff=0.5)
         fix = f"{'.'.join([*path[:-1], close[0]])}" if close else ""
-        return RecipeError(f"{dotted} = {problem['input']!r}: unknown key", nearest(path[-1], known), fix)
+        written = redacted(f"{dotted} = {problem['input']!r}")  # whatever it is, somebody may have called it password
+        return RecipeError(f"{written}: unknown key", nearest(path[-1], known), fix)
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         named = "model.source" if dotted == "model" else dotted

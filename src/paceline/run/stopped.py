@@ -34,13 +34,15 @@ def then(request: Request, *, saved: bool) -> str:
 
 
 def given_up(request: Request, stop: Stop) -> str:
-    """What a person does after what was under way did not end; word of it and the signal is left in the run folder."""
+    """What a person does after what was under way did not end; the other ranks, and the run folder, have word of it."""
+    what = f"stopped by {stop.asked_by}, and what was under way did not end"
+    request.world.announce(Preempted(what))
     path = request.folder.path
     if not has_checkpoint(path):
         return way_on(path) if request.folder.recipe.exists() and not is_unbegun(path) else NOT_BEGUN
     goes_on = then(request, saved=True)
     if request.world.is_first:
-        request.folder.mark_preempted(f"stopped by {stop.asked_by}, and what was under way did not end; {goes_on}")
+        request.folder.mark_preempted(f"{what}; {goes_on}")
     return goes_on
 
 

@@ -94,6 +94,16 @@ class World(ABC):
             what: is being done; named when the first rank fails.
         """
 
+    def announce(self, error: BaseException) -> bool:
+        """Let every rank that waits for this one, which will not come, fail with its error; no collective.
+
+        May be called beside the thread that the others wait for.
+
+        Returns:
+            Whether there is anybody to tell; one that is alone has nobody, and worlds of tests tell nothing.
+        """
+        return False
+
     def part(self, groups: Sequence[Sequence[int]]) -> World:
         """The ranks of this one's group, counted from 0 in the order given there. A collective.
 

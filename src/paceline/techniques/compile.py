@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import Decision
-from paceline.contract.signals import deaf_children
+from paceline.contract.signals import DeafChildren
 from paceline.machine.device import PLANNED
 from paceline.seams import Build
 from paceline.techniques.channels_last import has_convolutions
@@ -314,7 +314,7 @@ def wake_tracer(*, compiles: bool = False) -> None:
 
 def start_workers() -> None:
     """Import the compiler, and start what works for it on a GPU: processes that outlast a signal to all of the run."""
-    with deaf_children():
+    with DeafChildren():
         importlib.import_module("torch._inductor.compile_fx")
         importlib.import_module("torch._inductor.async_compile").AsyncCompile.warm_pool()
 

@@ -41,7 +41,12 @@ def way_of(out: str | Path | None, environment: Mapping[str, str], command: Sequ
     return "anew" if last.get("command") == redacted_command(command) else "begin"
 
 
+def say(line: str) -> None:
+    """Tell who has started the run again what becomes of it: nobody has asked for that in so many words."""
+    sys.stderr.write(f"paceline: {line}\n")
+
+
 def ended_run(folder: Path) -> dict[str, Any]:
     """What is told of a run that has ended, and is said to be so."""
-    sys.stderr.write(f"paceline: {folder}: the run is finished, and nothing is left to do\n")
+    say(f"{folder}: the run is finished, and nothing is left to do")
     return dict(json.loads((folder / "summary.json").read_bytes()))

@@ -76,7 +76,7 @@ def train(
             from paceline.observe.metrics_file import record_from_plain
             from paceline.run.job import Request
             from paceline.run.run import run
-            from paceline.verbs.restarted import ended_run, way_of
+            from paceline.verbs.restarted import ended_run, say, way_of
 
             with watch.phase("start"):
                 chosen, decisions = choose(recipe, facts, place.world_size)
@@ -89,6 +89,8 @@ def train(
                 return cast("RunRecord", record_from_plain(RunRecord, told))
             if out is not None and way == "go on":
                 folder, checkpoint = _held(out, chosen, mesh, watch, stack)
+                if world.is_first:
+                    say(f"{folder.path}: started again, and goes on after step {checkpoint.step}")
             else:
                 with watch.phase("start"):
                     folder = stack.enter_context(_shared(world, lambda: _made(out, recipe.name, anew=way == "anew")))

@@ -5,28 +5,32 @@ from __future__ import annotations
 import ast
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from paceline.bench.cells import CONTENDERS, SHARED, Cell, script, turns
-from paceline.bench.rungs import LADDERS, OURS, TEXT, Rung, chosen, obstacle
+from paceline.bench.rungs import LADDERS, OURS, TEXT, Rung, chosen, obstacle, without
 from paceline.contract.errors import UserError
+from paceline.contract.redaction import without_credentials
 from paceline.machine.facts import Facts, Gpu
 from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
 
 HERE = Facts(python="3.11", platform="linux", cpu_model="cpu", cpu_count=2, memory_bytes=2**34)
 EVERY = [rung for ladder in LADDERS.values() for rung in ladder]
 
 
 def with_gpus(number: int) -> Facts:
-    gpu = Gpu(name="NVIDIA H100", driver="580.1")
-    return replace(HERE, gpus=(gpu,) * number, versions={"torch": "2.13.0"}, torch_cuda="13.0")
+    gpu = Gpu(name="NVIDIA H100", driver="580.1", memory_bytes=80 * 2**30, compute_capability=(9, 0))
+    return replace(HERE, gpus=(gpu,) * number, versions={"torch": "2.13.0", "triton": "3.6"}, torch_cuda="13.0")
 
 
 @pytest.mark.parametrize("ladder", LADDERS.values(), ids=LADDERS)
 def test_rungs_have_names_of_their_own_and_scripts_that_exist(ladder: tuple[Rung, ...]) -> None:
     names = [rung.name for rung in ladder]
     assert len(set(names)) == len(names)
+    assert all(without_credentials(name) == name for name in names), "a name that is taken for a token is not shown"
     assert ladder[0].contender != OURS, "the first rung is the tutorials' loop"
     assert ladder[-1].name == OURS, "the last is what paceline chooses"
     for rung in ladder:
@@ -47,10 +51,37 @@ def test_each_rung_of_ours_changes_one_thing() -> None:
         assert len(changed) == 1, f"{after.name} changes {changed}"
 
 
+def test_a_rung_goes_without_what_the_rungs_below_it_could_not_add() -> None:
+    def rung(name: str, number: int, **instead: Any) -> Rung:
+        return Rung(name=name, contender=OURS, change="", settings={"a": number > 0, "b": number > 1}, instead=instead)
+
+    ladder = [rung("off", 0), rung("first", 1, a=False), rung("second", 2, b=False)]
+    told = {
+        each.name: each.settings
+        for each in without([*ladder, Rung(name="auto", contender=OURS, change="")], ("first",))
+    }
+    assert told["second"] == {"a": False, "b": True}
+    assert told["auto"] == {}, "what it chooses by itself is its own"
+
+
+@pytest.mark.parametrize("facts", [HERE, with_gpus(1)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("reads", LADDERS)
+def test_every_rung_of_ours_can_be_chosen_where_it_is_run(reads: str, facts: Facts) -> None:
+    """The catalogue refuses no setting of a rung beside those that are left of the rungs below."""
+    model = {"config": {"model_type": "distilbert" if reads == "text" else "resnet"}}
+    unable = {rung.name for rung in LADDERS[reads] if obstacle(rung, facts, installed=lambda _: True)}
+    able = [rung for rung in without(LADDERS[reads], unable) if rung.contender == OURS and rung.name not in unable]
+    assert len(able) >= 4
+    for rung in able:
+        settings = [f"{key}={str(value).lower()}" for key, value in rung.settings.items()]
+        choose(Recipe.parse({"model": model}).with_settings(settings), facts)
+
+
 def test_rungs_are_chosen_by_name_pattern_and_contender_in_the_ladders_order() -> None:
     assert [rung.name for rung in chosen(TEXT, ("paceline", "plain"))] == ["plain", "paceline"]
     assert {rung.contender for rung in chosen(TEXT, ("fabric_loop",))} == {"fabric_loop"}
-    assert [rung.name for rung in chosen(TEXT, ("hf_trainer",))] == ["hf_trainer"], "a rung is meant before a contender"
+    both = [Rung(name=name, contender="a", change="") for name in ("a", "b")]
+    assert chosen(both, ("a",)) == (both[0],), "a rung is meant before a contender"
     assert all(rung.name.startswith("accelerate") for rung in chosen(TEXT, ("accelerate*",)))
     assert chosen(TEXT, ()) == TEXT
 

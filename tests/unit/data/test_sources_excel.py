@@ -133,3 +133,21 @@ def test_the_fingerprint_is_of_the_file(tmp_path):
     first = source_fingerprint(DataPart(source=str(path)))
     workbook(path, ("rows", ROWS[:2]))
     assert first != source_fingerprint(DataPart(source=str(path)))
+
+
+def test_a_workbook_that_expands_to_gigabytes_is_refused_before_it_is_read(tmp_path):
+    """And a part whose name leads out of the folder is written nowhere."""
+    path, bomb = tmp_path / "a.xlsx", tmp_path / "in" / "bomb.xlsx"
+    bomb.parent.mkdir()
+    workbook(path, ("rows", [("text", "label"), ("x", "y"), ("z", "w")]))
+    with zipfile.ZipFile(path) as honest, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
+        for name in honest.namelist():
+            made.writestr(name, honest.read(name))
+        made.writestr("../../slipped.txt", "out")
+    assert len(read(DataPart(source=str(bomb)))) == 2
+    with zipfile.ZipFile(bomb, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
+        made.writestr("xl/worksheets/sheet9.xml", bytes(300 * 2**20))
+    with pytest.raises(DataError, match=r"bomb.xlsx: its [\d,]+ bytes expand to 314,\d+,\d+"):
+        read(DataPart(source=str(bomb)))
+    assert not list(tmp_path.rglob("slipped.txt"))
+    assert not (tmp_path.parent / "slipped.txt").exists()

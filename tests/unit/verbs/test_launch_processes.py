@@ -480,3 +480,42 @@ def test_the_command_itself_may_be_what_cannot_start(tmp_path: Path, capfd: pyte
     err = capfd.readouterr().err
     assert f"paceline: {program}: No such file or directory" in err
     assert "failed first: exit code 127" in err
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_ranks_that_lost_one_which_was_stopped_are_stopped_too(tmp_path: Path, first: int) -> None:
+    """It was given up: it hung, and so could not agree with the others on a step to stop after."""
+    code = TOLD + (
+        "with failures_told():\n"
+        f"    if rank == {first}: raise Preempted('stopped by SIGTERM, and what was under way did not end')\n"
+        "    time.sleep(0.5)\n"
+        "    class LostRank(UserError): ranks = (0, 1)\n"
+        "    raise LostRank('another rank has not reached a step')"
+    )
+    assert ended(tmp_path, 2, code) == (
+        75,
+        "",
+        "paceline: stopped by SIGTERM, and what was under way did not end\n",
+    )
+
+
+def test_a_rank_that_fails_of_its_own_is_told_beside_one_that_was_stopped(tmp_path: Path) -> None:
+    code = TOLD + (
+        "with failures_told():\n"
+        "    if rank == 0: raise Preempted('stopped by SIGTERM')\n"
+        "    time.sleep(0.5)\n"
+        "    raise DataError('no data')"
+    )
+    exit_code, _, err = ended(tmp_path, 2, code)
+    assert (exit_code, err) == (2, "paceline: rank 1: no data\n")
+
+
+def test_a_rank_that_does_not_listen_yet_was_stopped_all_the_same(tmp_path: Path) -> None:
+    """In the hundredths of a second in which Python starts, a signal ends the process itself."""
+    launching = LAUNCH.replace("grace_seconds=", "makes_run=True, grace_seconds=")
+    command = [sys.executable, "-c", launching, "2", RANK + f"ready(); Path('all').touch(); {WAIT}", "5", "0.3"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until((tmp_path / "all").exists, "the ranks did not start")
+        process.terminate()
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (75, "paceline: stopped by SIGTERM\n")

@@ -22,6 +22,9 @@ _PIECE_ROWS = 1000
 _PROTECTED = b"\xd0\xcf\x11\xe0"
 """How the older format begins, in which a workbook with a password is wrapped, too."""
 
+_LARGEST_RATIO, _LARGE_BYTES = 200, 2**28
+"""What a workbook expands to is refused when it is large and so many times its file: real sheets are 10 to 30 times."""
+
 _DAMAGE = (zipfile.BadZipFile, zlib.error, ElementTree.ParseError, KeyError, ValueError, TypeError, EOFError)
 
 
@@ -51,6 +54,7 @@ def read_excel(path: Path, name: str, bad: BadRows) -> Source:
                 why="it is protected by a password, or is an .xls file by another name",
                 fix="save it as .xlsx without a password, or as CSV UTF-8",
             )
+        _refuse_bomb(path, name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and drop-down lists, which are no data
             workbook = openpyxl.load_workbook(path, read_only=True, data_only=True)
@@ -77,6 +81,25 @@ def read_excel(path: Path, name: str, bad: BadRows) -> Source:
         notices = (told,)
     rows = _rows(workbook, cells, name, header, columns, bad)
     return Source(name=name, rows=rows, columns=columns, notices=notices)
+
+
+def _refuse_bomb(path: Path, name: str) -> None:
+    """Before a part of it is read: a megabyte that expands to gigabytes fills the memory, for a cell is read whole.
+
+    Raises:
+        DataError: says both sizes.
+    """
+    with zipfile.ZipFile(path) as parts:
+        # zipfile gives no more of a part than this, whatever is in it
+        size = sum(part.file_size for part in parts.infolist())
+    packed = path.stat().st_size
+    if size > max(_LARGE_BYTES, _LARGEST_RATIO * packed):
+        raise DataError(
+            f"its {packed:,} bytes expand to {size:,}",
+            file=name,
+            why="that is no table but an attempt to fill the memory, or a program's mistake",
+            fix="save it as CSV UTF-8",
+        )
 
 
 def _cells(sheet: Any, name: str) -> Iterator[tuple[int, list[str]]]:

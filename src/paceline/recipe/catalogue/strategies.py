@@ -44,7 +44,7 @@ SCHEDULE = OwnSetting(
     values=("1f1b", "gpipe", "interleaved"),
 )
 
-_BETWEEN = "a block is computed by another process than the one before it, and nothing sees both"
+_FOREIGN = "it takes hold of every block, of which other processes have most"
 _PAIRS = "its engine makes its micro-batches without partners"
 _HOOKS = "DeepSpeed works in hooks on modules and gradients, where a graph of a block would be cut"
 AXES: tuple[TechniqueEntry, ...] = (
@@ -86,10 +86,8 @@ AXES: tuple[TechniqueEntry, ...] = (
             Rule("parallel.backend=mpi", "messages over MPI were not tried"),
             Rule("parallel.sync_batch_norm=true", "batch norms are refused in a pipeline"),
             Rule("optimizer.type=adamw8bit|adamw4bit|adamwfp8", "not tried beside states of few bits"),
-            Rule("techniques.early_pooling=true", _BETWEEN),
-            Rule("techniques.fused_qkv=true", "it makes room for the weights of every block"),
-            Rule("techniques.fusion=true", _BETWEEN),
-            Rule("techniques.compile=true", "processes meet between blocks, which no compiler sees"),
+            Rule("techniques.fusion=true", _FOREIGN),
+            Rule("techniques.compile=true", _FOREIGN),
             Rule("techniques.capture=true", "processes meet within each pass, and a graph waits for no other process"),
         ),
         memory="of N processes each keeps the weights, gradients and states of its blocks, and their activations of"
@@ -98,6 +96,8 @@ AXES: tuple[TechniqueEntry, ...] = (
         example=2,
         room="paceline.strategies.pipeline.strategy",
         settings=(SCHEDULE,),
+        assumed="an estimate: the first stage, with the embeddings and the most micro-batches at a time; what others"
+        " take, and the buffers of messages, are not counted",
     ),
 )
 """Further ways in which processes share one model: each has a field of ``parallel``, and ranks of its own."""

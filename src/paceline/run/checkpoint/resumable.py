@@ -41,10 +41,14 @@ def require_resumable(checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: names what is missing or of another kind.
     """
+    why = "another version of paceline wrote it, or somebody changed it and its checksums"
     try:
-        _State.model_validate(dict(checkpoint.state))
+        progress = _State.model_validate(dict(checkpoint.state)).progress
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(ascii(key)[1:-1] if isinstance(key, str) else str(key) for key in first["loc"])
-        why = "another version of paceline wrote it, or somebody changed it and its checksums"
         raise CheckpointError(f"{checkpoint.folder / STATE}: {place}: {first['msg']}", why, _FIX) from None
+    counts = {"step": progress.step, "order.epoch": progress.order.epoch, "order.step": progress.order.step}
+    for name, count in counts.items():
+        if count < 0:
+            raise CheckpointError(f"{checkpoint.folder / STATE}: progress.{name}: is below zero", why, _FIX)

@@ -16,6 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree
 
 from paceline.contract.errors import RecipeError
 
@@ -28,11 +29,27 @@ Slot = int | str
 
 
 @dataclass(frozen=True)
-class Seam:
-    """What goes from one block to the next."""
+class Output:
+    """How a block returns its hidden states."""
 
-    shape: torch.Size
-    dtype: torch.dtype
+    kind: type[tuple[Any, ...]] | type[list[Any]] | None
+    """None: bare."""
+    length: int = 0
+    """Of the tuple or list, in which they come first."""
+
+    @classmethod
+    def of(cls, output: Any) -> Output:
+        """How this output is made."""
+        kind = next((kind for kind in (tuple, list) if isinstance(output, kind) and output), None)
+        return cls(kind, len(output)) if kind else cls(None)
+
+    def hidden(self, output: Any) -> Any:
+        """The hidden states in an output."""
+        return output if self.kind is None else output[0]
+
+    def like(self, hidden: Tensor) -> Any:
+        """An output with these hidden states and nothing else."""
+        return hidden if self.kind is None else self.kind([hidden, *[None] * (self.length - 1)])
 
 
 @dataclass(frozen=True)
@@ -40,9 +57,7 @@ class Chain:
     """A model's blocks as one pass goes through them."""
 
     slot: Slot
-    num_outputs: tuple[int, ...]
-    """Of each block: how many outputs stand in its tuple, the hidden states first; 0: it returns them bare."""
-    outputs: tuple[Seam, ...]
+    outputs: tuple[Output, ...]
     """Of each block."""
     places: Mapping[nn.Module, int]
     """Of modules outside the blocks that the pass ran: -1 before all blocks, their number behind all of them."""
@@ -67,8 +82,12 @@ def chain_of(model: nn.Module, blocks: Sequence[nn.Module], run: Callable[[], ob
     return watch.chain()
 
 
-def check_blocks(model: nn.Module, blocks: Sequence[nn.Module], stages: int, ranks: int) -> None:
+def check_blocks(model: nn.Module, blocks: Sequence[nn.Module], stages: int, ranks: int, processes: int) -> None:
     """Refuse a model that has no ``stages`` to be cut into; nothing is computed.
+
+    Args:
+        ranks: of the pipeline.
+        processes: of the run.
 
     Raises:
         RecipeError: no blocks, fewer than stages, or a batch norm.
@@ -78,10 +97,11 @@ def check_blocks(model: nn.Module, blocks: Sequence[nn.Module], stages: int, ran
         raise RecipeError(what, f"{name}: no repeated blocks were found in it, between which it is cut", WITHOUT)
     if len(blocks) < stages:
         each = stages // ranks
-        told = f"{name} has {len(blocks)} blocks, and each of {stages} stages has one at least"
-        most = len(blocks) // each
-        fix = f"--set {SETTING}={most}" if most > 1 else WITHOUT
-        raise RecipeError(what, told, fix + (" --set parallel.schedule=1f1b" if each > 1 else ""))
+        told = f"{name} has {len(blocks)} block{'s' * (len(blocks) > 1)}, and each of {stages} stages has one at least"
+        if each > 1 and len(blocks) >= ranks:
+            raise RecipeError(what, told, "--set parallel.schedule=1f1b, which has one stage a process")
+        most = next((n for n in range(len(blocks) // each, 1, -1) if processes % n == 0), 1)
+        raise RecipeError(what, told, f"--set {SETTING}={most}" if most > 1 else WITHOUT)
     found = next((path for path, module in model.named_modules() if isinstance(module, _BatchNorm)), None)
     if found is not None:
         why = f"{name} has batch norms ({found}), whose running statistics would be those of single micro-batches"
@@ -163,8 +183,9 @@ class _Watch:
         self._first: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self._hidden: Tensor | None = None
         self._slots: set[Slot] = set()
-        self._num_outputs: list[int] = []
-        self._outputs: list[Seam] = []
+        self._outputs: list[Output] = []
+        self._further: set[int] = set()
+        self._shapes: list[torch.Size] = []
         self._places: dict[nn.Module, int] = {}
 
     def enter(self, index: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -179,14 +200,18 @@ class _Watch:
         if slot is None:
             raise self._refused(f"block {index + 1} is not given what block {index} returned: something is between")
         self._slots.add(slot)
+        if self._further & {id(leaf) for leaf in _pytree.tree_leaves((args, kwargs))}:
+            raise self._refused(f"block {index} hands on more than its hidden states")
 
     def leave(self, index: int, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) and output else output
+        made = Output.of(output)
+        hidden = made.hidden(output)
         if not isinstance(hidden, Tensor):
             raise self._refused(f"block {index + 1} returns a {type(output).__name__}")
         self._left, self._hidden = index, hidden
-        self._num_outputs.append(len(output) if isinstance(output, tuple) else 0)
-        self._outputs.append(Seam(hidden.shape, hidden.dtype))
+        self._outputs.append(made)
+        self._further = {id(leaf) for leaf in _pytree.tree_leaves(output) if isinstance(leaf, Tensor)} - {id(hidden)}
+        self._shapes.append(hidden.shape)
 
     def outside(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._left != self._entered:
@@ -205,10 +230,10 @@ class _Watch:
         slot = next(iter(self._slots), 0)
         args, kwargs = self._first
         first = kwargs.get(slot) if isinstance(slot, str) else args[slot] if slot < len(args) else None
-        shapes = {seam.shape for seam in self._outputs}
-        if not isinstance(first, Tensor) or shapes != {first.shape}:
+        # what the last block returns, perhaps of pooled positions alone, is not sent
+        if not isinstance(first, Tensor) or {*self._shapes[:-1]} != {first.shape}:
             raise self._refused("their hidden states have several shapes")
-        return Chain(slot, tuple(self._num_outputs), tuple(self._outputs), self._places)
+        return Chain(slot, tuple(self._outputs), self._places)
 
     def _refused(self, why: str) -> RecipeError:
         name = type(self._model).__name__

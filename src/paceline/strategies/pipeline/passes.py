@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.contract.spans import span
 from paceline.engine.step import Step
-from paceline.strategies.pipeline.schedule import passes_of
+from paceline.strategies.pipeline.schedule import in_flight, passes_of
 from paceline.strategies.pipeline.stage import Stages
 
 
@@ -21,15 +21,18 @@ class PipelinePasses:
     Args:
         stages: of this rank.
         schedule: see ``passes_of``.
+        count: micro-batches of a full step.
     """
 
-    def __init__(self, stages: Stages, schedule: str) -> None:
-        self._stages, self._schedule = stages, schedule
+    def __init__(self, stages: Stages, schedule: str, count: int) -> None:
+        self._stages, self._schedule, self._count = stages, schedule, count
 
     @property
     def most_together(self) -> int:
-        """Micro-batches that a step has to have for a rank to hold as much as it ever does."""
-        return self._stages.pipe.size
+        # as the first rank has it, which keeps the most: all ranks make these passes together
+        ranks = self._stages.pipe.size
+        first = [in_flight(self._schedule, 0, ranks, count) for count in range(1, self._count + 1)]
+        return first.index(max(first)) + 1
 
     def __call__(
         self,

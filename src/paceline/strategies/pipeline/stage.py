@@ -12,18 +12,22 @@ next stage sends: so losses, loss scales and gradients are made as on one device
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from paceline.machine.device import PLANNED
 from paceline.seams import Batch, Forward, Link, World
-from paceline.strategies.pipeline.find import Chain, Seam
+from paceline.strategies.pipeline.find import Chain
 
 Sent = Callable[[], None]
 """Waits until a message has gone."""
+
+NUMBER_FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""What goes between stages, by the number that announces it."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,24 @@ class Stages:
         chain: of the model's blocks.
         pipe: the ranks of the pipeline.
         links: between them.
+        num_outputs: shape of one sample's logits.
     """
 
-    def __init__(self, model: nn.Module, own: Sequence[Stage], chain: Chain, pipe: World, links: Links) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        own: Sequence[Stage],
+        chain: Chain,
+        pipe: World,
+        links: Links,
+        *,
+        num_outputs: Sequence[int],
+    ) -> None:
         self.model, self.own, self.chain, self.pipe, self.links = model, tuple(own), chain, pipe, links
-        self.output: Seam = Seam(torch.Size(), torch.float32)
-        """Logits of one sample."""
+        self._num_outputs = tuple(num_outputs)
+        self._announced: dict[tuple[str, bool], torch.dtype] = {}
         self._current: Stage | None = None
-        self._is_open = False
+        self._is_open = self._infers = False
         self._on_their_way: list[Sent] = []
 
     @contextlib.contextmanager
@@ -96,18 +110,10 @@ class Stages:
 
     # -- around the model ---------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Inside, the model's passes go through all that is there, weights or zeros, and nothing is sent."""
-        was, self._is_open = self._is_open, False
-        try:
-            yield
-        finally:
-            self._is_open = was
-
     def set_gates(self, blocks: Sequence[nn.Module]) -> Callable[[], None]:
         """Let this rank's passes through its own blocks only; what is returned takes the gates away."""
         self._is_open = True
+        self._announced.clear()  # blocks may compute in another number format by now
         before = [(block, block.__dict__.get("forward")) for block in blocks]
         for index, block in enumerate(blocks):
             block.forward = _Gate(self, index, block.forward)
@@ -133,10 +139,14 @@ class Stages:
                 return plain(model, batch)
             if self._current is not None:
                 return self._passed(plain, batch, self._current)
-            for stage in self.own:
-                with self.at(stage):
-                    logits = self._passed(plain, batch, stage)
-            return self._told(logits)
+            self._infers = True
+            try:
+                for stage in self.own:
+                    with self.at(stage):
+                        logits = self._passed(plain, batch, stage)
+                return self.tell(logits)
+            finally:
+                self._infers = False
 
         return forward
 
@@ -145,43 +155,60 @@ class Stages:
             return plain(self.model, batch)
         except _BrokenOff as broken:
             hidden = broken.hidden
-        shape = (_num_sequences(batch), *self.output.shape)
+        shape = (_num_sequences(batch), *self._num_outputs)
         if hidden.requires_grad:
-            return _Leave.apply(hidden, self, stage, shape, self.output.dtype)  # type: ignore[no-untyped-call,no-any-return]
+            return _Leave.apply(hidden, self, stage, shape)  # type: ignore[no-untyped-call,no-any-return]
         self._on_their_way.append(self.send(hidden, stage))
-        return hidden.new_zeros(shape, dtype=self.output.dtype)
-
-    def _told(self, logits: Tensor) -> Tensor:
-        """The last stage's logits, on every rank."""
-        found = self.tell(logits)
-        self.flush()
-        return found
+        return hidden.new_zeros(shape, dtype=torch.float32)
 
     def tell(self, tensor: Tensor) -> Tensor:
         """The last rank's tensor, on every rank; the others give one of its shape. A collective of the pipeline."""
-        last = self.pipe.size - 1
+        link, last = self.links.results, self.pipe.size - 1
         if self.pipe.rank < last:
-            return self.links.results.receive_(torch.empty_like(tensor), last)
-        for rank in range(last):
-            self._on_their_way.append(self.links.results.start_send(tensor, rank))
-        return tensor
+            found = self._receive(link, last, tensor, "result")
+        else:
+            found = tensor
+            self._announce(link, range(last), tensor, "result")
+            self._on_their_way += [link.start_send(tensor, rank) for rank in range(last)]
+        self.flush()
+        return found
 
     # -- between stages -----------------------------------------------------------------------------------------------
 
     def send(self, hidden: Tensor, stage: Stage) -> Sent:
         """Begin to send what a stage made to the next."""
         rank = self.pipe.rank
-        wraps = rank == self.pipe.size - 1
-        return self.links.activations[wraps].start_send(hidden.detach(), (rank + 1) % self.pipe.size)
+        link, to = self.links.activations[rank == self.pipe.size - 1], (rank + 1) % self.pipe.size
+        self._announce(link, [to], hidden, f"stage {stage.index + 1}")
+        return link.start_send(hidden.detach(), to)
 
     def receive(self, like: Tensor, stage: Stage) -> Tensor:
         """What the stage before sent, of the shape of ``like``."""
         rank = self.pipe.rank
-        buffer = torch.empty(like.shape, dtype=self.chain.outputs[stage.first - 1].dtype, device=like.device)
-        received = self.links.activations[rank == 0].receive_(buffer, (rank - 1) % self.pipe.size)
+        link, source = self.links.activations[rank == 0], (rank - 1) % self.pipe.size
+        received = self._receive(link, source, like, f"stage {stage.index}")
         if not torch.is_grad_enabled():
             return received
         return _Enter.apply(received, stage.trained[0], self)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _receive(self, link: Link, source: int, like: Tensor, what: str) -> Tensor:
+        """A tensor of the shape of ``like``, in the number format that its sender has announced."""
+        key = what, self._infers
+        if key not in self._announced:
+            number = torch.zeros(1, dtype=torch.int64, device=like.device)
+            # in a plan nothing comes, and a number cannot be asked for
+            found = None if like.device.type == PLANNED else NUMBER_FORMATS[int(link.receive_(number, source))]
+            self._announced[key] = found or like.dtype
+        return link.receive_(torch.empty(like.shape, dtype=self._announced[key], device=like.device), source)
+
+    def _announce(self, link: Link, to: Iterable[int], tensor: Tensor, what: str) -> None:
+        """Tell the receivers of a tensor its number format, once: what they have of the model may not show it."""
+        key = what, self._infers
+        assert self._announced.get(key, tensor.dtype) == tensor.dtype  # each pass computes in the same formats
+        if key not in self._announced:
+            self._announced[key] = tensor.dtype
+            number = torch.tensor([NUMBER_FORMATS.index(tensor.dtype)], device=tensor.device)
+            self._on_their_way += [link.start_send(number, rank) for rank in to]
 
     def send_gradient(self, gradient: Tensor) -> None:
         """Begin to send the gradient of what the stage before sent."""
@@ -241,7 +268,7 @@ class _Gate:
         if stage is None or not stages._is_open:
             return self._inner(*args, **kwargs)
         if self._index < stage.first:
-            return self._like_output(_hidden_of(args, kwargs, chain))
+            return chain.outputs[self._index].like(_hidden_of(args, kwargs, chain))
         if self._index == stage.first and stage.index > 0:
             hidden = stages.receive(_hidden_of(args, kwargs, chain), stage)
             if isinstance(chain.slot, str):
@@ -250,16 +277,8 @@ class _Gate:
                 args = (*args[: chain.slot], hidden, *args[chain.slot + 1 :])
         output = self._inner(*args, **kwargs)
         if self._index == stage.end - 1 and not stage.is_last:
-            _break_off(output)
+            raise _BrokenOff(chain.outputs[self._index].hidden(output))
         return output
-
-    def _like_output(self, hidden: Tensor) -> Any:
-        number = self._stages.chain.num_outputs[self._index]
-        return (hidden, *[None] * (number - 1)) if number else hidden
-
-
-def _break_off(output: Any) -> NoReturn:
-    raise _BrokenOff(output[0] if isinstance(output, tuple) else output)
 
 
 def _hidden_of(args: Sequence[Any], kwargs: Mapping[str, Any], chain: Chain) -> Tensor:
@@ -295,15 +314,13 @@ class _Leave(torch.autograd.Function):
     """Forward, hidden states are sent to the next stage, and zeros stand for logits; backward, their gradient comes."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, stages: Stages, stage: Stage, shape: Sequence[int], dtype: torch.dtype
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, stages: Stages, stage: Stage, shape: Sequence[int]) -> Tensor:
         ctx.stages, ctx.like = stages, (hidden.shape, hidden.dtype, hidden.device)
         ctx.sent = stages.send(hidden, stage)
-        return hidden.new_zeros(shape, dtype=dtype)
+        return hidden.new_zeros(shape, dtype=torch.float32)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         found = ctx.stages.receive_gradient(*ctx.like)
         ctx.sent()  # what has come back has arrived
-        return found, None, None, None, None
+        return found, None, None, None

@@ -29,7 +29,6 @@ from paceline.strategies.ddp.strategy import all_reduce_of
 from paceline.strategies.pipeline.find import (
     SETTING,
     WITHOUT,
-    Seam,
     balanced,
     chain_of,
     check_blocks,
@@ -69,11 +68,12 @@ class Pipeline(Strategy):
         """
         model, pipe = build.model, self.mesh.pipe
         num_stages = pipe.size * CHUNKS[self._schedule]
-        check_blocks(model, build.blocks, num_stages, pipe.size)
+        check_blocks(model, build.blocks, num_stages, pipe.size, self.mesh.whole.size)
         self.mesh.whole.broadcast_([*model.parameters(), *model.buffers()])
         model.eval()
         samples = _samples(build)
-        chain = chain_of(model, build.blocks, lambda: build.forward(model, samples))
+        passed: list[Tensor] = []
+        chain = chain_of(model, build.blocks, lambda: passed.append(build.forward(model, samples)))
         firsts = balanced([cost_of(block) for block in build.blocks], num_stages)
         owners = owners_of(model, build.blocks, chain, firsts)
         all_stages = _stages_of(model, owners, firsts, len(build.blocks))
@@ -82,11 +82,10 @@ class Pipeline(Strategy):
         is_compared = not self.mesh.whole.any(plain is None)
         give_up(model, owners, kept)
         own = [_anchored(all_stages[index], model, owners) for index in kept]
-        stages = Stages(model, own, chain, pipe, Links.of(pipe))
+        stages = Stages(model, own, chain, pipe, Links.of(pipe), num_outputs=passed[0].shape[1:])
         self._stages, self._owners = stages, owners
         staged = replace(build, forward=stages.staged(build.forward), meets_in_forward=True)
         if is_compared and plain is not None:
-            stages.output = Seam(plain.logits.shape[1:], plain.logits.dtype)
             self._compare(staged, stages, plain, samples)
         execution = {**build.execution, "pipeline": self._told(firsts, len(build.blocks))}
         notices = (*build.notices, *self._notices(), *(() if is_compared else (NOT_COMPARED,)))
@@ -96,13 +95,6 @@ class Pipeline(Strategy):
         """The build whose passes go through this rank's blocks alone, whatever techniques have made of them."""
         stages = self._stages
         assert stages is not None  # ``cut`` was called
-        model, samples = build.model, _samples(build)
-        model.eval()
-        found: list[Tensor] = []
-        # once more: what goes from block to block may have another number format by now
-        with stages.watched():
-            stages.chain = chain_of(model, build.blocks, lambda: found.append(build.forward(model, samples)))
-        stages.output = Seam(found[0].shape[1:], found[0].dtype)
         stages.set_gates(build.blocks)
         return replace(build, forward=InStages(build, stages, self._owners))
 
@@ -129,7 +121,7 @@ class Pipeline(Strategy):
             self.mesh,
             not_captured=NOT_CAPTURED,
             splitting=StagedTensors(ranks, self.mesh, forward.stages.links),
-            passes=PipelinePasses(forward.stages, self._schedule),
+            passes=PipelinePasses(forward.stages, self._schedule, self._num_microbatches),
         )
 
     def _compare(self, build: Build, stages: Stages, plain: Results, samples: Batch) -> None:

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.verbs.commands.bench import ladder as measure_ladder
+from paceline.verbs.commands.bench import loader as measure_loader
 from paceline.verbs.commands.options import unfolded
 
 LADDER = "ladder"
@@ -38,11 +39,13 @@ def bench() -> None:
 
     \b
     paceline bench recipes/bench_small.yaml --budget 10m
+    paceline bench loader recipes/bench_small.yaml
     paceline bench comm
     """
 
 
 app.command(LADDER)(unfolded(measure_ladder))
+app.command("loader")(unfolded(measure_loader))
 
 
 @app.command("comm")

@@ -66,3 +66,29 @@ def ladder(
     with Screen() as screen:
         found = benching.bench(recipe, wanted, out=out, figures=figures, tell=screen.show, say=screen.say)
     typer.echo(benching.printed(found) if as_json else benching.told(found), nl=as_json)
+
+
+def loader(
+    *,
+    target: RecipeFile = None,
+    source: Source,
+    workers: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Worker processes to try [default: 0,1,2,4,8 up to the CPUs].")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="For each way.")] = 2.0,
+    changes: Changes,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    trusting: Trusting,
+) -> None:
+    """Measure how fast a recipe's batches can arrive, without a model.
+
+    \b
+    paceline bench loader recipes/bench_small.yaml
+    """
+    from paceline.verbs.asked import build_recipe
+    from paceline.verbs.bench import loader as loading
+
+    counts = loading.parse_counts(workers)
+    recipe = build_recipe(target, source.model, source.data, changes.in_full(), verb="bench", trust=trusting.trust())
+    found = loading.bench_loader(recipe, workers=counts, seconds=seconds)
+    typer.echo(loading.printed(recipe, found) if as_json else loading.shown(recipe, found), nl=as_json)

@@ -82,6 +82,17 @@ def require_one_process(command: str) -> None:
         raise UserError(f"{place.world_size} processes were started together", why, fix)
 
 
+def alone_in_a_job() -> dict[str, Any]:
+    """Nothing, like ``Joining.others``; says so where a Slurm job has tasks that this one process leaves idle."""
+    from paceline.machine.cluster import find_place
+    from paceline.machine.jobs import idle_tasks
+    from paceline.verbs.notices import tell
+
+    if not find_place(os.environ).is_rank and (idle := idle_tasks(os.environ)):
+        tell(f"this Slurm job has {idle} tasks, and this is one process: srun paceline train ... makes a rank of each")
+    return {}
+
+
 def launch_training(
     asked: Recipe | Path, changes: Sequence[str], ranks: Launch, joining: Joining, trust: Trust
 ) -> NoReturn:
@@ -108,4 +119,4 @@ def launch_training(
     facts = functools.cache(this_machine)
     chosen = choose_ranks(command, facts, os.environ, device=recipe.device, **vars(ranks))
     check_recipe(recipe, chosen, facts(), sys.argv[1:])
-    raise SystemExit(launch(rank_command(), chosen))
+    raise SystemExit(launch(rank_command(), chosen, makes_run=True))

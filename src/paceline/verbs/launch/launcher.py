@@ -33,7 +33,14 @@ GRACE_SECONDS = 5.0
 LOOK_SECONDS = 0.05
 
 
-def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds: float = GRACE_SECONDS) -> int:
+def launch(
+    command: Sequence[str],
+    ranks: Ranks,
+    *,
+    port: int = 0,
+    grace_seconds: float = GRACE_SECONDS,
+    makes_run: bool = False,
+) -> int:
     """Run a command as the ranks of this machine, and return when all of them have ended.
 
     When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later. The rank that failed
@@ -46,6 +53,7 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
         port: of the ranks' store, which listens on the loopback address alone; 0: any that is free. The socket is
             opened here and rank 0 inherits it, so that no other process can take the port in between.
         grace_seconds: from SIGTERM to SIGKILL.
+        makes_run: the command ends with 75 when it is asked to stop; a rank that has not yet begun to listen does not.
 
     Returns:
         0 when all succeed; 75 when they were preempted; else the exit code of the rank that failed first: 2 for a
@@ -79,7 +87,8 @@ def launch(command: Sequence[str], ranks: Ranks, *, port: int = 0, grace_seconds
                 # rank 0 alone holds it: where that has died the others are turned away, not kept waiting
                 if store is not None:
                     store.close()
-            return _Supervision(started, ranks.total, f"[{host}] " * bool(ranks.first), noted, err, grace_seconds).run()
+            place = f"[{host}] " * bool(ranks.first)
+            return _Supervision(started, ranks.total, place, noted, err, grace_seconds, makes_run).run()
         finally:
             for process in started:
                 process.close()
@@ -90,8 +99,16 @@ class _Supervision:
     """From the start of the ranks to their end."""
 
     def __init__(
-        self, ranks: Sequence[RankProcess], total: int, host: str, noted: deque[int], err: Screen, grace_seconds: float
+        self,
+        ranks: Sequence[RankProcess],
+        total: int,
+        host: str,
+        noted: deque[int],
+        err: Screen,
+        grace_seconds: float,
+        makes_run: bool,
     ) -> None:
+        self._makes_run = makes_run
         self._ranks, self._total, self._host = ranks, total, host
         self._noted, self._err, self._grace_seconds = noted, err, grace_seconds
         self._passed_on: set[int] = set()
@@ -112,14 +129,23 @@ class _Supervision:
                 self._end_together(time.monotonic())
         if self._is_interrupted:
             return INTERRUPTED
-        if self._failures():
-            return self._explained().code
-        if told := [rank.told for rank in self._ranks if rank.told]:
+        if self._failures() and not self._is_stop:
+            cause = self._explained()
+            # a rank that has not yet begun to listen ends by the signal itself
+            is_early = cause.code - 128 in self._passed_on and not cause.is_bug
+            return PREEMPTED if is_early and self._makes_run else cause.code
+        if told := [rank.told for rank in self._ranks if rank.told and rank.told["code"] == PREEMPTED]:
             self._err.say(f"{self._host}paceline: {min(told, key=lambda report: report['at'])['message']}")
-        return PREEMPTED if any(rank.code == PREEMPTED for rank in self._ranks) else 0
+        return PREEMPTED if told or any(rank.code == PREEMPTED for rank in self._ranks) else 0
 
     def _failures(self) -> list[Failure]:
         return [failure for rank in self._ranks if (failure := rank.failure)]
+
+    @property
+    def _is_stop(self) -> bool:
+        """Whether a rank was stopped as asked without waiting for the others, and they failed of that alone."""
+        is_stopped = any(rank.told and rank.told["code"] == PREEMPTED for rank in self._ranks)
+        return is_stopped and all(failure.doubt == 2 for failure in self._failures())
 
     def _pass_on_signals(self) -> None:
         while self._noted:
@@ -154,6 +180,8 @@ class _Supervision:
             failures = self._failures()
             stopped = {rank.rank: found for rank in self._ranks if (found := rank.stopped_process)}
             self._cause = blamed(first_cause(failures), stopped)
+            if self._is_stop:  # which is told at the end
+                return self._cause
             next(rank for rank in self._ranks if rank.rank == self._cause.rank).show_errors()
             self._err.say(self._host + described(self._cause, failures, self._total, self._passed_on))
         return self._cause
