@@ -54,6 +54,7 @@ soak: install
 
 mutants: install
 	$(BIN)/python -m tests.mutants --jobs $(shell getconf _NPROCESSORS_ONLN)
+	$(BIN)/python -m tests.mutants.check
 
 lint: install
 	$(BIN)/ruff check .

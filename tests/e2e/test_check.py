@@ -65,6 +65,18 @@ def test_images_are_checked_too(paceline: Paceline, tmp_path: Path) -> None:
     assert set(statuses.values()) == {"passed"}, done.out
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_ranks_and_every_strategy_have_what_one_has(paceline: Paceline, reviews: Path, tmp_path: Path) -> None:
+    done = paceline("check", write_recipe(tmp_path, reviews), "--only", "ranks,strategies", "--json")
+    assert done.code == 0, done
+    found = findings(done.out)
+    assert {each["status"] for each in found.values()} == {"passed"}, done.out
+    assert "15 samples in steps of 7, the last of 1" in found["ranks"]["told"]
+    equal = found["strategies"]["told"].partition(" on 2 ranks")[0].split(", ")
+    assert {"ddp", "fsdp", "tensor"} <= set(equal), "FSDP and tensor parallel need no GPU"
+
+
 def test_a_claim_is_a_line_and_a_failed_one_says_where_why_and_what_turns_it_off(
     paceline: Paceline, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.check.claims import CLAIMS
 from tests.mutants import __main__ as program
+from tests.mutants import check as checking
 from tests.mutants import witness
 from tests.mutants.fault import ROOT, SOURCE, Fault, NotPlanted, plant, planted
 from tests.mutants.table import FAULTS
+from tests.mutants.tiny_recipes import RECIPES
 
 TEXT = "def half(x):\n    if x:\n        return x / 2\n    return 0\n"
 HALF = Fault("a-third", "half.py", "return x / 2", "return x / 3", ("unit/test_half.py::test_half",))
@@ -125,3 +128,37 @@ def test_the_exit_code_tells(
 def test_a_name_that_is_unknown_is_told_with_those_that_are_known() -> None:
     with pytest.raises(SystemExit, match=r"unknown: tpyo\nknown: .*skipped-loss-counts"):
         program.main(["--only", "tpyo"])
+
+
+SOUGHT = checking.sought()
+
+
+@pytest.mark.parametrize("row", SOUGHT, ids=[row.fault.name for row in SOUGHT])
+def test_a_fault_that_a_check_has_to_find_is_one_line_and_names_a_claim_and_a_recipe(row: checking.Sought) -> None:
+    changed = planted((SOURCE / row.fault.file).read_text(encoding="utf-8"), row.fault)
+    compile(changed, row.fault.file, "exec")
+    assert row.claim in {claim.name for claim in CLAIMS}
+    assert row.recipe in RECIPES
+
+
+def test_checks_are_sought_for_many_faults_of_most_claims() -> None:
+    assert len(SOUGHT) >= 50
+    on_a_cpu = {claim.name for claim in CLAIMS} - {"compile", "capture", "recompiles", "waits", "memory"}
+    assert {row.claim for row in SOUGHT} == on_a_cpu
+
+
+def test_a_check_that_passes_with_its_fault_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = SOUGHT[0].fault.name
+
+    def found(fault: Fault | None, recipe: str, claims: list[str]) -> dict[str, dict[str, str]]:
+        return {claim: {"status": "passed", "told": "equal"} for claim in claims}
+
+    monkeypatch.setattr(checking, "checked", found)
+    monkeypatch.setattr(checking, "IMPORTED", ())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert checking.main(["--only", name]) == 1
+    assert f"{name} survives: {SOUGHT[0].claim} passed: equal" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="unknown: tpyo"):
+        checking.main(["--only", "tpyo"])

@@ -34,7 +34,7 @@ def check(subject: Subject) -> str:
 
 
 def _run(subject: Subject, setting: str) -> tuple[dict[str, Tensor], bool]:
-    steps = subject.steps("techniques.compile=false", setting, still=False)
+    steps = subject.steps(*subject.as_run, "techniques.compile=false", setting, still=False)
     course, engine = steps.course, steps.assembled.engine
     engine.warm_up(course.largest(course.start))
     at = course.start

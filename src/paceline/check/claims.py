@@ -121,6 +121,19 @@ CLAIMS = (
         module=f"{_ROOM}.memory",
         likely="an operator whose workspace is not known",
     ),
+    Claim(
+        name="ranks",
+        says="N ranks have the gradients and metrics of one, also where samples do not divide evenly",
+        module=f"{_ROOM}.ranks",
+        likely="an all-reduce that counts a sample twice, or not at all",
+    ),
+    Claim(
+        name="strategies",
+        says="every strategy that this machine can run has the gradients of one rank",
+        module=f"{_ROOM}.strategies",
+        likely="how this strategy shares weights or gradients",
+        switch="--set parallel.strategy=auto",
+    ),
 )
 
 

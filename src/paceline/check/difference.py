@@ -24,6 +24,13 @@ EXACT = 1e-6
 ROUGH = 0.1
 """In fp32, above this nobody looks again."""
 
+FLOOR = 1e-3
+"""A tensor's difference is measured by its own norm, or by this share of the norm of all of its kind: what is nearly
+nothing beside the others may be nothing but rounding."""
+
+FLOORS = {"change": 0.1}
+"""Kind -> its own share; a weight's change is rounded as the weight is, however small the change."""
+
 Measured = Mapping[str, Mapping[str, Tensor]]
 """Kind of tensor (``gradient``) -> name (``classifier.weight``) -> tensor. Norms are taken over all of a kind."""
 
@@ -36,27 +43,32 @@ class Difference(NamedTuple):
 
     tensor: str
     away: float
-    """In units of the norm of all tensors of its kind."""
+    """In units of its norm, see ``FLOOR``."""
     worst: str
     furthest: float
 
 
-def difference(expected: Measured, found: Measured, tolerance: float) -> Difference | None:
+def difference(expected: Measured, found: Measured, tolerance: float, *, floors: bool = True) -> Difference | None:
     """The first tensor, in the order of ``expected``, that is further away than ``tolerance``; None: there is none.
+
+    Args:
+        floors: False: each tensor is measured by the norm of all of its kind, however small it is itself.
 
     Raises:
         Broken: one of the two lacks a tensor, or has another shape of it.
     """
     apart: dict[str, float] = {}
     for kind, tensors in expected.items():
-        norm = math.sqrt(sum(float(tensor.double().norm()) ** 2 for tensor in tensors.values()))
+        norms = {name: float(tensor.double().norm()) for name, tensor in tensors.items()}
+        whole = math.hypot(*norms.values())
+        floor = whole * (FLOORS.get(kind, FLOOR) if floors else 1.0)
         for name, tensor in tensors.items():
             label = f"{kind} of {name}" if name else kind
             other = found.get(kind, {}).get(name)
             if other is None or other.shape != tensor.shape:
                 there = "is not there" if other is None else f"has the shape {tuple(other.shape)}"
                 raise Broken(f"the {label} {there}", tensor=label)
-            apart[label] = _distance(tensor, other, norm)
+            apart[label] = _distance(tensor, other, max(norms[name], floor))
     first = next((label for label, away in apart.items() if not away <= tolerance), None)
     if first is None:
         return None
@@ -84,23 +96,26 @@ def same_up_to_rounding(compute: Callable[[bool], Computed], ways: str) -> float
     seen = difference(expected, found, NEAR)
     if seen is None:
         return furthest(expected, found)
-    if seen.furthest <= ROUGH:
+    beyond = difference(expected, found, NEAR, floors=False)
+    if beyond is None or beyond.furthest <= ROUGH:
         try:
-            expected, found = compute(True)
+            exact = compute(True)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a model that does not compute in fp64 is judged by what it does compute
-            raise different(seen, ways) from None
-        seen = difference(expected, found, EXACT)
+        except Exception as error:  # a model that does not compute in fp64 is judged by what it does compute
+            if beyond is None:
+                return furthest(expected, found)
+            raise different(beyond, ways) from error
+        seen = difference(*exact, EXACT)
         if seen is None:
-            return furthest(expected, found)
+            return furthest(*exact)
     raise different(seen, ways)
 
 
 def different(seen: Difference, ways: str) -> Broken:
     """What is told of a difference."""
-    more = "" if seen.worst == seen.tensor else f"; most of all the {seen.worst}, by {seen.furthest:.1e}"
-    told = f"{ways}: the {seen.tensor} differs by {seen.away:.1e} of its norm{more}"
+    more = "" if seen.worst == seen.tensor else f"; most of all in the {seen.worst}, by {seen.furthest:.1e}"
+    told = f"{ways} differ in the {seen.tensor}, by {seen.away:.1e} of its norm{more}"
     return Broken(told, tensor=seen.tensor, away=seen.away)
 
 

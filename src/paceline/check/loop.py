@@ -47,7 +47,8 @@ def settings_of(recipe: Recipe) -> tuple[tuple[str, ...], str]:
     if part.type == "sgd":
         return schedule, " with SGD"
     # with an eps that large a gradient's rounding stays a weight's: Adam divides what is nearly nothing by itself
-    return ("optimizer.eps=1e-3", *schedule), f" with {part.type}, eps 1e-3"
+    lr = max(part.lr, 1e-3)  # what is far smaller is lost in the rounding of the weights
+    return ("optimizer.eps=1e-3", f"optimizer.lr={lr}", *schedule), f" with {part.type}, eps 1e-3, lr {lr:g}"
 
 
 def _engine_steps(steps: Steps, count: int, before: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ from paceline.check.claim import NotApplicable
 from paceline.check.difference import Computed, Measured, same_up_to_rounding
 from paceline.check.plain import plain_logits
 from paceline.check.subject import Subject
-from paceline.compare import Results, exactly, failure, results, spread, trial_of
+from paceline.compare import CHECKED_SAMPLES, Results, exactly, failure, results, spread, trial_of
 from paceline.contract.errors import UserError
 from paceline.engine.layouts import packed_layout
 from paceline.seams import Batch
@@ -26,7 +26,7 @@ def check(subject: Subject) -> str:
     reason = packing.unsupported(subject.pristine)
     if reason is not None:
         raise NotApplicable(f"{reason}; its batches are padded")
-    _, build = subject.build(*subject.calm, "techniques.packing=false", "techniques.early_pooling=false")
+    _, build = subject.build(*subject.calm, "techniques.packing=false")
     with exactly(build.device):
         layout = packed_layout(
             subject.recipe,
@@ -35,8 +35,10 @@ def check(subject: Subject) -> str:
             build.device,
             first_position=packing.first_position(build.model),
         )
-        # two at least: alone in its row, a text has no neighbour to mix with
-        ids = np.resize(spread(layout, subject.train), max(2, min(8, len(subject.train))))
+        # two at least: alone in its row, a text has no neighbour to mix with. And in no order: a row has its longest in
+        # front, and of samples by length that is the reverse, which undoes itself
+        ids = np.resize(spread(layout, subject.train), max(2, min(CHECKED_SAMPLES, len(subject.train))))
+        ids = np.random.default_rng(0).permutation(ids)
         padded, row = build.layout.collate(ids), layout.collate(ids)
 
         def compute(double: bool) -> Computed:

@@ -13,6 +13,7 @@ from paceline.check.claim import NotApplicable
 from paceline.check.subject import Subject
 from paceline.data.dataset import Images, Tokens
 from paceline.prepare.assemble import forward_for
+from paceline.prepare.labels import weights_of
 from paceline.seams import Batch, Ids
 
 
@@ -34,7 +35,8 @@ def plain_loss(subject: Subject, logits: Tensor, ids: Ids) -> Tensor:
     if part.own_loss is not None or part.loss == "focal":
         raise NotApplicable(f"task.loss = {part.loss}: torch has no such loss to compare with")
     labels = torch.from_numpy(np.array(subject.dataset.labels[ids])).to(logits.device)
-    weights = subject.prepared.saved.class_weights
+    # balanced ones are counted over the training samples, which are few here
+    weights = weights_of(part, subject.dataset)
     weight = torch.tensor(weights, device=logits.device) if weights else None
     logits = logits.float()
     if kind == "regression":

@@ -12,7 +12,7 @@ def check(subject: Subject) -> str:
     if subject.prepared.recipe.techniques.compile is not True:
         raise NotApplicable("nothing is compiled (techniques.compile = false)")
     with subject.numbers(subject.recipe.techniques.precision):
-        steps = subject.steps("techniques.compile=true", still=False)
+        steps = subject.steps(*subject.as_run, still=False)
         course, engine = steps.course, steps.assembled.engine
         engine.warm_up(course.largest(course.start))
         if "compile" in engine.execution:

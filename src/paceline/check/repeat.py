@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.check.claim import Broken
 from paceline.check.difference import same_bits
-from paceline.check.subject import EAGER, Subject
+from paceline.check.subject import Subject
 
 
 def check(subject: Subject) -> str:
@@ -35,8 +35,7 @@ def _run(
     subject: Subject, *settings: str, disturbed: bool = False, model_of_own_seed: bool = False
 ) -> tuple[dict[str, Tensor], np.ndarray]:
     """The state after three steps, and the samples in the order of the epoch."""
-    eager = EAGER if subject.recipe.device == "cpu" and subject.recipe.techniques.compile is not True else ()
-    steps = subject.steps(*eager, *settings, still=False)
+    steps = subject.steps(*subject.as_run, *settings, still=False)
     course, engine = steps.course, steps.assembled.engine
     at, seen, losses = course.start, [], []
     for step in range(course.steps_per_epoch):

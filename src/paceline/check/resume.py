@@ -76,6 +76,7 @@ def _run(subject: Subject, name: str, checkpoint: Checkpoint | None) -> tuple[di
 def _built(subject: Subject) -> tuple[Recipe, Build]:
     evaluates = "epoch" if "validation" in subject.dataset.splits else "never"
     settings = [
+        *subject.as_run,
         "loop.checkpoint_every=1",
         f"loop.keep_last={KEPT}",
         f"loop.evaluate_every={evaluates}",

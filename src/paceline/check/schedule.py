@@ -75,8 +75,13 @@ def _run(subject: Subject, *, poisoned: bool) -> dict[str, Tensor]:
         engine.update()
         at = made.course.after(at)
     tensors, state = engine.state()
+    # running statistics are of the passes, and a step that is skipped has made its own
+    buffers = {name for name, _ in build.model.named_buffers()}
     found = {
-        f"{stem}: {name}": tensor.detach().cpu().clone() for stem in tensors for name, tensor in tensors[stem].items()
+        f"{stem}: {name}": tensor.detach().cpu().clone()
+        for stem in tensors
+        for name, tensor in tensors[stem].items()
+        if name not in buffers
     }
     engine.close()
     return {**found, "updates applied": torch.tensor(state["applied"])}

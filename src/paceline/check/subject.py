@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from paceline.prepare.course import Course
 from paceline.prepare.preparation import Prepared, build_for, model_for, prepare_run, size_of_vocabulary
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
+from paceline.recipe.techniques import opened
 from paceline.seams import Build, Ids, Mesh
 
 LARGEST_BATCH = 8
@@ -59,7 +60,8 @@ class Subject:
     """A recipe, its model as it is before the first step (or as a run left it), and a few of its samples."""
 
     recipe: Recipe
-    """With everything decided, and with batches small enough for these samples."""
+    """As it was decided, with batches small enough for these samples; techniques that are on are left open again, for
+    some cannot be had in the fp32 of a comparison."""
     prepared: Prepared
     """As a run has it, of all the data."""
     dataset: Dataset
@@ -73,6 +75,8 @@ class Subject:
     trained: Path | None = None
     """The model that a run has saved, where the claims are about one."""
     decisions: tuple[Decision, ...] = ()
+    closing: ExitStack = field(default_factory=ExitStack)
+    """What a claim opens for all that come after it is closed with this."""
     kept: dict[str, Any] = field(default_factory=dict)
     """What one claim has read and another needs too."""
 
@@ -80,6 +84,12 @@ class Subject:
     def device(self) -> torch.device:
         """Where the recipe's steps compute."""
         return torch.device(self.recipe.device)
+
+    @property
+    def as_run(self) -> tuple[str, ...]:
+        """Settings with which the techniques of the run itself are on."""
+        on = (setting.partition("=")[0] for setting in opened(self.prepared.recipe))
+        return tuple(f"{setting}=true" for setting in on if setting.startswith("techniques."))
 
     @property
     def train(self) -> Ids:
@@ -225,7 +235,7 @@ def subject_of(
     if trained is not None:
         _take_up(pristine, trained, settled)
     few = _few(prepared.dataset, samples, shorter=settled.device == "cpu")
-    small = settled.with_settings(_small(settled, len(few.splits["train"])))
+    small = settled.with_settings([*opened(settled), *_small(settled, len(few.splits["train"]))])
     return Subject(
         recipe=small,
         prepared=prepared,
@@ -252,14 +262,15 @@ def _take_up(model: nn.Module, trained: Path, recipe: Recipe) -> None:
 def _small(recipe: Recipe, count: int) -> Sequence[str]:
     """Settings with which so many samples are a few steps, the last of which is smaller."""
     batch = max(2, min(recipe.loop.batch_size, LARGEST_BATCH, 2 * count // 5))
-    warmup = recipe.schedule.warmup
+    # a share of so few steps would be none, and a number may be more than there are
+    warms_up = recipe.schedule.warmup >= 1 or (recipe.schedule.warmup > 0 and recipe.schedule.type != "one_cycle")
     return (
         f"loop.batch_size={batch}",
         f"loop.micro_batch_size={batch}",
         f"loop.evaluation_batch_size={batch}",
         "loop.epochs=2",
         "loop.max_steps=null",
-        *(["schedule.warmup=1"] if warmup >= 1 else []),
+        *(["schedule.warmup=2"] if warms_up else []),
     )
 
 

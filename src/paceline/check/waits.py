@@ -18,7 +18,7 @@ def check(subject: Subject) -> str:
     if subject.recipe.device != "cuda":
         raise NotApplicable("on a CPU there is nobody to wait for")
     with subject.numbers(subject.recipe.techniques.precision):
-        steps = subject.steps(still=False)
+        steps = subject.steps(*subject.as_run, still=False)
         course, engine = steps.course, steps.assembled.engine
         engine.warm_up(course.largest(course.start))
         at, step = course.start, 0
@@ -28,6 +28,7 @@ def check(subject: Subject) -> str:
             at, step = course.after(at), step + 1
         given = course.input(at, step)
         torch.cuda.synchronize()
+        # warns that it is a prototype, where warnings are not ignored
         torch.cuda.set_sync_debug_mode("error")
         try:
             engine.accumulate(given)

@@ -91,9 +91,10 @@ def check(
     found = []
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as folder:
         subject = subject_of(recipe, samples, Path(folder), rows=rows, trained=trained)
-        for finding in findings(claims, subject, deadline=deadline, begins=begins):
-            told(finding)
-            found.append(finding)
+        with subject.closing:
+            for finding in findings(claims, subject, deadline=deadline, begins=begins):
+                told(finding)
+                found.append(finding)
         subject.prepared.build.layout.close()
     return Checked(
         name=recipe.name,
