@@ -24,6 +24,7 @@ from paceline.testing.ports import free_port
 from paceline.verbs.restore import restore
 from paceline.verbs.train import resume, train
 from tests.e2e.commands import Paceline
+from tests.e2e.ranks import on_ranks
 from tests.e2e.whole_runs import Disturb, assert_same, outcome, recipe
 
 
@@ -154,3 +155,17 @@ def test_a_bucket(pretrained: Path, reviews: Path, tmp_path: Path, bucket: dict[
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/run/model/model.safetensors").read_bytes() == weights
     assert json.loads((tmp_path / "runs/run/summary.json").read_text())["steps"] == 12
+
+
+def test_of_several_ranks_the_first_copies_and_all_hear_of_a_refusal(
+    pretrained: Path, reviews: Path, tmp_path: Path
+) -> None:
+    chosen = mirrored(pretrained, reviews, tmp_path / "mirror")
+    ends = on_ranks(2, f"file://{tmp_path}/first", chosen, tmp_path / "run")
+    assert [end.error for end in ends] == [None, None]
+    assert restore(str(tmp_path / "mirror" / "run"), tmp_path / "back") == (tmp_path / "back", 12)
+    shutil.rmtree(tmp_path / "run")
+    told = [str(end.error) for end in on_ranks(2, f"file://{tmp_path}/second", chosen, tmp_path / "run")]
+    assert "holds another run of this name" in told[0], told
+    assert "None" not in told, told
+    assert restore(str(tmp_path / "mirror" / "run"), tmp_path / "again") == (tmp_path / "again", 12)
