@@ -42,7 +42,8 @@ WAYS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "deepspeed 3": (1, (DEEPSPEED, "parallel.stage=3")),
     "deepspeed 3, offload": (1, (DEEPSPEED, "parallel.stage=3", "parallel.offload=parameters")),
     "tensor 2": (2, ("parallel.tensor=2",)),
-    "pipeline 2": (2, ("parallel.pipeline=2",)),
+    # four micro-batches a step: with one, every stage would wait for all others
+    "pipeline 2": (2, ("parallel.pipeline=2", "loop.micro_batch_size=8")),
 }
 """Name -> the least number of GPUs, and settings. What is left of the GPUs is data parallel around it."""
 

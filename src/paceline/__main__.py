@@ -119,11 +119,13 @@ def _place() -> str:
     """Where the main thread is, as a line of its own: the innermost calls, the last one first."""
     frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
     calls: list[str] = []
-    while frame is not None and len(calls) < 3:
+    while frame is not None:
         file = "/".join(frame.f_code.co_filename.split("/")[-2:])
         calls.append(f"{frame.f_code.co_name} ({file}:{frame.f_lineno})")
+        if calls[-1].startswith("_ask (contract/stop.py:"):  # the signal's own handler, while an import is seen through
+            calls.clear()
         frame = frame.f_back
-    return f"\n  where: {', called by '.join(calls)}" if calls else ""
+    return f"\n  where: {', called by '.join(calls[:3])}" if calls else ""
 
 
 if __name__ == "__main__":

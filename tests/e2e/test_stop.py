@@ -7,6 +7,7 @@ import os
 import pkgutil
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,28 @@ def test_before_the_first_step_of_a_resumed_run(
     ):
         resume(folder)
     assert_same(outcome(resume(folder)), outcome(train(recipe(pretrained, reviews), out=tmp_path / "undisturbed")))
+
+
+def test_a_warm_up_is_broken_off_without_a_word_of_torchs(
+    pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a backward pass that torch traces, which then says where its forward pass was."""
+
+    def warm_up(engine: Any, given: Any) -> None:
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):
+            rows = torch.ones(3, requires_grad=True) * 2
+            rows.register_hook(lambda gradient: os.kill(os.getpid(), TERM))
+            rows.sin().sum().backward()
+
+    monkeypatch.setattr(torch_engine.TorchEngine, "warm_up", warm_up)
+    chosen, folder = recipe(pretrained, reviews, loop={"on_oom": "split"}), tmp_path / "run"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pytest.raises(Preempted, match="no step was made"):
+            train(chosen, out=folder)
+    assert not [warning for warning in said if "Error detected" in str(warning.message)]
+    monkeypatch.undo()
+    assert train(chosen, out=folder).status == "finished", "its folder was not given way to"
 
 
 @pytest.mark.parametrize("optimizer", [{}, {"type": "sgd", "lr": 0.05}], ids=["adamw", "sgd"])

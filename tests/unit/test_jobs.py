@@ -18,6 +18,7 @@ from paceline.machine.cluster import Place, check_gpus, find_place, rank_in
 from paceline.machine.facts import Facts
 from paceline.machine.jobs import FIRST_PORT, NUM_PORTS, Member, member, node_address
 from paceline.verbs.cli import main
+from paceline.verbs.commands.ranks import alone_in_a_job
 from paceline.verbs.doctor import joins, shown
 
 OUTSIDE = Facts(python="3.11", platform="Linux", cpu_model=None, cpu_count=2, memory_bytes=None)
@@ -324,6 +325,23 @@ def test_what_one_process_carries_out_is_not_done_by_each(
     assert f"fix: srun --ntasks=1 paceline {command}" in capsys.readouterr().err
 
 
+def test_a_run_that_leaves_tasks_idle_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(environment: Mapping[str, str]) -> str:
+        with monkeypatch.context() as patch:
+            for name, text in environment.items():
+                patch.setenv(name, text)
+            assert alone_in_a_job() == {}
+        return capsys.readouterr().err
+
+    assert "this Slurm job has 4 tasks, and this is one process: srun paceline train" in said(BATCH)
+    numbered = {"MASTER_ADDR": "a", "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "4"}
+    one_task = {**task(0), "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    for environment in ({}, {**BATCH, "SLURM_NTASKS": "1"}, {**BATCH, **numbered}, task(1), one_task):
+        assert said(environment) == "", environment
+
+
 def test_doctor_tells_how_a_process_would_join(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(environment: Mapping[str, str]) -> list[str]:
         with monkeypatch.context() as patch:
@@ -332,7 +350,9 @@ def test_doctor_tells_how_a_process_would_join(monkeypatch: pytest.MonkeyPatch) 
             return [shown([finding]) for finding in joins(FACTS if "SLURM_JOB_ID" in environment else OUTSIDE)]
 
     assert told({}) == []
-    assert "inside Slurm job 70: a run started here is one process" in told(BATCH)[0]
+    assert "- cluster  inside Slurm job 70: a run started here is one process of 4" in told(BATCH)[0]
+    assert "fix: srun paceline train" in told(BATCH)[0]
+    assert "one process\n" in told({**BATCH, "SLURM_NTASKS": "1"})[0]
     assert f"inside Slurm job 70: rank 1 of 4, by srun, meeting at gpu07:{PORT}" in told(task(1))[0]
     (refused,) = told({**task(1), "WORLD_SIZE": "8"})
     assert refused.startswith("! cluster")

@@ -55,12 +55,14 @@ def fit(cells: Sequence[T], seconds_of: Callable[[T], float], left: float, spare
 
 
 def expected_seconds(rung: str, contender: str, records: Iterable[Record]) -> float:
-    """What a cell of a rung will take: as long as it did before, else as one of its contender, else as most do."""
+    """What a cell of a rung will take: as long as it did before, else as most of its contender's, else as most do."""
     known = [each for each in records if each.get("whole_seconds")]
-    for alike in ([r for r in known if r["rung"] == rung], [r for r in known if r["contender"] == contender]):
-        if alike:
-            return float(max(each["whole_seconds"] for each in alike))
-    return statistics.median(each["whole_seconds"] for each in known) if known else 0.0
+    own = [each["whole_seconds"] for each in known if each["rung"] == rung]
+    if own:
+        return float(max(own))
+    # not the longest: one rung that compiles would have all after it dropped
+    alike = [each["whole_seconds"] for each in known if each["contender"] == contender]
+    return float(statistics.median(alike or [each["whole_seconds"] for each in known] or [0.0]))
 
 
 def steps_that_fit(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from paceline.bench.gauge import Gauge
 from paceline.bench.process import Line, Outcome, run
 from paceline.bench.records import CUT_OFF, Record
 from paceline.bench.rungs import OURS, Rung
@@ -25,6 +26,9 @@ from paceline.contract.files import write_atomically
 CONTENDERS = Path(__file__).with_name("contenders")
 SHARED = "job"
 """The module that contenders' scripts share."""
+
+ALL_DEVICES = -1
+"""As Lightning names them."""
 
 OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Variables that would make a rank of a measured process."""
@@ -135,14 +139,15 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
         shutil.rmtree(cache, ignore_errors=True)
     seed = bench.seed + cell.repeat
     command = _our_command(cell, bench, folder, seed) if rung.contender == OURS else _command(cell, bench, folder, seed)
-    outcome = run(
-        command,
-        environment=environment(cache, ours=rung.contender == OURS, gpus=rung.gpus),
-        log=folder / "log.txt",
-        limit_seconds=limit_seconds,
-        follow=folder / "run" / "metrics.jsonl" if rung.contender == OURS else None,
-        folder=folder,
-    )
+    with Gauge(wanted=bench.gpus > 0) as gauge:
+        outcome = run(
+            command,
+            environment=environment(cache, ours=rung.contender == OURS, all_gpus=takes_all(rung)),
+            log=folder / "log.txt",
+            limit_seconds=limit_seconds,
+            follow=folder / "run" / "metrics.jsonl" if rung.contender == OURS else None,
+            folder=folder,
+        )
     read = _of_ours if rung.contender == OURS else _of_contender
     found = read(outcome, bench, folder)
     if found["status"] == "hung" and out_of_time:
@@ -159,6 +164,7 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
         "load": round(load, 2),
         "whole_seconds": round(outcome.seconds, 3),
         "peak_host_bytes": outcome.peak_bytes,
+        **gauge.figures(),
         **found,
         "command": command,
     }
@@ -170,20 +176,25 @@ def drop_large(folder: Path) -> None:
         shutil.rmtree(large, ignore_errors=True)
 
 
-def environment(cache: Path, *, ours: bool, gpus: int) -> dict[str, str]:
+def takes_all(rung: Rung) -> bool:
+    """Whether it runs on all GPUs that there are."""
+    return rung.gpus > 1 or rung.settings.get("devices") == ALL_DEVICES
+
+
+def environment(cache: Path, *, ours: bool, all_gpus: bool) -> dict[str, str]:
     """The variables of a measured process: nothing is downloaded, caches are the rung's own.
 
     Args:
         cache: folder of everything that is compiled, encoded or trained once.
         ours: paceline, which is found where this process has it.
-        gpus: that the rung takes; with fewer than two it sees the first alone.
+        all_gpus: it sees all of them; else the first alone, or the Trainer would take every one by DataParallel.
     """
     found = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
     found |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     if ours:
         here = str(Path(__file__).resolve().parents[2])
         found["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    if gpus < 2:
+    if not all_gpus:
         found["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     folders = {
         "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -353,7 +364,7 @@ def matmul_rate(folder: Path) -> Line | None:
     cache = folder / "caches" / "matmul"
     outcome = run(
         [sys.executable, "-P", str(path)],
-        environment=environment(cache, ours=False, gpus=0),
+        environment=environment(cache, ours=False, all_gpus=False),
         log=folder / "cells" / "matmul.txt",
         limit_seconds=120,
     )

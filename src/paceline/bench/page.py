@@ -120,6 +120,7 @@ def _rows(rows: Sequence[Standing]) -> Iterator[dict[str, Any]]:
             "cold": duration(row.cold.median) if row.cold else "",
             "warm": duration(row.warm.median) if row.warm else "",
             "peak": size(peak.median) if peak else "",
+            "energy": f"{row.energy_joules.median / 1000:,.1f} kJ" if row.energy_joules else "",
             "quality": share(row.quality.median) if row.quality else "",
             "n": row.n,
             "verdict": "fastest" if row.is_best else row.verdict,

@@ -76,6 +76,8 @@ class Standing:
     peak_host_bytes: Spread | None = None
     peak_gpu_bytes: Spread | None = None
     """Reserved by torch's allocator."""
+    energy_joules: Spread | None = None
+    """What all GPUs took from the start of the process to its end."""
     quality: Spread | None = None
     losses: tuple[float, ...] = ()
     """Mean loss of each of ``POINTS`` pieces, over the cells."""
@@ -220,6 +222,7 @@ def _measured(rung: Rung, records: Sequence[Record], verdict: str, told: str, wh
         },
         peak_host_bytes=spread("peak_host_bytes"),
         peak_gpu_bytes=spread("peak_reserved_bytes"),
+        energy_joules=spread("energy_joules"),
         quality=spread("quality"),
         losses=tuple(statistics.fmean(point) for point in zip(*trajectories, strict=True)) if trajectories else (),
         verdict=verdict,

@@ -27,7 +27,15 @@ def shown(ladder: Ladder) -> str:
     best = next((row for row in ladder.rows if row.is_best), None)
     if best and best.rate:
         lines.append(f"Fastest that learns the same: {best.rung.name}, {best.rung.change}.")
+        if close := _close(best, best.rate, ladder.rows):
+            lines.append(f"Not told apart from it: {', '.join(close)}; their spreads meet.")
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _close(best: Standing, rate: Spread, rows: Sequence[Standing]) -> list[str]:
+    """Rungs that learn the same, and whose fastest cell was as fast as the best rung's slowest."""
+    same = [row for row in rows if row.rate and row.verdict in ("first", "same") and row is not best]
+    return [row.rung.name for row in same if row.rate and row.rate.high >= rate.low]
 
 
 def about(ladder: Ladder) -> Iterator[str]:

@@ -159,6 +159,15 @@ def _of_slurm(environment: Mapping[str, str]) -> Member | None:
     )
 
 
+def idle_tasks(environment: Mapping[str, str]) -> int:
+    """Tasks of a Slurm job that a run leaves idle which is started without srun, in its script or shell; else 0."""
+    tasks = environment.get("SLURM_NTASKS", "").strip()
+    # in a step of one task, Slurm's newer releases count that step's alone
+    if not environment.get("SLURM_JOB_ID") or not tasks.isdecimal() or member(environment) is not None:
+        return 0
+    return int(tasks) if int(tasks) > 1 else 0
+
+
 def node_address(node: str) -> str:
     """Where a node of Slurm's is reached: by its name; else, where that is no machine's, by what scontrol says."""
     try:

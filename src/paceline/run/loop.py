@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -203,7 +204,9 @@ class Loop:
             return
         # a compilation takes minutes, or hangs without its workers, and the steps that are made are on the disk
         then = job.stop.then if self.progress.step else NOT_BEGUN
-        with job.watch.compiling(), job.stop.at_once(then):
+        with job.watch.compiling(), job.stop.at_once(then), warnings.catch_warnings():
+            # torch's, of a backward pass that is broken off while it is traced: a page for what is no error
+            warnings.filterwarnings("ignore", message="Error detected in ")
             if job.recipe.techniques.compile is True and is_gpu(job.assembled.build.device):
                 start_workers()
             self._smaller.fitted(self._warmed_up, step=self.progress.step + 1)

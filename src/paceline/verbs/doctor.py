@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from paceline.contract.files import cache_folder
 from paceline.machine.cluster import find_place
 from paceline.machine.facts import Facts, ask, this_machine
 from paceline.machine.gpus import peak_rates
+from paceline.machine.jobs import idle_tasks
 from paceline.recipe.techniques import ENTRIES
 
 GIB = 2**30
@@ -103,7 +104,10 @@ def joins(facts: Facts) -> list[Finding]:
     except UserError as error:
         return [Finding("cluster", "; ".join(filter(None, (inside, error.what, error.why))), "missing", error.fix)]
     if not place.is_rank:
-        return [Finding("cluster", f"{inside}: a run started here is one process")] if inside else []
+        alone = Finding("cluster", f"{inside}: a run started here is one process")
+        if idle := idle_tasks(os.environ):
+            alone = replace(alone, text=f"{alone.text} of {idle}", state="note", fix="srun paceline train ...")
+        return [alone] if inside else []
     meeting = place.init_method or ""
     if meeting == "env://":
         meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

@@ -53,9 +53,7 @@ def test_the_command_prints_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "r.yaml").write_text(
-        "name: x\nmodel: {config: {model_type: bert}, vocabulary_size: 900}\ndata: {source: a.csv, text: t}"
-    )
+    (tmp_path / "r.yaml").write_text(RECIPE)
     words = ["launch", "torchrun", "r.yaml", "--hosts", "a,b", "--processes", "2", "--out", "runs/x"]
     monkeypatch.setattr(sys, "argv", ["paceline", *words])
     with pytest.raises(SystemExit) as ended:
@@ -65,6 +63,9 @@ def test_the_command_prints_them(
     assert f"# on each machine, in {tmp_path}\n\n# a\nCUDA_VISIBLE_DEVICES= " in out
     assert "\n# b\n" in out
     assert out.count("--nproc-per-node 2 --master-addr a --master-port 29500 -m paceline train r.yaml") == 2
+
+
+RECIPE = "name: x\nmodel: {config: {model_type: bert}, vocabulary_size: 900}\ndata: {source: a.csv, text: t}"
 
 
 @pytest.fixture
@@ -108,4 +109,28 @@ def test_where_one_machine_fails_the_other_is_ended(tmp_path: Path) -> None:
 def test_without_ssh_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="ssh: no such program"):
-        run_by_ssh(MACHINES)
+        run_by_ssh(MACHINES, print)
+
+
+@pytest.mark.usefixtures("ssh")
+@pytest.mark.parametrize(
+    ("words", "ends"), [([], "--set observe.console=plain"), (["--set", "observe.console=off"], "")]
+)
+def test_on_the_terminal_that_ssh_makes_no_bar_is_drawn(
+    tmp_path: Path, words: list[str], ends: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_text('#!/bin/bash\necho "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    command = ["launch", "torchrun", "r.yaml", "--hosts", "a,b", "--out", "x", "--ssh", *words]
+    monkeypatch.setattr(sys, "argv", ["paceline", *command])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    lines_shown = capsys.readouterr().out.splitlines()
+    assert len(lines_shown) == 2
+    for line in lines_shown:
+        assert line.endswith(f"--out x {ends}".rstrip()), line
+        assert line.count("observe.console") == 1

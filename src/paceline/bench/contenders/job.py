@@ -122,10 +122,10 @@ def loader(job, data, collate, order):
     )
 
 
-def make_optimizer(job, model, kind=None):
+def make_optimizer(job, model, kind=None, fused=True):
     """The job's optimizer over what is trained, and its schedule; biases and norms do not decay.
 
-    ``kind`` takes the place of torch's AdamW.
+    ``kind`` takes the place of torch's AdamW; ``fused``: its kernels for GPUs, where there is one.
     """
     part = job["optimizer"]
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -138,8 +138,9 @@ def make_optimizer(job, model, kind=None):
         optimizer = torch.optim.SGD(groups, lr=part["lr"], **moves)
     else:
         kind = kind or (torch.optim.Adam if part["type"] == "adam" else torch.optim.AdamW)
-        fused = {"fused": True} if kind.__module__.startswith("torch") and torch.cuda.is_available() else {}
-        optimizer = kind(groups, lr=part["lr"], betas=tuple(part["betas"]), eps=part["eps"], **fused)
+        fused = fused and kind.__module__.startswith("torch") and torch.cuda.is_available()
+        more = {"fused": True} if fused else {}
+        optimizer = kind(groups, lr=part["lr"], betas=tuple(part["betas"]), eps=part["eps"], **more)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(job, step))
 
 

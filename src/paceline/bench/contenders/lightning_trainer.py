@@ -40,7 +40,11 @@ class Classifier(lightning.LightningModule):
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     def configure_optimizers(self):
-        optimizer, schedule = make_optimizer(self.job, self)
+        settings, kind = self.job["settings"], None
+        if "offload" in settings["strategy"]:
+            from deepspeed.ops.adam import DeepSpeedCPUAdam as kind
+        # a fused optimizer takes the loss scale off by itself, after the gradient was clipped
+        optimizer, schedule = make_optimizer(self.job, self, kind, fused=settings["precision"] != "16-mixed")
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def test_step(self, batch, number):

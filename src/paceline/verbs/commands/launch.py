@@ -159,6 +159,9 @@ def torchrun(
         arguments = ["train", str(target), "--resume", *switches(recipe).split()]
     else:
         arguments = [*begin, "--out", str(out or _named(recipe))]
+    if ssh and not any(word.startswith("observe.console=") for word in arguments):
+        # what hangs up a machine's run with the connection is a terminal there, where it would draw a bar
+        arguments += ["--set", "observe.console=plain"]
     machines = Machines(
         hosts=names,
         folder=Path.cwd(),
@@ -169,7 +172,7 @@ def torchrun(
         port=port,
     )
     if ssh:
-        raise SystemExit(run_by_ssh(machines))
+        raise SystemExit(run_by_ssh(machines, lambda line: typer.echo(line, nl=False)))
     typer.echo(f"# on each machine, in {machines.folder}")
     for host, line in zip(names, lines(machines), strict=True):
         typer.echo(f"\n# {host}\n{line}")

@@ -82,6 +82,17 @@ def require_one_process(command: str) -> None:
         raise UserError(f"{place.world_size} processes were started together", why, fix)
 
 
+def alone_in_a_job() -> dict[str, Any]:
+    """Nothing, like ``Joining.others``; says so where a Slurm job has tasks that this one process leaves idle."""
+    from paceline.machine.cluster import find_place
+    from paceline.machine.jobs import idle_tasks
+    from paceline.verbs.notices import tell
+
+    if not find_place(os.environ).is_rank and (idle := idle_tasks(os.environ)):
+        tell(f"this Slurm job has {idle} tasks, and this is one process: srun paceline train ... makes a rank of each")
+    return {}
+
+
 def launch_training(
     asked: Recipe | Path, changes: Sequence[str], ranks: Launch, joining: Joining, trust: Trust
 ) -> NoReturn:

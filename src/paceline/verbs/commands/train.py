@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.verbs.commands.options import Changes, Out, Source, Trusting
-from paceline.verbs.commands.ranks import Joining, Launch, launch_training
+from paceline.verbs.commands.ranks import Joining, Launch, alone_in_a_job, launch_training
 
 
 class BadRows(StrEnum):
@@ -60,7 +60,7 @@ def train(
         )
         if ranks.given():
             launch_training(asked, settings, ranks, joining, trust)
-        others = joining.others()
+        others = joining.others() or alone_in_a_job()
         from paceline.contract.stopwatch import process_start
 
         if isinstance(asked, Path):

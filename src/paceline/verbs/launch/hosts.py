@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -75,7 +74,7 @@ def lines(machines: Machines) -> list[str]:
     ]
 
 
-def run_by_ssh(machines: Machines, show: Callable[[str], object] = sys.stdout.write) -> int:
+def run_by_ssh(machines: Machines, show: Callable[[str], object]) -> int:
     """Run each line on its machine, and pass on what they say; returns the first code that is not 0.
 
     Where one machine ends with an error, the others are hung up on: their runs save a checkpoint and end. So they do
