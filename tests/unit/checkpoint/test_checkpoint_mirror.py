@@ -239,7 +239,7 @@ def test_a_folder_that_is_gone_removes_nothing_there(run: Run, place: str) -> No
 @pytest.mark.parametrize(
     ("url", "parts"),
     [
-        ("nonsense://x", ("nonsense://x", "s3://BUCKET/FOLDER, or a path")),
+        ("nonsense://x", ("loop.checkpoint_mirror = nonsense://x\n", "s3://BUCKET/FOLDER, or a path")),
         ("file::memory://x", ("within one another",)),
         ("{run}/..", ("where the run itself is",)),
         ("{run}/inside", ("where the run itself is",)),
@@ -252,6 +252,20 @@ def test_a_place_that_cannot_be_is_refused(url: str, parts: tuple[str, ...], tmp
         Mirror(url.format(run=folder), folder)
     for part in parts:
         assert part in str(error.value), error.value
+
+
+@pytest.mark.parametrize(("url", "fix"), [("s3://bucket/runs", "pip install 'paceline[mirror]'"), ("gs://b/r", "")])
+def test_a_package_that_is_missing_is_named(
+    url: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_: str) -> None:
+        raise ImportError("Please install somefs")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    with pytest.raises(RecipeError, match="Please install somefs") as error:
+        Mirror(url, tmp_path)
+    assert error.value.what == f"loop.checkpoint_mirror = {url}"
+    assert error.value.fix == fix
 
 
 def test_a_run_is_not_restored_over_another(run: Run, place: str, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Mirror:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.where = f"{url.rstrip('/')}/{folder.name}"
-        self._remote, self._folder, self._first_start = Remote(self.where), folder, None
+        self._remote, self._folder, self._first_start = Remote(self.where, f"{SETTING} = {url}"), folder, None
         there = self._remote.path
         if there is not None and (there.resolve().is_relative_to(folder) or folder.is_relative_to(there.resolve())):
             what = f"{SETTING} = {url}: leads to {there}, where the run itself is"

@@ -29,14 +29,14 @@ class Remote:
 
     Args:
         url: ``s3://bucket/folder``, ``memory://folder`` or a path.
-        setting: what named it, for the errors.
+        what: what was set, for the errors; by default the URL itself.
 
     Raises:
         RecipeError: no such kind of file system, or the package that it needs is missing.
     """
 
-    def __init__(self, url: str, setting: str = "loop.checkpoint_mirror") -> None:
-        self.url, what = url.rstrip("/"), f"{setting} = {url}"
+    def __init__(self, url: str, what: str = "") -> None:
+        self.url, what = url.rstrip("/"), what or url
         if "::" in url:
             raise RecipeError(what, "file systems within one another are not taken", "name one of them")
         try:
@@ -44,7 +44,8 @@ class Remote:
 
             found = url_to_fs(self.url)
         except ImportError as error:
-            raise RecipeError(what, str(error), "pip install 'paceline[mirror]', which reads and writes S3") from None
+            is_s3 = url.startswith(("s3:", "s3a:"))
+            raise RecipeError(what, str(error), "pip install 'paceline[mirror]'" if is_s3 else "") from None
         except ValueError as error:
             raise RecipeError(what, str(error), "s3://BUCKET/FOLDER, or a path") from None
         self._files: Any = found[0]

@@ -34,7 +34,7 @@ def restore(url: str, out: Path, tell: Callable[[str], None]) -> int:
         CheckpointError: no checkpoint there is whole.
         DiskFullError: no room.
     """
-    remote = Remote(url, "restore")
+    remote = Remote(url)
     if out.exists():
         raise RunFolderError(f"{out}: is there already", "a run would be overwritten", "choose another --out")
     beside = out.with_name(f".{out.name}.restoring")
