@@ -110,6 +110,7 @@ HARMS: dict[str, tuple[Harm, str, str]] = {
 }
 
 REFUSING: dict[str, list[str]] = {
+    "check": ["{run}"],
     "train": ["{run}", "--resume", "--set", "loop.epochs=2"],
     "trace": ["{run}/recipe.yaml"],
     "plan": ["{run}/recipe.yaml", "--gpu", "24GiB"],
@@ -127,7 +128,7 @@ READING: dict[str, list[str]] = {
 }
 """Verbs that take a run folder and run nothing of it, whatever it names."""
 
-NEITHER = {"calibrate", "demo", "doctor", "techniques", "schema", "data", "bench"}
+NEITHER = {"calibrate", "launch", "demo", "doctor", "techniques", "schema", "data", "bench"}
 
 
 def command(verb: str, honest: Path, folder: Path) -> list[str]:
