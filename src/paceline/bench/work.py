@@ -18,7 +18,9 @@ from paceline.contract.files import disk_errors, write_atomically
 from paceline.recipe import Recipe
 
 if TYPE_CHECKING:
+    from paceline.data.dataset import Dataset
     from paceline.data.table import Table
+    from paceline.seams import Ids
 
 FEWEST_STEPS = 2
 """One warms up, one is timed."""
@@ -72,7 +74,6 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
         return Source(**json.loads(told.read_text(encoding="utf-8")))
     import numpy as np
 
-    from paceline.bench.pictures import write_pictures
     from paceline.data.sources import read
     from paceline.models.config import max_positions, read_config
     from paceline.models.images import image_settings, normalised_by, preferred_size
@@ -92,16 +93,10 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
         why = "a rung that is fast and learns nothing would not be seen"
         raise RecipeError("data.splits: no rows are held out", why, "--set data.splits.test=0.2")
     folder.mkdir(parents=True, exist_ok=True)
-    random = np.random.default_rng(recipe.seed)
-    counts = {}
+    random, counts = np.random.default_rng(recipe.seed), {}
     for name, ids in (("train", dataset.splits["train"]), ("heldout", dataset.splits[split])):
-        order = random.permutation(ids)
-        counts[name] = len(order)
-        if table.texts is None:
-            write_pictures(dataset, order, folder / f"all_{name}")
-        else:
-            labels = [dataset.label_names[int(label)] for label in dataset.labels[order]]
-            _write_csv(folder / f"all_{name}.csv", list(zip((table.texts[at] for at in order), labels, strict=True)))
+        counts[name] = len(ids)
+        _write_rows(dataset, table, random.permutation(ids), folder / f"all_{name}")
     model: Any = model_for(recipe, config, dataset, size_of_vocabulary(recipe, dataset, tokenizer))
     with quiet(), disk_errors(folder / "model" / "config.json"):
         model.save_pretrained(folder / "model")
@@ -122,6 +117,18 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
     )
     write_atomically(told, json.dumps(asdict(found), indent=2, ensure_ascii=False).encode())
     return found
+
+
+def _write_rows(dataset: Dataset, table: Table, order: Ids, path: Path) -> None:
+    """A CSV of texts, or a folder of pictures, called ``path``."""
+    from paceline.bench.pictures import write_pictures
+
+    if table.texts is None:
+        write_pictures(dataset, order, path)
+    else:
+        labels = [dataset.label_names[int(label)] for label in dataset.labels[order]]
+        rows = list(zip((table.texts[at] for at in order), labels, strict=True))
+        _write_csv(path.with_suffix(".csv"), rows)
 
 
 def _refuse(recipe: Recipe, table: Table) -> None:

@@ -41,7 +41,7 @@ class Member:
 
     by: JobStarter
     number: int
-    """Of this process, over all machines."""
+    """This process's, over all machines."""
     count: int
     """Processes, on all machines."""
     local_number: int | None = None

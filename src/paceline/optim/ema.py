@@ -23,7 +23,7 @@ from paceline.optim.state import copy_into
 from paceline.recipe.parts.optimizer import EmaPart
 
 TOO_MUCH: Final = 0.1
-"""Of an average that is still the first weights at the end of a run."""
+"""The share of an average that may still be the first weights when a run ends."""
 
 
 def first_in_average(recipe: EmaPart, updates: int) -> str | None:

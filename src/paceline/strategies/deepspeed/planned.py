@@ -16,6 +16,7 @@ Of N processes each holds, in bytes of P trained weights in fp32:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
@@ -35,7 +36,7 @@ ALIGNED = 2
 """A flat buffer's numbers are a multiple of this and of the ranks (``nccl_start_alignment_factor``)."""
 
 
-class Planned(nn.Module):
+class Planned(nn.Module, ABC):
     """DeepSpeed's engine, as far as ``DeepSpeedEngine`` asks for it and a plan can know.
 
     Args:
@@ -58,7 +59,7 @@ class Planned(nn.Module):
         zero = config["zero_optimization"]
         self.module, self._updated, self._device, self._num_ranks = module, optimizer, device, num_ranks
         self.optimizer = self
-        """Of DeepSpeed's own, the loss scale alone is asked for."""
+        """The loss scale is all that is asked of it."""
         self.loss_scale = 1.0
         self._bucket_numel: int = zero["reduce_bucket_size"]
         self._is_offloaded = "offload_optimizer" in zero
@@ -109,7 +110,7 @@ class Planned(nn.Module):
         self._forget()
 
     def get_global_grad_norm(self) -> float:
-        """Of gradients that hold nothing."""
+        """Gradients hold nothing, so any number will do."""
         return 1.0
 
     def was_step_applied(self) -> bool:
@@ -121,25 +122,25 @@ class Planned(nn.Module):
         for share in self._shares:
             share.grad = None
 
+    @abstractmethod
     def _split(self) -> None:
         """Take hold of the weights, and make what lives as long as the run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take(self, parameter: Tensor) -> None:
         """A gradient is there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reduce(self) -> None:
         """Sum what is in the bucket over the ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ended(self) -> None:
         """A backward pass has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _measure(self) -> None:
         """The norm of the own gradients, whose squares are summed in fp64, a tensor at a time."""
-        raise NotImplementedError
 
     def _flat_gradients(self, share: Tensor) -> Tensor:
         """The gradients of a shard, in one tensor more."""

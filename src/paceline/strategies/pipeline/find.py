@@ -35,7 +35,7 @@ class Output:
     kind: type[tuple[Any, ...]] | type[list[Any]] | None
     """None: bare."""
     length: int = 0
-    """Of the tuple or list, in which they come first."""
+    """The tuple's or list's, in which they come first."""
 
     @classmethod
     def of(cls, output: Any) -> Output:
@@ -58,9 +58,9 @@ class Chain:
 
     slot: Slot
     outputs: tuple[Output, ...]
-    """Of each block."""
+    """One a block."""
     places: Mapping[nn.Module, int]
-    """Of modules outside the blocks that the pass ran: -1 before all blocks, their number behind all of them."""
+    """Places of modules outside the blocks that the pass ran: -1 before all blocks, their number behind all of them."""
 
 
 def chain_of(model: nn.Module, blocks: Sequence[nn.Module], run: Callable[[], object]) -> Chain:

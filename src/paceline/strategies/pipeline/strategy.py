@@ -143,7 +143,7 @@ class Pipeline(Strategy):
 
     @property
     def _num_microbatches(self) -> int:
-        """Of a full step."""
+        """Those of a full step."""
         loop, shares = self.recipe.loop, self.mesh.data.size
         share = -(-loop.batch_size // shares)
         return -(-share // min(loop.micro_batch_size or share, share))

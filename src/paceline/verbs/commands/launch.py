@@ -18,6 +18,7 @@ from paceline.verbs.commands.options import Changes, Source, Trusting, unfolded
 
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
+    from paceline.verbs.launch.slurm import Job
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -28,6 +29,18 @@ Target = Annotated[
 Gpus = Annotated[int | None, typer.Option(min=1, metavar="N", help="GPUs of each machine, a process each.")]
 Processes = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of each machine, on the CPU.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder, which all machines see [default: runs/<name>-<time>].")]
+
+
+SbatchOptions = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- SBATCH OPTIONS]", help="Any option of sbatch.", show_default=False),
+]
+Cpus = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="CPUs of each machine [default: 4 a GPU, 1 a process].")
+]
+Setup = Annotated[
+    list[str] | None, typer.Option(metavar="LINE", help="Shell before the run, as 'module load cuda'; repeatable.")
+]
 
 
 class WarningSignal(StrEnum):
@@ -46,10 +59,7 @@ def launch() -> None:
 def slurm(
     *,
     target: Target = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- SBATCH OPTIONS]", help="Any option of sbatch.", show_default=False),
-    ] = None,
+    options: SbatchOptions = None,
     source: Source,
     changes: Changes,
     out: Out = None,
@@ -57,18 +67,14 @@ def slurm(
     nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Machines.")] = 1,
     gpus: Gpus = None,
     processes: Processes = None,
-    cpus: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="CPUs of each machine [default: 4 a GPU, 1 a process].")
-    ] = None,
+    cpus: Cpus = None,
     time: Annotated[str | None, typer.Option(metavar="TIME", help="Time limit of a start, as 4h or 90m.")] = None,
     partition: Annotated[str | None, typer.Option(help="Partition [default: the site's].")] = None,
     signal: Annotated[WarningSignal, typer.Option(help="Signal before the time limit.")] = WarningSignal.USR2,
     warn: Annotated[str, typer.Option(metavar="TIME", help="How long before the time limit.")] = "2m",
     requeue: Annotated[bool, typer.Option(help="Queue the job again after the warning.")] = True,
     starts: Annotated[int, typer.Option(min=1, metavar="N", help="Give up after so many starts without progress.")] = 3,
-    setup: Annotated[
-        list[str] | None, typer.Option(metavar="LINE", help="Shell before the run, as 'module load cuda'; repeatable.")
-    ] = None,
+    setup: Setup = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the log until the job has ended.")] = False,
     trusting: Trusting,
@@ -82,15 +88,12 @@ def slurm(
     paceline launch slurm runs/imdb --resume --gpus 4 --time 4h --wait
     """
     from paceline.recipe.trust import switches
-    from paceline.verbs.launch.slurm import Job, parse_seconds, script
-    from paceline.verbs.launch.submit import check_folder, described, follow, submit
+    from paceline.verbs.launch.slurm import Job
 
     given = [word for group in (source, changes) for word in group.words()]
     recipe, begin = _asked(target, source, changes, trusting, resume, given + ["--out"] * (out is not None))
     _check_ranks(recipe, nodes, gpus, processes)
-    seconds, before = None if time is None else parse_seconds(time), parse_seconds(warn, "--warn")
-    if seconds is not None and before >= seconds:
-        raise UserError(f"--warn {warn} with --time {time}", "the warning would come before the start", "--warn 1m")
+    seconds, before = _limits(time, warn)
     job = Job(
         name=recipe.name,
         run=(target if resume and target else out or _named(recipe)).absolute(),
@@ -111,6 +114,28 @@ def slurm(
         setup=setup or (),
         options=options or (),
     )
+    _carry_out(job, dry_run, wait)
+
+
+def _limits(time: str | None, warn: str) -> tuple[int | None, int]:
+    """Seconds of a start, and before its end at which it is warned.
+
+    Raises:
+        UserError: they are no times, or the warning would come first.
+    """
+    from paceline.verbs.launch.slurm import parse_seconds
+
+    seconds, before = None if time is None else parse_seconds(time), parse_seconds(warn, "--warn")
+    if seconds is not None and before >= seconds:
+        raise UserError(f"--warn {warn} with --time {time}", "the warning would come before the start", "--warn 1m")
+    return seconds, before
+
+
+def _carry_out(job: Job, dry_run: bool, wait: bool) -> None:
+    """Print the job's script, or submit it."""
+    from paceline.verbs.launch.slurm import script
+    from paceline.verbs.launch.submit import check_folder, described, follow, submit
+
     text = script(job)
     if dry_run:
         typer.echo(text, nl=False)

@@ -33,9 +33,9 @@ class Machines:
     """The current folder, absolute; the same on all."""
     python: str
     arguments: Sequence[str]
-    """Of paceline."""
+    """Those of paceline."""
     ranks: int
-    """Of each machine."""
+    """On each machine."""
     on_cpu: bool = False
     port: int = 29500
 

@@ -57,11 +57,11 @@ class Job:
     """Switches that ``--resume`` needs for the recipe."""
     nodes: int = 1
     gpus: int | None = None
-    """Of each node."""
+    """On each node."""
     processes: int | None = None
-    """Of each node, on the CPU."""
+    """On each node, on the CPU."""
     cpus: int | None = None
-    """Of each node; None: as many as the ranks need, or what the site gives."""
+    """On each node; None: as many as the ranks need, or what the site gives."""
     seconds: int | None = None
     """The time limit; None: the partition's."""
     partition: str | None = None
@@ -84,7 +84,7 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """Of all nodes."""
+        """On all nodes together."""
         return self.nodes * (self.gpus or self.processes or 1)
 
 
