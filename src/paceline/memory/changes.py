@@ -39,6 +39,9 @@ MORE_GPUS: Final = (2, 4, 8)
 WORTH_TELLING: Final = 0.01
 """Share of the total that a change has to save; one that saves less is left out, unless it is enough."""
 
+SLOW: Final = 1.0
+"""By what share a step takes longer, above which more GPUs are told of too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -132,7 +135,7 @@ def cheapest_changes(
         keep(_first_that_fits(map(traced, ways)))
     if len(found) > 1 and not any(best.fits for best in found):
         keep(_together(found, list(pieces.values()), traced))
-    if not any(best.fits for best in found):
+    if not any(best.fits and best.change.slowdown < SLOW for best in found):
         keep(_first_that_fits(map(traced, _more_gpus(recipe, plan, gpus))))
     # all together may be no more than the best of them
     return tuple(sorted({best.change: best for best in found}.values(), key=_rank))

@@ -99,7 +99,17 @@ def test_an_update_in_main_memory_is_slower_than_all_that_leaves_the_result_as_i
     offered = Offered("v100-32gb", memory=memory, offloads=True)
     assert offered.settings[:2] == ["techniques.recompute=true", " ".join(OFFLOADED)]
     assert "needs the package deepspeed" in offered.changes[1].change.speed
+    assert not offered.on_gpus, "recompute is enough"
     assert offered.changes[1].change.preserves == "up to rounding"
+
+
+def test_more_gpus_are_told_of_where_only_an_update_in_main_memory_fits() -> None:
+    def memory(chosen: Recipe) -> MemoryPlan:
+        return memory_plan((20 if chosen.parallel.offload == "optimizer" else 40) * GIB)
+
+    offered = Offered("v100-32gb", memory=memory, offloads=True)
+    assert [made.change.gpus for made in offered.changes] == [2, None]
+    assert offered.settings == ["parallel.strategy=fsdp", " ".join(OFFLOADED)]
 
 
 def test_what_does_not_fit_is_in_the_order_of_what_it_saves() -> None:

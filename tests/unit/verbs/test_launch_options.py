@@ -74,7 +74,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], launch.Ra
     """The launches made; each one exits with 42."""
     made: list[tuple[list[str], launch.Ranks]] = []
 
-    def noted(command: list[str], ranks: launch.Ranks) -> int:
+    def noted(command: list[str], ranks: launch.Ranks, *, makes_run: bool) -> int:
+        assert makes_run, "it ends with 75 when it is asked to stop"
         made.append((command, ranks))
         return 42
 

@@ -404,7 +404,8 @@ def test_dp_is_one_process_that_has_all_gpus() -> None:
 
     def trace(chosen: Recipe, gpus: int) -> MemoryPlan:
         asked.append((chosen.parallel.strategy, gpus))
-        return memory_plan(40 * GIB if chosen.parallel.strategy == "dp" else 10 * GIB, samples=32, slots=32 * 512)
+        fits = chosen.parallel.strategy == "fsdp"
+        return memory_plan(10 * GIB if fits else 40 * GIB, samples=32, slots=32 * 512)
 
     gpu, settings = gpu_for("v100-16gb"), "parallel.strategy=dp"
     found = planned(recipe(settings), gpu, HERE, trace, gpus=2)

@@ -98,7 +98,7 @@ def test_a_resumed_run_takes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_ranks_are_started_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[list[str]] = []
-    monkeypatch.setattr(launch, "launch", lambda command, ranks: made.append(command) or 0)
+    monkeypatch.setattr(launch, "launch", lambda command, ranks, **_: made.append(command) or 0)
     run(monkeypatch, "train", "--model", "m", "--data", "d.csv", "--processes", "2", "--lr", "3e-5", "--seed=4")
     assert made[0][-3:] == ["--lr", "3e-5", "--seed=4"]
 
