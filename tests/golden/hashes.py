@@ -13,7 +13,7 @@ and how its steps were carried out. ``--check`` compares them with the record in
 and the functions of ``paceline`` are used, and files that docs/ describes, so that everything below them may move.
 
 Bits are those of one thread and of instructions that every x86-64 machine with AVX2 has: torch, oneDNN and MKL are told
-so before they load. Other machines have records of their own.
+so before they load. Their kernels still differ by the maker of the CPU. Other machines have records of their own.
 
 Exit code 0: as recorded; 1: not; 2: a run failed; 3: there is no record for this machine.
 """
@@ -209,20 +209,25 @@ def machine() -> str:
     """What bits depend on: the key of a record."""
     import torch
 
-    return f"torch {torch_version()}, {torch.backends.cpu.get_cpu_capability()}"
+    # MKL and oneDNN choose among kernels by the maker, also of the same instructions
+    return f"torch {torch_version()}, {torch.backends.cpu.get_cpu_capability()}, {_of_the_cpu('vendor_id')}"
+
+
+def _of_the_cpu(what: str) -> str:
+    """What Linux says of the first processor, such as its ``model name``."""
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text().splitlines() if cpus.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), platform.processor())
 
 
 def made_with() -> dict[str, str]:
     """What bits may depend on too: told where they differ from the record."""
     from importlib.metadata import version
 
-    cpus, name = Path("/proc/cpuinfo"), platform.processor()
-    if cpus.exists():
-        named = (
-            line.partition(":")[2].strip() for line in cpus.read_text().splitlines() if line.startswith("model name")
-        )
-        name = next(named, name)
-    return {"cpu": name, **{name: version(name) for name in ("transformers", "tokenizers", "numpy")}}
+    return {
+        "cpu": _of_the_cpu("model name"),
+        **{name: version(name) for name in ("transformers", "tokenizers", "numpy")},
+    }
 
 
 def record_file() -> Path:
