@@ -215,8 +215,10 @@ class PlannedWhole(Planned):
             self._move_into_bucket(parameter)
 
     def _reduce(self) -> None:
+        sums = None
         if self._num_ranks > 1 and self._waiting:
-            torch.cat([gradient.reshape(-1) for _, gradient in self._waiting])
+            # whoever sums may hold on to it until all of this is over
+            sums = torch.cat([gradient.reshape(-1) for _, gradient in self._waiting])
         for parameter, _ in self._waiting:
             if not self._is_own[parameter]:
                 continue
@@ -224,6 +226,7 @@ class PlannedWhole(Planned):
                 self._squared(parameter.numel())
             elif self._own is None:
                 self._own = torch.empty(sum(p.numel() for p, own in self._is_own.items() if own), device=self._device)
+        del sums
         self._waiting.clear()
         self._filled = 0
 
