@@ -150,6 +150,6 @@ def disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
 def _full(folder: Path, needed: int, free: int, what: str) -> DiskFullError:
     return DiskFullError(
         f"{folder}: no room for {what}",
-        f"{needed:,} bytes needed, {free:,} bytes free",
+        f"{needed:,} bytes needed, {free:,} bytes free" if needed else f"{free:,} bytes free",
         "free some space there, or choose another place",
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import final
+from typing import Any, BinaryIO, final
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.files import disk_errors
@@ -27,7 +30,10 @@ def require_tensorboard() -> None:
 
 @final
 class TensorBoard(Observer):
-    """Writes event files into ``folder``.
+    """Writes an event file into ``folder``.
+
+    The file is written by the caller: torch's ``SummaryWriter`` writes on a thread, where a full disk ends in a traceback
+    on the terminal.
 
     Args:
         folder: where the event files go; a resumed run gives the same folder again.
@@ -40,14 +46,20 @@ class TensorBoard(Observer):
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
         require_tensorboard()
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._folder = folder
         self._group_names: tuple[str, ...] = ()
         with disk_errors(folder):
-            self._writer = SummaryWriter(log_dir=str(folder), purge_step=first_step + 1 if first_step else None)
+            self._file = _event_file(folder)
+            self._event(file_version="brain.Event:2")
+            if first_step:
+                self._event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
+            self._file.flush()
 
     def observe(self, record: Record) -> None:
+        from torch.utils.tensorboard.summary import text
+
         with disk_errors(self._folder):
             match record:
                 case RunStarted():
@@ -62,14 +74,14 @@ class TensorBoard(Observer):
                         self._scalars(both, record.step)
                     train = {f"train/{name} at evaluation": value for name, value in record.train_metrics.items()}
                     self._scalars(train, record.step)
-                    self._writer.flush()
+                    self._file.flush()
                 case Notice():
                     # indented: Markdown shows it as it is
-                    self._writer.add_text("notices", f"    {record.level}: {record.message}")
+                    self._event(summary=text("notices", f"    {record.level}: {record.message}"))
 
     def close(self) -> None:
         with disk_errors(self._folder):
-            self._writer.close()
+            self._file.close()
 
     def _step(self, record: StepRecord) -> None:
         values = {"train/loss": record.loss, "train/gradient norm": record.gradient_norm}
@@ -89,5 +101,19 @@ class TensorBoard(Observer):
         self._scalars(values, record.step)
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
+        from torch.utils.tensorboard.summary import scalar
+
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self._event(step=step, summary=scalar(name, value))
+
+    def _event(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        RecordWriter(self._file).write(Event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def _event_file(folder: Path) -> BinaryIO:
+    """A file that TensorBoard looks for, after all those before it: it reads them in the order of their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}").open("xb")

@@ -1,8 +1,10 @@
+import threading
 import warnings
+from pathlib import Path
 
 import pytest
 
-from paceline.contract.errors import RecipeError
+from paceline.contract.errors import DiskFullError, RecipeError
 from paceline.observe import tensorboard
 
 
@@ -32,3 +34,18 @@ def test_curves_are_written_and_a_resume_purges_later_steps(records, tmp_path):
     assert loss[11] == 7.0
     assert [event.step for event in events.Scalars("learning rate/head")] == list(range(1, 12))
     assert events.Scalars("validation/accuracy")[0].value == 0.875
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file without room is Linux's /dev/full")
+def test_a_full_disk_is_an_error_of_the_caller_and_no_thread_is_left(monkeypatch, records, tmp_path):
+    pytest.importorskip("tensorboard")
+    threads = threading.active_count()
+    curves = tensorboard.TensorBoard(tmp_path)
+    curves._file.close()
+    monkeypatch.setattr(curves, "_file", Path("/dev/full").open("wb"))
+    assert threading.active_count() == threads, "what fails on a thread is told by a traceback"
+    with pytest.raises(DiskFullError):
+        for record in records.run():
+            curves.observe(record)
+    with pytest.raises(DiskFullError):
+        curves.close()
