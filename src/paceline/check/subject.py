@@ -91,6 +91,10 @@ class Subject:
         on = (setting.partition("=")[0] for setting in opened(self.prepared.recipe))
         return tuple(f"{setting}=true" for setting in on if setting.startswith("techniques."))
 
+    def was_chosen(self, setting: str) -> bool:
+        """Whether ``auto`` chose this setting, and the recipe itself does not ask for it."""
+        return any(decision.setting == setting for decision in self.decisions)
+
     @property
     def train(self) -> Ids:
         """The training samples."""
