@@ -22,7 +22,7 @@ from paceline.contract.errors import RecipeError
 
 SETTING = "parallel.pipeline"
 
-WITHOUT = f"--set {SETTING}=1: every process keeps the whole model"
+WITHOUT = f"--set {SETTING}=1, so that every process keeps the whole model"
 
 Slot = int | str
 """Where among a block's arguments its hidden states are: a position, or a name."""
