@@ -114,7 +114,15 @@ def _same_records(whole: list[Record], again: list[Record], stopped: int) -> Non
             if record.loss != expected.get(record.step):
                 told = f"the loss of step {record.step} is {record.loss} resumed, {expected.get(record.step)} without"
                 raise Broken(told, tensor=f"loss of step {record.step}")
+    made = {record.step for record in again if isinstance(record, StepRecord)}
+    missing = next((step for step in sorted(expected) if step > stopped and step not in made), None)
+    if missing is not None:
+        raise Broken(f"the resumed run does not make step {missing}", tensor=f"step {missing}")
+    evaluated = {record.step for record in again if isinstance(record, EvaluationRecord)}
     measured = {record.step: record.loss for record in whole if isinstance(record, EvaluationRecord)}
     for found in again:
         if isinstance(found, EvaluationRecord) and found.loss != measured.get(found.step):
             raise Broken(f"the evaluation of step {found.step} is another", tensor="evaluation")
+    missing = next((step for step in sorted(measured) if step > stopped and step not in evaluated), None)
+    if missing is not None:
+        raise Broken(f"the resumed run does not evaluate after step {missing}", tensor="evaluation")
