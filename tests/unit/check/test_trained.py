@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from paceline.check import subject as module
+from paceline.check.accumulation import gradients
 from paceline.check.claim import Broken
 from paceline.check.resume import _same_records
 from paceline.contract.errors import UserError
@@ -66,3 +67,9 @@ def test_a_resumed_run_makes_every_step_and_evaluation_that_was_left() -> None:
         _same_records(whole, [whole[1], whole[3]], 1)
     with pytest.raises(Broken, match="does not evaluate after step 3"):
         _same_records(whole, whole[1:3], 1)
+
+
+def test_where_no_weight_has_a_gradient_nothing_is_taken_for_equal() -> None:
+    steps: Any = SimpleNamespace(build=SimpleNamespace(model=nn.Linear(3, 2)))
+    with pytest.raises(Broken, match="no trained weight has a gradient"):
+        gradients(steps)
