@@ -139,7 +139,7 @@ class Climb:
         with disk_errors(folder):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError):
+            except (FileExistsError, FileNotFoundError, NotADirectoryError):
                 raise RunFolderError(f"{folder}: not a folder", fix="choose another --out") from None
         if any(folder.iterdir()) and not (folder / PLAN).exists() and not _is_ours(folder):
             raise RunFolderError(
@@ -195,7 +195,11 @@ class Climb:
         path = self._folder / PLAN
         asked = {"recipe": self._recipe.resolved(), "steps": self._wanted.steps}
         if path.exists():
-            plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                why = "it says what work the cells did; without it their figures stand for nothing"
+                raise RunFolderError(f"{path}: not whole", why, "choose another --out") from None
             if plan["asked"]["recipe"] != asked["recipe"] or asked["steps"] not in (None, plan["asked"]["steps"]):
                 why = "its cells did other work; figures of both would stand in one table"
                 raise RunFolderError(f"{self._folder}: a bench of another recipe", why, "choose another --out")
