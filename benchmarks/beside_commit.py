@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from paceline.bench.records import Record, append
+from paceline.bench.spread import Spread
+from paceline.bench.start import environment, train
+from paceline.bench.turns import in_turns
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,39 +72,26 @@ def recipe_of(case: str, settings: Mapping[str, Any], device: str) -> dict[str, 
     }
 
 
-def run(source: Path, cache: Path, recipe: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Figures of one fresh process."""
+def run(source: Path, cache: Path, recipe: Mapping[str, Any], seconds: float) -> Record | None:
+    """Figures of one fresh process; None where it was not over in time."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         path.write_text(json.dumps(recipe))  # JSON is YAML
-        others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != "src"]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(source), *others]),
-            "PACELINE_CACHE": str(cache),
-            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-            "TRITON_CACHE_DIR": str(cache / "triton"),
-            "CUDA_CACHE_PATH": str(cache / "cuda"),
-        }
-        out = Path(folder) / "run"
-        command = [sys.executable, "-m", "paceline", "train", str(path), "--out", str(out)]
-        begun = time.perf_counter()
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=seconds, check=False, cwd=folder
-        )
-        if done.returncode:
-            return {"error": done.stderr[-2000:]}
-        summary = json.loads((out / "summary.json").read_text())
-        steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        timed = [step for step in steps if step["kind"] == "step"]
-        timed = timed[len(timed) // 2 :]
-        return {
-            "samples_per_second": sum(s["samples"] for s in timed) / sum(s["seconds"] for s in timed),
-            "first_update_seconds": summary["first_update_seconds"],
-            "peak_bytes": summary["peak_bytes"] or 0,
-            "whole_seconds": time.perf_counter() - begun,
-            "loss": timed[-1]["loss"],
-        }
+        variables = environment(cache, sources=(source,))
+        out, log = Path(folder) / "run", Path(folder) / "log.txt"
+        trained = train(path, out, (), environment=variables, log=log, limit_seconds=seconds, folder=Path(folder))
+    outcome, summary = trained.outcome, trained.summary
+    if outcome.status == "timeout":
+        return None
+    if outcome.status != "ok" or summary is None:
+        return {"error": outcome.error}
+    return {
+        "samples_per_second": trained.samples_per_second(len(trained.steps) // 2),
+        "first_update_seconds": summary["first_update_seconds"],
+        "peak_bytes": summary["peak_bytes"] or 0,
+        "whole_seconds": outcome.seconds,
+        "loss": trained.steps[-1].fields["loss"],
+    }
 
 
 def main() -> None:
@@ -120,44 +108,44 @@ def main() -> None:
     if chosen.before:
         versions["before"] = (chosen.before.resolve(), {})
     versions |= {f"without {name}": (ROOT / "src", {name: False}) for name in chosen.without}
-    ends, records = time.monotonic() + chosen.limit, list[dict[str, Any]]()
+    ends, records = time.monotonic() + chosen.limit, list[Record]()
     cases = chosen.case or [case for case in CASES if not case.startswith("cpu")]
     with tempfile.TemporaryDirectory() as caches:
-        for number in range(chosen.rounds + 1):
-            for case in cases:
-                for version in list(versions) if number % 2 else list(versions)[::-1]:
-                    if (left := ends - time.monotonic()) < 10:
-                        break
-                    source, settings = versions[version]
-                    cache = Path(caches) / ("before" if version == "before" else "now")
-                    try:
-                        found = run(source, cache, recipe_of(case, settings, chosen.device), left)
-                    except subprocess.TimeoutExpired:
-                        break
-                    records.append({"case": case, "version": version, "round": number, **found})
-                    with chosen.out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(records[-1]) + "\n")
-                    print(records[-1], flush=True)
+        for number, case, version in in_order(cases, list(versions), chosen.rounds + 1):
+            if (left := ends - time.monotonic()) < 10:
+                break
+            source, settings = versions[version]
+            cache = Path(caches) / ("before" if version == "before" else "now")
+            found = run(source, cache, recipe_of(case, settings, chosen.device), left)
+            if found is None:
+                break
+            records.append({"case": case, "version": version, "round": number, **found})
+            append(chosen.out, records[-1])
+            print(records[-1], flush=True)
     print(table(records, cases, list(versions)))
 
 
-def table(records: list[dict[str, Any]], cases: list[str], versions: list[str]) -> str:
+def in_order(cases: Sequence[str], versions: Sequence[str], rounds: int) -> Iterator[tuple[int, str, str]]:
+    """Round, case and version: versions of a case stand beside each other, and take turns in going first."""
+    turns = list(in_turns(versions, rounds))
+    for number in range(rounds):
+        yield from ((number, case, version) for case in cases for version, when in turns if when == number)
+
+
+def table(records: Sequence[Record], cases: Sequence[str], versions: Sequence[str]) -> str:
     """Medians of all rounds but the first, and the ratio to those of the first version."""
     lines = ["| case | figure | " + " | ".join(versions) + " | ratio |", "|---" * (len(versions) + 3) + "|"]
     for case in cases:
         for figure in FIGURES:
-            found = {
-                version: [r[figure] for r in records if (r["case"], r["version"]) == (case, version) and r["round"]
-                          and figure in r]
+            spreads = [
+                Spread.of([r for r in records if (r["case"], r["version"]) == (case, version) and r["round"]], figure)
                 for version in versions
-            }  # fmt: skip
-            if not all(found.values()):
-                continue
-            medians = [statistics.median(values) for values in found.values()]
-            cells = [
-                f"{median:,.4g} ({min(v):,.4g} to {max(v):,.4g}, n={len(v)})"
-                for median, v in zip(medians, found.values(), strict=True)
             ]
+            found = [spread for spread in spreads if spread is not None]
+            if len(found) < len(versions):
+                continue
+            medians = [spread.median for spread in found]
+            cells = [f"{each.median:,.4g} ({each.low:,.4g} to {each.high:,.4g}, n={each.n})" for each in found]
             ratios = ", ".join(f"{medians[0] / other:.4f}" for other in medians[1:] if other)
             lines.append(f"| {case} | {figure} | {' | '.join(cells)} | {ratios} |")
     return "\n".join(lines)

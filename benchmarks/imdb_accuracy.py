@@ -19,13 +19,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from processes import contender_command, environment
 from workloads import write_dataset
 
+from paceline.bench.start import SOURCE, environment, script_command
 from paceline.machine.facts import this_machine
 from paceline.prepare.preparation import encoded
 from paceline.recipe import Recipe
 
+CONTENDERS_FOLDER = Path(__file__).resolve().with_name("contenders")
 CONTENDERS = ("hf_trainer", "paceline")
 
 MARGIN = 0.003
@@ -85,7 +86,7 @@ def run_paceline(out: Path, chosen: Recipe, seed: int) -> dict[str, object]:
     written = out / f"recipe-{seed}.yaml"
     written.write_text(chosen.with_settings([f"seed={seed}"]).to_yaml())
     command = [sys.executable, "-m", "paceline", "train", str(written), "--out", str(folder)]
-    _run(command, environment(ours=True), out / f"p{seed}.log")
+    _run(command, environment(sources=(SOURCE,)), out / f"p{seed}.log")
     summary = json.loads((folder / "summary.json").read_text())
     return {
         "contender": "paceline",
@@ -100,8 +101,8 @@ def run_paceline(out: Path, chosen: Recipe, seed: int) -> dict[str, object]:
 
 
 def run_trainer(out: Path, workload: Path, seed: int) -> dict[str, object]:
-    command = contender_command("hf_trainer.py", str(workload), str(seed))
-    printed = _run(command, environment(), out / f"h{seed}.log")
+    command = script_command(CONTENDERS_FOLDER / "hf_trainer.py", str(workload), str(seed))
+    printed = _run(command, environment(sources=(CONTENDERS_FOLDER,)), out / f"h{seed}.log")
     found = next(line for line in reversed(printed.splitlines()) if line.startswith('{"contender"'))
     return dict(json.loads(found))
 

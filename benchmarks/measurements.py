@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from processes import ROOT, Line, Outcome, contender_command, environment, run
-from suites import Cell, Turn, set_options
+from suites import Cell, Turn
+
+from paceline.bench.process import Line, Outcome, run
+from paceline.bench.records import Record
+from paceline.bench.start import SOURCE, Trained, drop_large, environment, script_command, set_options, train
+
+ROOT = Path(__file__).resolve().parents[1]
+CONTENDERS = ROOT / "benchmarks" / "contenders"
 
 MATMUL_FLOPS = {"NVIDIA H200": 790e12}
 """GPU -> its rate, which MFU is a share of: bf16 products of 8192 x 8192, the best seen. No figure for other GPUs."""
 
 LAST_LOSSES = 50
 """As the contenders report it."""
-
-Record = dict[str, Any]
 
 
 def measure(
@@ -46,28 +49,21 @@ def measure(
     cache.mkdir(parents=True, exist_ok=True)
     name = f"{cell.name.replace('/', '_')}-{'cold' if turn.cold else 'warm'}{turn.round}"
     log = folder / "logs" / cell.suite / f"{name}.log"
+    more: dict[str, Any] = {"log": log, "limit_seconds": limit_seconds, "folder": ROOT}
     if cell.script:
         settings = json.dumps(dict(cell.settings))
-        command = contender_command(cell.script, str(workload or folder), settings, processes=cell.processes)
-        variables = environment(cache, processes=cell.processes)
-        outcome = run(command, environment=variables, log=log, limit_seconds=limit_seconds, folder=ROOT)
+        command = script_command(CONTENDERS / cell.script, str(workload or folder), settings, processes=cell.processes)
+        variables = environment(cache, sources=(CONTENDERS,), processes=cell.processes)
+        outcome = run(command, environment=variables, **more)
         found = _of_contender(cell, outcome, workload)
     else:
         out = folder / "runs" / cell.suite / name
-        shutil.rmtree(out, ignore_errors=True)
-        command = paceline_command(cell, recipe, out, on_gpus=on_gpus)
-        variables = environment(cache, ours=True)
-        outcome = run(
-            command,
-            environment=variables,
-            log=log,
-            limit_seconds=limit_seconds,
-            follow=out / "metrics.jsonl",
-            folder=ROOT,
-        )
-        found = _of_paceline(cell, outcome, workload, out)
-        for large in ("model", "checkpoints"):
-            shutil.rmtree(out / large, ignore_errors=True)
+        options = [*recipe[1:], *paceline_options(cell, on_gpus=on_gpus)]
+        variables = environment(cache, sources=(SOURCE,), all_gpus=cell.processes > 1)
+        trained = train(recipe[0], out, options, environment=variables, **more)
+        command, outcome = trained.command, trained.outcome
+        found = _of_paceline(cell, trained, workload)
+        drop_large(out)
     return {
         **identity(turn),
         "status": outcome.status,
@@ -99,8 +95,8 @@ def cache_folder(turn: Turn, folder: Path) -> Path:
     return folder / "caches" / turn.cell.suite / f"{turn.cell.name.replace('/', '_')}-{number}"
 
 
-def paceline_command(cell: Cell, recipe: Sequence[str], out: Path, *, on_gpus: bool) -> list[str]:
-    """The real command line, on the cell's batch, number of steps and processes."""
+def paceline_options(cell: Cell, *, on_gpus: bool) -> list[str]:
+    """The cell's batch, number of steps and processes, as options of ``paceline train``."""
     settings: dict[str, Any] = {"loop.batch_size": cell.batch_size}
     if not cell.whole:
         settings["loop.max_steps"] = cell.settings["warm_up"] + cell.settings["measured"]
@@ -109,7 +105,7 @@ def paceline_command(cell: Cell, recipe: Sequence[str], out: Path, *, on_gpus: b
     options = set_options({**settings, **cell.recipe_settings})
     if cell.processes > 1:
         options += ["--gpus" if on_gpus else "--processes", str(cell.processes)]
-    return [sys.executable, "-m", "paceline", "train", *recipe, *options, "--out", str(out)]
+    return options
 
 
 def _of_contender(cell: Cell, outcome: Outcome, workload: Path | None) -> Record:
@@ -133,15 +129,13 @@ def _of_contender(cell: Cell, outcome: Outcome, workload: Path | None) -> Record
     return {**found, **result, **_rates(spec, steady, result["samples"], result["tokens"], squared)}
 
 
-def _of_paceline(cell: Cell, outcome: Outcome, workload: Path | None, out: Path) -> Record:
-    steps = [line for line in outcome.lines if line.fields.get("kind") == "step"]
+def _of_paceline(cell: Cell, trained: Trained, workload: Path | None) -> Record:
+    outcome, steps, told = trained.outcome, trained.steps, trained.summary
     found: Record = {}
     if steps:
         found["first_update_seconds"] = round(steps[0].seconds, 3)
-    summary = out / "summary.json"
-    if outcome.status != "ok" or not summary.exists() or workload is None:
+    if outcome.status != "ok" or told is None or workload is None:
         return found
-    told = json.loads(summary.read_text(encoding="utf-8"))
     start = outcome.first("kind", "start")
     found.update(
         loss=statistics.fmean(line.fields["loss"] for line in steps[-LAST_LOSSES:]),

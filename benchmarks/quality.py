@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import math
 import shutil
 import statistics
@@ -22,11 +21,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 import paceline
+from paceline.bench.records import Record, Records
 from paceline.machine.facts import this_machine
 from paceline.recipe import Recipe
 
@@ -37,8 +36,6 @@ PLAIN = "plain"
 
 # Student's t, two-sided 95 %, by degrees of freedom: NIST/SEMATECH e-Handbook, table 1.3.6.7.2
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-
-Record = dict[str, Any]
 
 
 def run_one(suite: Record, row: str, seed: int, settings: Sequence[str], folder: Path) -> Record:
@@ -104,22 +101,16 @@ def main() -> None:
     # in records, what was read has a name; where it lay is nobody's business
     told = [*(f"{key}={Path(value).name}" for key, value in named.items() if value), *asked.set]
     asked.out.mkdir(parents=True, exist_ok=True)
-    written = asked.out / f"{asked.suite}.jsonl"
-    lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
-    records = [json.loads(line) for line in lines]
-    done = {(r["row"], r["seed"]) for r in records}
+    records = Records(asked.out / f"{asked.suite}.jsonl", key=("row", "seed"))
     facts = this_machine()
     about = {"torch": facts.versions.get("torch"), "device": facts.gpus[0].name if facts.gpus else "cpu"}
     rows = [row for row in suite["rows"] if row == PLAIN or fnmatch.fnmatch(row, asked.only)]
     for seed in range(asked.first, asked.first + asked.seeds):
         for row in rows:
-            if (row, seed) in done or time.monotonic() - began > asked.deadline:
+            if records.get(row, seed) or time.monotonic() - began > asked.deadline:
                 continue
-            record = {**run_one(suite, row, seed, settings, asked.out / "run"), **about, "set": told}
-            records.append(record)
-            with written.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(record) + "\n")
-    text = table(suite, records)
+            records.add({**run_one(suite, row, seed, settings, asked.out / "run"), **about, "set": told})
+    text = table(suite, list(records))
     (asked.out / f"{asked.suite}.md").write_text(text, encoding="utf-8")
     sys.stdout.write(text)
 

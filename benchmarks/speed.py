@@ -18,19 +18,23 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from measurements import Record, cache_folder, identity, measure, mfu
-from processes import HERE, ROOT, environment
-from suites import Book, Cell, Turn, Workload, read_book, set_options, turns
+from measurements import ROOT, cache_folder, identity, measure, mfu
+from suites import Book, Turn, Workload, read_book, turns
 from tables import render
 
-from paceline.machine.facts import Facts, ask, this_machine
+from paceline.bench.budget import expected_seconds
+from paceline.bench.records import Record, Records
+from paceline.bench.start import SOURCE, environment, set_options
+from paceline.machine.facts import Facts, this_machine
+from paceline.run_folder.origin import git_state
 
-UNKNOWN_SECONDS = 60.0
-"""What a cell is taken to last before one like it has been seen."""
+HERE = ROOT / "benchmarks"
+KEY = ("work", "contender", "cold", "round")
+"""The fields of a record that say which turn it is of."""
 
 
 def main() -> None:
@@ -41,21 +45,19 @@ def main() -> None:
     ends = time.monotonic() + arguments.deadline
     machine = this_machine()
     recipes = Recipes(book, folder, {"data": arguments.data, "tokenizer": arguments.tokenizer})
-    file = folder / f"{suite}.jsonl"
-    records = _read(file) if file.exists() else []
+    records = Records(folder / f"{suite}.jsonl", key=KEY)
     try:
         for turn in turns(book, suite, arguments.rounds, arguments.only):
             if _is_done(turn, records, folder):
                 continue
-            if _expected_seconds(turn.cell, records) > ends - time.monotonic():
+            cell = {"work": turn.cell.work, "contender": turn.cell.contender}
+            if expected_seconds(cell, records, "total_seconds") > ends - time.monotonic():
                 continue
             record = _take(turn, recipes, folder, ends, machine)
-            records = _newest([*records, record])
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record) + "\n")
+            records.add(record)
             print(_line(record), file=sys.stderr, flush=True)
     finally:  # also after Ctrl-C: what was measured is worth reading
-        table = render(suite, records)
+        table = render(suite, list(records))
         (folder / f"{suite}.md").write_text(table, encoding="utf-8")
         print(table, flush=True)
 
@@ -89,7 +91,7 @@ class Recipes:
             return folder
         command = [sys.executable, str(HERE / "workloads.py"), options[0], str(folder), *options[1:]]
         cache = self._folder / "caches" / "workloads"
-        subprocess.run(command, check=True, env=environment(cache, ours=True), cwd=ROOT, stdout=sys.stderr)
+        subprocess.run(command, check=True, env=environment(cache, sources=(SOURCE,)), cwd=ROOT, stdout=sys.stderr)
         made_of.write_text(json.dumps(options))
         return folder
 
@@ -138,24 +140,15 @@ def _take(turn: Turn, recipes: Recipes, folder: Path, ends: float, machine: Fact
     }
 
 
-def _is_done(turn: Turn, records: list[Record], folder: Path) -> bool:
+def _is_done(turn: Turn, records: Records, folder: Path) -> bool:
     """In the file already. A cold turn whose caches are gone is done again, because the warm ones live on them.
 
     What was cut off, or found too few GPUs, is tried again.
     """
     if turn.cold and not cache_folder(turn, folder).is_dir() and turn.cell.script != "matmul.py":
         return False
-    wanted = (turn.cell.work, turn.cell.contender, turn.cold, turn.round)
-    return any(
-        (r["work"], r["contender"], r["cold"], r["round"]) == wanted and r["status"] not in ("deadline", "skipped")
-        for r in records
-    )
-
-
-def _expected_seconds(cell: Cell, records: list[Record]) -> float:
-    alike = [r for r in records if r["contender"] == cell.contender and r["status"] != "skipped"]
-    same = [r["total_seconds"] for r in alike if r["work"] == cell.work]
-    return float(max(same or [r["total_seconds"] for r in alike] or [UNKNOWN_SECONDS]))
+    record = records.get(turn.cell.work, turn.cell.contender, turn.cold, turn.round)
+    return record is not None and record["status"] not in ("deadline", "skipped")
 
 
 def _line(record: Record) -> str:
@@ -171,20 +164,10 @@ def _line(record: Record) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def _read(path: Path) -> list[Record]:
-    return _newest(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-
-
-def _newest(records: Iterable[Record]) -> list[Record]:
-    """One record a turn: what was run again counts in place of the first."""
-    return list({(r["work"], r["contender"], r["cold"], r["round"]): r for r in records}.values())
-
-
 def _commit() -> str | None:
     """None where there is no git, or no repository."""
-    commit = ask(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
-    changed = ask(["git", "-C", str(ROOT), "status", "--porcelain"])
-    return commit.strip() + (", with changes" if changed else "") if commit else None
+    state = git_state(ROOT)
+    return state["commit"] + (", with changes" if state["dirty"] else "") if state else None
 
 
 def _write_csv(source: Path, path: Path) -> None:

@@ -15,9 +15,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,11 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.records import Record, Records
+from paceline.bench.spread import Spread
+from paceline.bench.start import SOURCE, environment, train
+from paceline.bench.turns import in_turns
 from paceline.machine.facts import this_machine
-
-ROOT = Path(__file__).resolve().parents[1]
-
-Record = dict[str, Any]
 
 OFFLOADED = "parallel.offload=optimizer"
 DEEPSPEED = "parallel.strategy=deepspeed"
@@ -91,31 +88,26 @@ def run(question: str, size: str, settings: Sequence[str], where: Sequence[str],
     with tempfile.TemporaryDirectory() as scratch:
         recipe, out = Path(scratch) / "recipe.yaml", Path(scratch) / "run"
         recipe.write_text(json.dumps(recipe_of(question, size, settings)))  # JSON is YAML
-        command = [sys.executable, "-m", "paceline", "train", str(recipe), "--out", str(out), *where]
-        command += [part for setting in settings for part in ("--set", setting)]
-        try:
-            done = subprocess.run(
-                command, env=_environment(), capture_output=True, text=True, timeout=seconds, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"not over after {seconds:.0f} s"}
-        if done.returncode:
-            return {"error": done.stderr.strip()[-1500:]}
-        summary = json.loads((out / "summary.json").read_text())
-        steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    steps = [step for step in steps if step["kind"] == "step"]
-    timed = steps[len(steps) // 2 :]
+        options = [*where, *(part for setting in settings for part in ("--set", setting))]
+        trained = train(
+            recipe,
+            out,
+            options,
+            environment=environment(sources=(SOURCE,), all_gpus=True),
+            log=Path(scratch) / "log.txt",
+            limit_seconds=seconds,
+        )
+    outcome, summary = trained.outcome, trained.summary
+    if outcome.status == "timeout":
+        return {"error": f"not over after {seconds:.0f} s"}
+    if outcome.status != "ok" or summary is None:
+        return {"error": outcome.error.strip()[-1500:]}
     return {
-        "losses": [step["loss"] for step in steps],
-        "samples_per_second": sum(s["samples"] for s in timed) / sum(s["seconds"] for s in timed),
+        "losses": [line.fields["loss"] for line in trained.steps],
+        "samples_per_second": trained.samples_per_second(len(trained.steps) // 2),
         "execution": summary["execution"],
         "memory": summary["memory"],
     }
-
-
-def _environment() -> dict[str, str]:
-    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *inherited]), "HF_HUB_OFFLINE": "1"}
 
 
 def table(records: Sequence[Record], count: int) -> str:
@@ -138,13 +130,14 @@ def table(records: Sequence[Record], count: int) -> str:
         if not fast:
             lines.append(f"| {way} | {apart} | {_why(_last(records, 'fast', way))} |  |  |")
             continue
-        rates = [r["samples_per_second"] for r in fast]
+        rates = Spread.of(fast, "samples_per_second")
+        assert rates is not None
         memory = fast[-1]["memory"] or {}
         peak = f"{memory['allocated'] / 2**20:,.0f}" if memory else ""
         plan = memory.get("plan")
         near = f"{plan['allocated'] / memory['allocated'] - 1:+.1%}" if plan else memory.get("problem", "")
-        spread = f" ({min(rates):,.0f} to {max(rates):,.0f}, n={len(rates)})" if len(rates) > 1 else ""
-        lines.append(f"| {way} | {apart} | {statistics.median(rates):,.0f}{spread} | {peak} | {near} |")
+        spread = f" ({rates.low:,.0f} to {rates.high:,.0f}, n={rates.n})" if rates.n > 1 else ""
+        lines.append(f"| {way} | {apart} | {rates.median:,.0f}{spread} | {peak} | {near} |")
     return "\n".join(lines) + "\n"
 
 
@@ -164,10 +157,7 @@ def _last(records: Sequence[Record], question: str, way: str) -> Record | None:
 
 def _turns(rounds: int) -> Iterator[tuple[str, int, str]]:
     yield from (("equal", 0, way) for way in WAYS)
-    for number in range(rounds):
-        ways = list(WAYS)
-        # each round begins with another way
-        yield from (("fast", number, way) for way in ways[number:] + ways[:number])
+    yield from (("fast", number, way) for way, number in in_turns(list(WAYS), rounds))
 
 
 def main() -> None:
@@ -194,23 +184,21 @@ def main() -> None:
         "versions": {name: facts.versions.get(name) for name in ("torch", "transformers", "deepspeed")},
     }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = asked.out.read_text(encoding="utf-8").splitlines() if asked.out.exists() else []
-    records = [r for r in map(json.loads, lines) if (r["count"], r["size"]) == (count, asked.size)]
-    done = {(r["question"], r["round"], r["way"]) for r in records if "error" not in r}
+    records = Records(asked.out, key=("count", "size", "question", "round", "way"))
     for turn in _turns(asked.rounds):
         question, number, way = turn
         least, settings = WAYS[way]
         chosen = way == first or fnmatch.fnmatch(way, asked.only)
         left = ends - time.monotonic()
-        if turn in done or count < least or not chosen or left < 10:
+        before = records.get(count, asked.size, *turn)
+        done = before is not None and "error" not in before
+        if done or count < least or not chosen or left < 10:
             continue
         found = run(question, asked.size, [*settings, *device], started, min(asked.limit, left))
-        records.append({"question": question, "round": number, "way": way, **about, **found})
-        with asked.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(records[-1]) + "\n")
+        records.add({"question": question, "round": number, "way": way, **about, **found})
         told = found.get("error") or f"{found['samples_per_second']:,.0f} samples/s"
         print(f"{question} {number} {way}: {told}", file=sys.stderr, flush=True)
-    text = table(records, count)
+    text = table([r for r in records if (r["count"], r["size"]) == (count, asked.size)], count)
     asked.out.with_suffix(".md").write_text(text, encoding="utf-8")
     sys.stdout.write(text)
 

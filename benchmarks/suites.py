@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from paceline.bench.turns import in_turns
 
 SUITES = Path(__file__).with_name("suites.yaml")
 
@@ -121,16 +122,14 @@ def read_book(path: Path = SUITES) -> Book:
 def turns(book: Book, suite: str, rounds: int, only: str | None = None) -> Iterator[Turn]:
     """Everything to run, in order: piece of work by piece of work; cold cells first, then ``rounds`` warm ones.
 
-    In each round every contender has one turn, and each round begins with another contender, so that a machine that
-    grows hot or busy treats all alike. Numbers of processes take turns too: they are compared with one another.
+    Numbers of processes take turns too: they are compared with one another.
     """
     for group in book.suites[suite]:
         for size in group.batch_sizes:
             every = (cell for number in group.processes for cell in _cells(book, suite, group, size, number))
             cells = [cell for cell in every if only is None or fnmatch(cell.name, f"*{only}*")]
             yield from (Turn(cell, True, number) for number in range(group.cold) for cell in cells)
-            for number in range(rounds if group.warm else 0):
-                yield from (Turn(cell, False, number) for cell in _rotated(cells, number))
+            yield from (Turn(cell, False, number) for cell, number in in_turns(cells, rounds if group.warm else 0))
 
 
 def _cells(book: Book, suite: str, group: Group, size: int, processes: int) -> Iterator[Cell]:
@@ -154,17 +153,3 @@ def _cells(book: Book, suite: str, group: Group, size: int, processes: int) -> I
             whole=group.whole,
             limit_seconds=group.limit_seconds,
         )
-
-
-def _rotated(cells: Sequence[Cell], by: int) -> list[Cell]:
-    start = by % len(cells) if cells else 0
-    return [*cells[start:], *cells[:start]]
-
-
-def set_options(settings: Mapping[str, Any]) -> list[str]:
-    """``--set`` options of the command line."""
-    return [part for key, value in settings.items() for part in ("--set", f"{key}={_written(value)}")]
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

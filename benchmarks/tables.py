@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from paceline.bench.spread import Spread
 
 Record = Mapping[str, Any]
 OURS = "paceline"
@@ -29,26 +30,21 @@ class Row:
     @property
     def rate(self) -> float | None:
         """Median steady samples a second; of the cold runs where there is no warm one."""
-        return median(values(self.warm or self.cold, "samples_per_second"))
+        return self.median("samples_per_second")
 
-
-def values(records: Sequence[Record], key: str) -> list[float]:
-    """The numbers under ``key``; records without one are left out."""
-    return [record[key] for record in records if record.get(key) is not None]
-
-
-def median(numbers: Sequence[float]) -> float | None:
-    """None of none."""
-    return statistics.median(numbers) if numbers else None
+    def median(self, key: str) -> float | None:
+        """Of the warm runs, of the cold ones where there is none; None without a figure."""
+        found = Spread.of(self.warm or self.cold, key)
+        return found.median if found else None
 
 
 def _spread(records: Sequence[Record], key: str, form: str, scale: float = 1.0) -> str:
     """``median (smallest..largest)``; the median alone of a single one."""
-    found = [scale * value for value in values(records, key)]
-    if not found:
+    found = Spread.of(records, key, scale)
+    if found is None:
         return ""
-    middle = format(statistics.median(found), form)
-    return middle if len(found) == 1 else f"{middle} ({min(found):{form}}..{max(found):{form}})"
+    middle = format(found.median, form)
+    return middle if found.n == 1 else f"{middle} ({found.low:{form}}..{found.high:{form}})"
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ def _of_linear(row: Row, one: Row) -> str:
     if processes == 1:
         return ""
     for key in ("tokens_per_second", "samples_per_second"):
-        rate, alone = (median(values(each.warm or each.cold, key)) for each in (row, one))
+        rate, alone = row.median(key), one.median(key)
         if rate and alone:
             return f"{rate / (processes * alone):.3f}"
     return ""

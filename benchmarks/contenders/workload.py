@@ -31,6 +31,8 @@ PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch-lightni
 LAST_LOSSES = 50
 """Training losses, of the last steps, whose mean is reported."""
 
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # tokens are read, and loaders that fork would be warned of
+
 RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 """What torchrun says of this process."""

@@ -539,3 +539,34 @@ def test_a_process_exits_with_2_and_says_it_on_standard_error(tmp_path: Path, mo
     done = subprocess.run([*command, "--out", "run"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "finished" in done.stdout
+
+
+# ---- ranks that share one model
+
+
+SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "stages": (("--processes", "4", "--set", "parallel.pipeline=4"), ("2 blocks", "parallel.pipeline=2")),
+    "heads": (("--processes", "4", "--set", "parallel.tensor=4"), ("2 attention heads", "parallel.tensor=2")),
+    "no whole groups": (("--processes", "3", "--set", "parallel.tensor=2"), ("groups of 2", "parallel.tensor=3")),
+}
+
+
+@pytest.mark.parametrize(("asked", "parts"), SHARED.values(), ids=SHARED)
+def test_a_model_that_ranks_cannot_share_is_refused_before_any_is_started(
+    asked: tuple[str, ...], parts: tuple[str, ...], train: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_csv(Path("a.csv"), reviews(24))
+    monkeypatch.setattr("paceline.verbs.launch.launch", lambda *_, **__: pytest.fail("ranks are started"))
+    done = train("a.csv", *asked)
+    teaches(done, *parts, "  fix: paceline train --model")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("asked", "parts"), SHARED.values(), ids=SHARED)
+def test_and_before_a_job_is_queued(
+    asked: tuple[str, ...], parts: tuple[str, ...], paceline: Paceline, model: Path
+) -> None:
+    write_csv(Path("a.csv"), reviews(24))
+    done = paceline("launch", "slurm", "--model", model, "--data", "a.csv", "--dry-run", *asked)
+    teaches(done, *parts)
+    assert not done.out

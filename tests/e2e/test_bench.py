@@ -223,6 +223,17 @@ def test_rows_that_no_ladder_is_for_are_refused(tmp_path: Path, recipe: Recipe, 
         climb(scores, tmp_path / "out", [rung("a")])
 
 
+def test_a_plan_that_is_not_whole_and_a_place_for_no_folder_are_told(
+    recipe: Recipe, stand_ins: Path, tmp_path: Path
+) -> None:
+    climb(recipe, tmp_path / "out", [rung("a")])
+    (tmp_path / "out" / ladder.PLAN).write_text('{"pace')
+    with pytest.raises(RunFolderError, match="not whole"):
+        climb(recipe, tmp_path / "out", [rung("a")])
+    with pytest.raises(RunFolderError, match="not a folder"):
+        climb(recipe, Path("/proc/bench"), [rung("a")])
+
+
 @pytest.fixture
 def paceline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paceline:
     return in_process(monkeypatch, capsys)

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import contender_command, environment, run
 from benchmarks.suites import Group, read_book, turns
 from benchmarks.tables import render
+from paceline.bench.process import run
+from paceline.bench.start import environment, script_command
 
 ROOT = Path(__file__).resolve().parents[2]
+CONTENDERS = ROOT / "benchmarks" / "contenders"
 
 
 def record(contender: str, rate: float | None = None, **fields: Any) -> dict[str, Any]:
@@ -179,8 +181,10 @@ def test_a_timeout_ends_ranks_in_sessions_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_under_torchrun_the_last_line_is_a_ranks_error(tmp_path: Path) -> None:
     settings = json.dumps({"batch_size": 8, "warm_up": 1, "measured": 1, "workers": 0, "precision": "fp32", "pad": 8})
-    command = contender_command("ddp_loop.py", str(tmp_path / "nowhere"), settings, processes=2)
-    outcome = run(command, environment=environment(processes=2), log=tmp_path / "log", limit_seconds=150)
+    command = script_command(CONTENDERS / "ddp_loop.py", str(tmp_path / "nowhere"), settings, processes=2)
+    outcome = run(
+        command, environment=environment(sources=(CONTENDERS,), processes=2), log=tmp_path / "log", limit_seconds=150
+    )
     assert outcome.status == "failed", outcome
     last = outcome.error.splitlines()[-1]
     assert "FileNotFoundError" in last, f"the note under the table would be: {last}"

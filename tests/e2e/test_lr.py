@@ -67,3 +67,13 @@ def test_what_cannot_be_tested_is_exit_code_2(paceline: Paceline, file: Path, op
     assert message in done.err
     assert "fix:" in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_rate_is_multiplied_by_lr_scaling_as_in_a_run(paceline: Paceline, file: Path) -> None:
+    """What is suggested is typed as ``--lr``, and a run multiplies that."""
+    scale = ("--set", "optimizer.lr_scaling=4")
+    scaled = paceline("lr", file, "--steps", 20, "--from", 1e-4, "--to", 1e-2, *scale, "--json")
+    plain = paceline("lr", file, "--steps", 20, "--from", 4e-4, "--to", 4e-2, "--json")
+    found, expected = json.loads(scaled.out), json.loads(plain.out)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-3)
+    assert found["rates"][0] == pytest.approx(1e-4)

@@ -137,6 +137,17 @@ def test_what_starts_inside_a_slurm_job_numbers_its_own() -> None:
     assert find_place({**helper, **torchrun, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}).started == "torchrun"
 
 
+def test_a_task_whose_srun_speaks_pmi_too_is_a_task() -> None:
+    """``srun --mpi=pmi2``, on many clusters the default, numbers the same task twice."""
+    for number in range(4):
+        found = {**task(number), "SLURM_GPUS_PER_TASK": "1"}
+        assert find_place({**found, "PMI_RANK": str(number), "PMI_SIZE": "4"}) == find_place(found)
+    one_a_node = {**task(1, per_node="1(x2)", local=1), "SLURM_STEP_NUM_TASKS": "2"}
+    found_member = member({**one_a_node, "PMI_RANK": "1", "PMI_SIZE": "2"})
+    assert found_member is not None
+    assert found_member.is_one_a_machine
+
+
 def test_horovodrun_meets_where_it_was_started() -> None:
     place = find_place(HOROVOD)
     assert (place.rank, place.world_size, place.local_rank, place.started) == (1, 4, 1, "horovodrun")

@@ -93,6 +93,20 @@ def test_the_signal_of_a_forked_child_is_not_its_parents() -> None:
     assert (code, said) == (0, "seen through None\n")
 
 
+def test_a_forked_child_that_lives_longer_holds_nothing_up() -> None:
+    """It has the pipe's writing end too, so that the reading end never comes to its end by itself."""
+    body = "\n    os.fork() or (os.close(1), time.sleep(6), os._exit(0))\n    deaf(0)"
+    code, said, seconds = ended(body)
+    assert (code, said) == (0, "seen through None\n")
+    assert seconds < 5
+
+
+def test_a_forked_child_that_unwinds_takes_the_last_resort_from_nobody() -> None:
+    body = "\n    child = os.fork()\n    child or (resort.close(), os._exit(0))\n    os.waitpid(child, 0), deaf(60)"
+    code, said, _ = ended(body, signal.SIGTERM)
+    assert (code, said) == (75, "SIGTERM: start it again\n")
+
+
 def test_without_a_signal_nothing_is_left_of_it() -> None:
     code, said, _ = ended("deaf(0)")
     assert (code, said) == (0, "seen through None\n")

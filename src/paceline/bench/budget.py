@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from paceline.bench.records import Record
@@ -54,15 +54,20 @@ def fit(cells: Sequence[T], seconds_of: Callable[[T], float], left: float, spare
     return kept
 
 
-def expected_seconds(rung: str, contender: str, records: Iterable[Record]) -> float:
-    """What a cell of a rung will take: as long as it did before, else as most of its contender's, else as most do."""
-    known = [each for each in records if each.get("whole_seconds")]
-    own = [each["whole_seconds"] for each in known if each["rung"] == rung]
+def expected_seconds(cell: Mapping[str, str], records: Iterable[Record], seconds: str = "whole_seconds") -> float:
+    """What a cell will take: as long as it did before, else as most of its contender's, else as most do.
+
+    Args:
+        cell: the fields that a record of it has, ``contender`` among them.
+        seconds: the field of the time.
+    """
+    known = [each for each in records if each.get(seconds)]
+    own = [each[seconds] for each in known if all(each[name] == value for name, value in cell.items())]
     if own:
         return float(max(own))
     # not the longest: one rung that compiles would have all after it dropped
-    alike = [each["whole_seconds"] for each in known if each["contender"] == contender]
-    return float(statistics.median(alike or [each["whole_seconds"] for each in known] or [0.0]))
+    alike = [each[seconds] for each in known if each["contender"] == cell["contender"]]
+    return float(statistics.median(alike or [each[seconds] for each in known] or [0.0]))
 
 
 def steps_that_fit(

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from paceline.bench.gauge import Gauge
 from paceline.bench.process import Line, Outcome, run
 from paceline.bench.records import CUT_OFF, Record
 from paceline.bench.rungs import OURS, Rung
+from paceline.bench.start import SOURCE, Trained, drop_large, environment, script_command, set_options, train
+from paceline.bench.turns import in_turns
 from paceline.bench.work import Extent
 from paceline.contract.errors import UserError
 from paceline.contract.files import write_atomically
@@ -29,9 +30,6 @@ SHARED = "job"
 
 ALL_DEVICES = -1
 """As Lightning names them."""
-
-OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that would make a rank of a measured process."""
 
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 """The line of a traceback that names what was raised."""
@@ -76,16 +74,8 @@ class Bench:
 
 
 def turns(rungs: Sequence[Rung], repeats: int) -> list[Cell]:
-    """Every cell in the order in which they are run: each rung once, then again, each round beginning at another rung.
-
-    So a machine that grows hot or busy treats all alike. The first round begins with the first rung, which the others
-    are held against.
-    """
-    found = []
-    for repeat in range(repeats):
-        start = repeat % len(rungs) if rungs else 0
-        found += [Cell(rung, repeat) for rung in (*rungs[start:], *rungs[:start])]
-    return found
+    """Every cell in the order in which they are run; the first is of the first rung, which others are held against."""
+    return [Cell(rung, repeat) for rung, repeat in in_turns(rungs, repeats)]
 
 
 def script(contender: str) -> str:
@@ -138,21 +128,25 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
     if cell.cold:
         shutil.rmtree(cache, ignore_errors=True)
     seed = bench.seed + cell.repeat
-    command = _our_command(cell, bench, folder, seed) if rung.contender == OURS else _command(cell, bench, folder, seed)
+    ours, trained = rung.contender == OURS, None
+    told: dict[str, Any] = {"log": folder / "log.txt", "limit_seconds": limit_seconds, "folder": folder}
+    told["environment"] = environment(
+        cache,
+        sources=(SOURCE,) if ours else (),
+        processes=bench.gpus if rung.launched else 1,
+        all_gpus=takes_all(rung),
+    )
     with Gauge(wanted=bench.gpus > 0) as gauge:
-        outcome = run(
-            command,
-            environment=environment(cache, ours=rung.contender == OURS, all_gpus=takes_all(rung)),
-            log=folder / "log.txt",
-            limit_seconds=limit_seconds,
-            follow=folder / "run" / "metrics.jsonl" if rung.contender == OURS else None,
-            folder=folder,
-        )
-    read = _of_ours if rung.contender == OURS else _of_contender
-    found = read(outcome, bench, folder)
+        if ours:
+            trained = train(bench.recipe, folder / "run", set_options({"seed": seed, **rung.settings}), **told)
+            command, outcome = trained.command, trained.outcome
+        else:
+            command = _command(cell, bench, folder, seed)
+            outcome = run(command, **told)
+    found = _of_ours(trained, bench) if trained else _of_contender(outcome, bench, folder)
     if found["status"] == "hung" and out_of_time:
         found = {"status": CUT_OFF, "why": "the budget was spent"}
-    drop_large(folder)
+    empty(folder)
     return {
         "rung": rung.name,
         "repeat": cell.repeat,
@@ -170,39 +164,15 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
     }
 
 
-def drop_large(folder: Path) -> None:
-    """Remove the weights that a cell has saved; they were of use for being saved alone."""
-    for large in (folder / "saved", folder / "run" / "model", folder / "run" / "checkpoints"):
-        shutil.rmtree(large, ignore_errors=True)
+def empty(folder: Path) -> None:
+    """Remove the weights that a cell has saved."""
+    shutil.rmtree(folder / "saved", ignore_errors=True)
+    drop_large(folder / "run")
 
 
 def takes_all(rung: Rung) -> bool:
     """Whether it runs on all GPUs that there are."""
     return rung.gpus > 1 or rung.settings.get("devices") == ALL_DEVICES
-
-
-def environment(cache: Path, *, ours: bool, all_gpus: bool) -> dict[str, str]:
-    """The variables of a measured process: nothing is downloaded, caches are the rung's own.
-
-    Args:
-        cache: folder of everything that is compiled, encoded or trained once.
-        ours: paceline, which is found where this process has it.
-        all_gpus: it sees all of them; else the first alone, or the Trainer would take every one by DataParallel.
-    """
-    found = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
-    found |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    if ours:
-        here = str(Path(__file__).resolve().parents[2])
-        found["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    if not all_gpus:
-        found["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    folders = {
-        "TORCHINDUCTOR_CACHE_DIR": "inductor",
-        "TRITON_CACHE_DIR": "triton",
-        "CUDA_CACHE_PATH": "cuda",
-        "PACELINE_CACHE": "paceline",
-    }
-    return found | {name: str(cache / folder) for name, folder in folders.items()}
 
 
 def _command(cell: Cell, bench: Bench, folder: Path, seed: int) -> list[str]:
@@ -212,20 +182,7 @@ def _command(cell: Cell, bench: Bench, folder: Path, seed: int) -> list[str]:
     write_atomically(path, script(cell.rung.contender).encode())
     job = {**bench.job, "seed": seed, "save": str(folder / "saved"), "settings": dict(cell.rung.settings)}
     write_atomically(folder / "job.json", json.dumps(job, indent=2, ensure_ascii=False).encode())
-    launcher: list[str] = []
-    if cell.rung.launched:
-        # the address, because looking up this machine's name may fail or take long
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        launcher += ["--nproc-per-node", str(bench.gpus)]
-    # -P: a folder's own files do not take the place of packages
-    return [sys.executable, "-P", *launcher, str(path), str(folder / "job.json")]
-
-
-def _our_command(cell: Cell, bench: Bench, folder: Path, seed: int) -> list[str]:
-    """The real command line."""
-    settings = [f"seed={seed}", *(f"{key}={json.dumps(value)}" for key, value in cell.rung.settings.items())]
-    options = [word for setting in settings for word in ("--set", setting)]
-    return [sys.executable, "-m", "paceline", "train", str(bench.recipe), *options, "--out", str(folder / "run")]
+    return script_command(path, str(folder / "job.json"), processes=bench.gpus if cell.rung.launched else 1)
 
 
 def _of_contender(outcome: Outcome, bench: Bench, folder: Path) -> Record:
@@ -290,19 +247,16 @@ def _stages(outcome: Outcome, step_seconds: float) -> dict[str, float]:
     return {stage: round(seconds, 3) for stage, seconds in found.items()}
 
 
-def _of_ours(outcome: Outcome, bench: Bench, folder: Path) -> Record:
+def _of_ours(trained: Trained, bench: Bench) -> Record:
+    outcome, told = trained.outcome, trained.summary
     if outcome.status != "ok":
-        told = _unwell(outcome)
-        return {**told, "status": "refused"} if outcome.code == UserError.exit_code else told
-    summary = folder / "run" / "summary.json"
-    if not summary.exists():
+        unwell = _unwell(outcome)
+        return {**unwell, "status": "refused"} if outcome.code == UserError.exit_code else unwell
+    if told is None:
         return {"status": "rubbish", "why": "it ended well, and left no summary"}
-    told = json.loads(summary.read_text(encoding="utf-8"))
-    steps = [line.fields for line in outcome.lines if line.fields.get("kind") == "step"]
-    inside = steps[bench.extent.warm_up :]
-    seconds = sum(step["seconds"] for step in inside)
-    if len(steps) != bench.extent.steps or not seconds > 0:
-        return {"status": "rubbish", "why": f"{bench.extent.steps} steps were due; found {len(steps)}"}
+    rate = trained.samples_per_second(bench.extent.warm_up)
+    if len(trained.steps) != bench.extent.steps or not rate:
+        return {"status": "rubbish", "why": f"{bench.extent.steps} steps were due; found {len(trained.steps)}"}
     phases = told["seconds"]
     stages = {
         "import": phases.get("start", 0.0) + phases.get("import", 0.0),
@@ -317,8 +271,8 @@ def _of_ours(outcome: Outcome, bench: Bench, folder: Path) -> Record:
     return {
         "status": "ok",
         "quality": told["final"]["test"]["accuracy"],
-        "losses": [round(_number(step["loss"]), 6) for step in steps],
-        "samples_per_second": round(sum(step["samples"] for step in inside) / seconds, 2),
+        "losses": [round(_number(line.fields["loss"]), 6) for line in trained.steps],
+        "samples_per_second": round(rate, 2),
         "peak_allocated_bytes": told.get("peak_bytes"),
         "peak_reserved_bytes": (told.get("memory") or {}).get("reserved"),
         "stages": {stage: round(value, 3) for stage, value in stages.items()},
@@ -361,10 +315,9 @@ def matmul_rate(folder: Path) -> Line | None:
     """What the device reaches in a matrix product, in a process of its own; None where that did not work."""
     path = folder / "contenders" / "matmul.py"
     write_atomically(path, script("matmul").encode())
-    cache = folder / "caches" / "matmul"
     outcome = run(
-        [sys.executable, "-P", str(path)],
-        environment=environment(cache, ours=False, all_gpus=False),
+        script_command(path),
+        environment=environment(folder / "caches" / "matmul"),
         log=folder / "cells" / "matmul.txt",
         limit_seconds=120,
     )

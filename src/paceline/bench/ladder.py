@@ -14,7 +14,7 @@ from typing import Any
 from paceline._version import __version__
 from paceline.bench import budget as budgets
 from paceline.bench import work
-from paceline.bench.cells import Bench, Cell, drop_large, matmul_rate, measure, turns
+from paceline.bench.cells import Bench, Cell, empty, matmul_rate, measure, turns
 from paceline.bench.records import CUT_OFF, Records
 from paceline.bench.rungs import EVERY, LADDERS, OURS, Rung, chosen, obstacle, without
 from paceline.bench.standings import Standing, standings
@@ -139,7 +139,7 @@ class Climb:
         with disk_errors(folder):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError):
+            except (FileExistsError, FileNotFoundError, NotADirectoryError):
                 raise RunFolderError(f"{folder}: not a folder", fix="choose another --out") from None
         if any(folder.iterdir()) and not (folder / PLAN).exists() and not _is_ours(folder):
             raise RunFolderError(
@@ -153,7 +153,7 @@ class Climb:
     def _make_room(self) -> None:
         shutil.rmtree(self._folder / "caches", ignore_errors=True)
         for cell in (self._folder / "cells").glob("*"):
-            drop_large(cell)
+            empty(cell)
 
     def _climb(self) -> Ladder:
         self._find_states()
@@ -195,7 +195,11 @@ class Climb:
         path = self._folder / PLAN
         asked = {"recipe": self._recipe.resolved(), "steps": self._wanted.steps}
         if path.exists():
-            plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                why = "it says what work the cells did; without it their figures stand for nothing"
+                raise RunFolderError(f"{path}: not whole", why, "choose another --out") from None
             if plan["asked"]["recipe"] != asked["recipe"] or asked["steps"] not in (None, plan["asked"]["steps"]):
                 why = "its cells did other work; figures of both would stand in one table"
                 raise RunFolderError(f"{self._folder}: a bench of another recipe", why, "choose another --out")
@@ -321,7 +325,7 @@ class Climb:
         return not failed and (record is None or record["status"] == CUT_OFF)
 
     def _seconds_of(self, cell: Cell) -> float:
-        return budgets.expected_seconds(cell.rung.name, cell.rung.contender, self._records)
+        return budgets.expected_seconds({"rung": cell.rung.name, "contender": cell.rung.contender}, self._records)
 
     def _drop(self, missing: Sequence[Cell], kept: Sequence[Cell]) -> None:
         """Say which rungs have no time; looked at anew before every cell, so one may come back."""

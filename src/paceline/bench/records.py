@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,31 @@ CUT_OFF = "cut off"
 
 
 class Records:
-    """The records of a folder, the newest of each cell.
+    """The records of a file, the newest of each cell.
 
     Args:
         path: the file; a last line that a crash left unfinished is passed over.
         make_room: called once where the disk is full, before the line is written again.
+        key: the fields that say which cell a record is of.
     """
 
-    def __init__(self, path: Path, make_room: Callable[[], None] = lambda: None) -> None:
-        self._path, self._make_room = path, make_room
-        self._records: dict[tuple[str, int], Record] = {}
+    def __init__(
+        self, path: Path, make_room: Callable[[], None] = lambda: None, *, key: Sequence[str] = ("rung", "repeat")
+    ) -> None:
+        self._path, self._make_room, self._key = path, make_room, tuple(key)
+        self._records: dict[tuple[Any, ...], Record] = {}
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             try:
                 self._keep(json.loads(line))
             except (ValueError, KeyError, TypeError):
                 continue
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Record]:
         return iter(list(self._records.values()))
 
-    def get(self, rung: str, repeat: int) -> Record | None:
-        """The record of a cell."""
-        return self._records.get((rung, repeat))
+    def get(self, *cell: Any) -> Record | None:
+        """The record of a cell, by the fields of the key."""
+        return self._records.get(cell)
 
     def forget(self, statuses: tuple[str, ...]) -> None:
         """Leave out records of these statuses, so that their cells are missing; the file keeps them."""
@@ -52,22 +55,26 @@ class Records:
             DiskFullError: no room even after ``make_room``; what was there before is whole.
         """
         self._keep(record)
-        line = json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-        with disk_errors(self._path, len(line)):
+        with disk_errors(self._path):
             try:
-                _append(self._path, line)
+                append(self._path, record)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 self._make_room()
-                _append(self._path, line)
+                append(self._path, record)
 
     def _keep(self, record: Record) -> None:
-        self._records[record["rung"], record["repeat"]] = record
+        self._records[tuple(record[name] for name in self._key)] = record
 
 
-def _append(path: Path, line: bytes) -> None:
-    """Add a whole line, or nothing."""
+def append(path: Path, record: Record) -> None:
+    """Add a record's whole line to a file, on the disk, or nothing.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    line = json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         size = os.lseek(descriptor, 0, os.SEEK_END)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.bench.records import Record
 from paceline.bench.rungs import Rung
+from paceline.bench.spread import Spread
 
 STAGES = ("import", "data", "model", "compile", "train", "evaluate", "save", "other")
 """A whole job, in its order."""
@@ -25,33 +26,6 @@ LEAST = 0.02
 
 OF_ONE_SEED = 0.05
 """Quality that is no difference where the first rung has one cell alone, and so no spread."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Figures of several cells."""
-
-    values: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The middle of at least one value."""
-        return statistics.median(self.values)
-
-    @property
-    def low(self) -> float:
-        """The smallest."""
-        return min(self.values)
-
-    @property
-    def high(self) -> float:
-        """The largest."""
-        return max(self.values)
-
-    @property
-    def n(self) -> int:
-        """Number of cells."""
-        return len(self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,28 +176,24 @@ def _without_figures(rung: Rung, records: Sequence[Record], states: Mapping[str,
 
 
 def _measured(rung: Rung, records: Sequence[Record], verdict: str, told: str, why: str) -> Standing:
-    def spread(key: str, some: Sequence[Record] = records) -> Spread | None:
-        found = tuple(float(each[key]) for each in some if each.get(key) is not None)
-        return Spread(found) if found else None
-
     trajectories = [pieces(each["losses"]) for each in records if each["losses"]]
     return Standing(
         rung=rung,
         state="measured",
         why=why,
-        rate=spread("samples_per_second"),
-        whole=spread("whole_seconds"),
-        cold=spread("whole_seconds", [each for each in records if each["cold"]]),
-        warm=spread("whole_seconds", [each for each in records if not each["cold"]]),
+        rate=Spread.of(records, "samples_per_second"),
+        whole=Spread.of(records, "whole_seconds"),
+        cold=Spread.of([each for each in records if each["cold"]], "whole_seconds"),
+        warm=Spread.of([each for each in records if not each["cold"]], "whole_seconds"),
         stages={
             name: statistics.median(each["stages"].get(name, 0.0) for each in records)
             for name in STAGES
             if any(each["stages"].get(name) for each in records)
         },
-        peak_host_bytes=spread("peak_host_bytes"),
-        peak_gpu_bytes=spread("peak_reserved_bytes"),
-        energy_joules=spread("energy_joules"),
-        quality=spread("quality"),
+        peak_host_bytes=Spread.of(records, "peak_host_bytes"),
+        peak_gpu_bytes=Spread.of(records, "peak_reserved_bytes"),
+        energy_joules=Spread.of(records, "energy_joules"),
+        quality=Spread.of(records, "quality"),
         losses=tuple(statistics.fmean(point) for point in zip(*trajectories, strict=True)) if trajectories else (),
         verdict=verdict,
         told=told,

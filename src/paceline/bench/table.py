@@ -7,7 +7,8 @@ from typing import Any
 
 from paceline.bench.claims import answers
 from paceline.bench.ladder import Ladder
-from paceline.bench.standings import Spread, Standing
+from paceline.bench.spread import Spread
+from paceline.bench.standings import Standing
 from paceline.observe.formats import duration, printable, share, size
 
 BAR = 18

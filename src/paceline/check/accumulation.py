@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.check.claim import NotApplicable
+from paceline.check.claim import Broken, NotApplicable
 from paceline.check.difference import Computed, Measured, same_up_to_rounding
 from paceline.check.subject import PLAIN_SGD, STEADY, Steps, Subject
 
@@ -45,9 +45,16 @@ def measured(steps: Steps, micro_batch_size: int, number: int) -> Measured:
 
 
 def gradients(steps: Steps) -> dict[str, Tensor]:
-    """A copy of each trained parameter's gradient, by its name."""
+    """A copy of each trained parameter's gradient, by its name.
+
+    Raises:
+        Broken: there is none, and nothing would be compared.
+    """
     named = steps.build.model.named_parameters()
-    return {name: p.grad.clone() for name, p in named if p.requires_grad and p.grad is not None}
+    found = {name: p.grad.clone() for name, p in named if p.requires_grad and p.grad is not None}
+    if not found:
+        raise Broken("no trained weight has a gradient after its pass", tensor="gradient")
+    return found
 
 
 def _last(found: Measured) -> Measured:

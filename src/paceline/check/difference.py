@@ -7,7 +7,7 @@ As in ``compare``: what is near enough in fp32 is equal; what is not is computed
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -28,8 +28,13 @@ FLOOR = 1e-3
 """A tensor's difference is measured by its own norm, or by this share of the norm of all of its kind: what is nearly
 nothing beside the others may be nothing but rounding."""
 
-FLOORS = {"change": 0.1}
-"""Kind -> its own share; a weight's change is rounded as the weight is, however small the change."""
+FLOORS = {"change": 0.1, "state": 0.1}
+"""First word of a kind -> its own share; a weight's change is rounded as the weight is, however small the change, and a
+moment of what is nearly nothing is that of its rounding."""
+
+NOISE = 0.05
+"""What the order in which a GPU adds may make of a state after some steps in bf16; what was forgotten or drawn anew
+makes a half and more of it."""
 
 Measured = Mapping[str, Mapping[str, Tensor]]
 """Kind of tensor (``gradient``) -> name (``classifier.weight``) -> tensor. Norms are taken over all of a kind."""
@@ -61,7 +66,7 @@ def difference(expected: Measured, found: Measured, tolerance: float, *, floors:
     for kind, tensors in expected.items():
         norms = {name: float(tensor.double().norm()) for name, tensor in tensors.items()}
         whole = math.hypot(*norms.values())
-        floor = whole * (FLOORS.get(kind, FLOOR) if floors else 1.0)
+        floor = whole * (FLOORS.get(kind.partition(" ")[0], FLOOR) if floors else 1.0)
         for name, tensor in tensors.items():
             label = f"{kind} of {name}" if name else kind
             other = found.get(kind, {}).get(name)
@@ -132,6 +137,39 @@ def same_bits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], ways:
         if not torch.equal(tensor, other) and not _both_nan(tensor, other):
             away = _distance(tensor, other, float(tensor.double().norm()))
             raise Broken(f"{ways}: {name} differs by {away:.1e} of its norm", tensor=name, away=away)
+
+
+def same_state(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], ways: str, *, noise: float = 0.0) -> None:
+    """Compare two states: bit for bit, or every tensor up to what the order in which a GPU adds makes of it.
+
+    Args:
+        expected, found: ``kind: name`` -> tensor.
+        noise: share of its norm that a tensor of floats may be away, see ``FLOORS``; 0: it has the same bits.
+
+    Raises:
+        Broken: they differ.
+    """
+    more = next((name for name in found if name not in expected), None)
+    if more is not None:
+        raise Broken(f"{ways}: {more} was not there before", tensor=more)
+    inexact = {name for name, tensor in expected.items() if noise and tensor.is_floating_point()}
+    same_bits({name: tensor for name, tensor in expected.items() if name not in inexact}, found, ways)
+    seen = difference(_by_kind(expected, inexact), _by_kind(found, inexact), noise)
+    if seen is not None:
+        raise Broken(
+            f"{ways}: {seen.tensor} differs by {seen.away:.1e} of its norm", tensor=seen.tensor, away=seen.away
+        )
+
+
+def _by_kind(tensors: Mapping[str, Tensor], names: Collection[str]) -> dict[str, dict[str, Tensor]]:
+    """``optimizer: a.weight.exp_avg`` is of the kind ``optimizer exp_avg``: a moment is not measured by another's."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for label, tensor in tensors.items():
+        if label in names:
+            kind, _, name = label.rpartition(": ")
+            kind = f"{kind} {name.rpartition('.')[2]}" if kind == "optimizer" else kind
+            found.setdefault(f"state ({kind})", {})[name] = tensor
+    return found
 
 
 def _both_nan(one: Tensor, other: Tensor) -> bool:

@@ -19,7 +19,7 @@ from paceline.techniques import packing
 def check(subject: Subject) -> str:
     """Logits and gradients of a packed row beside those of padded batches, and of each text alone."""
     tokens = subject.require_texts()
-    if subject.recipe.techniques.packing is False and _is_asked(subject):
+    if subject.recipe.techniques.packing is False and not subject.was_chosen("techniques.packing"):
         raise NotApplicable("techniques.packing = false")
     if tokens.windows is not None:
         raise NotApplicable("a sample is several windows, which are compared as they are packed before the run")
@@ -52,11 +52,6 @@ def check(subject: Subject) -> str:
         away = same_up_to_rounding(compute, "packed and padded")
         same_up_to_rounding(lambda double: _beside_alone(subject, row, ids, double), "packed and alone")
     return f"{len(ids)} texts in a row; logits and gradients differ by {away:.1e} of their norm at most"
-
-
-def _is_asked(subject: Subject) -> bool:
-    """Whether the recipe itself leaves packing off, and not what was found of the model."""
-    return not any(decision.setting == "techniques.packing" for decision in subject.decisions)
 
 
 def _tried(compute: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.check.claim import Broken, NotApplicable
+from paceline.check.compiled import warm_up
 from paceline.check.subject import Subject
 from paceline.tracing.recompiles import Recompiles
 
@@ -14,7 +15,7 @@ def check(subject: Subject) -> str:
     with subject.numbers(subject.recipe.techniques.precision):
         steps = subject.steps(*subject.as_run, still=False)
         course, engine = steps.course, steps.assembled.engine
-        engine.warm_up(course.largest(course.start))
+        warm_up(subject, steps)
         if "compile" in engine.execution:
             engine.close()
             raise NotApplicable(f"blocks run as written: {engine.execution['compile']}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.check.claim import Broken
-from paceline.check.difference import same_bits
+from paceline.check.difference import NOISE, same_state
 from paceline.check.subject import Subject
 from paceline.contract.records import EvaluationRecord, Record, StepRecord
 from paceline.contract.stop import Stop
@@ -35,12 +35,11 @@ def check(subject: Subject) -> str:
         stopped = max(1, steps // 2 + 1)
         checkpoint = _moved(subject, stopped)
         again, _, told_again = _run(subject, "resumed", checkpoint)
-    try:
-        same_bits(whole, again, f"resumed after step {stopped} of {steps} and uninterrupted")
-    except Broken as error:
-        if deterministic or recipe.device == "cpu" or (error.away or 1) > 1e-2:
-            raise
-    if recipe.device == "cpu" or deterministic:
+    exact = recipe.device == "cpu" or deterministic
+    same_state(
+        whole, again, f"resumed after step {stopped} of {steps} and uninterrupted", noise=0.0 if exact else NOISE
+    )
+    if exact:
         _same_records(told, told_again, stopped)
     return f"{steps} steps, resumed after step {stopped}: weights, optimizer, losses and evaluations are equal"
 
@@ -115,7 +114,15 @@ def _same_records(whole: list[Record], again: list[Record], stopped: int) -> Non
             if record.loss != expected.get(record.step):
                 told = f"the loss of step {record.step} is {record.loss} resumed, {expected.get(record.step)} without"
                 raise Broken(told, tensor=f"loss of step {record.step}")
+    made = {record.step for record in again if isinstance(record, StepRecord)}
+    missing = next((step for step in sorted(expected) if step > stopped and step not in made), None)
+    if missing is not None:
+        raise Broken(f"the resumed run does not make step {missing}", tensor=f"step {missing}")
+    evaluated = {record.step for record in again if isinstance(record, EvaluationRecord)}
     measured = {record.step: record.loss for record in whole if isinstance(record, EvaluationRecord)}
     for found in again:
         if isinstance(found, EvaluationRecord) and found.loss != measured.get(found.step):
             raise Broken(f"the evaluation of step {found.step} is another", tensor="evaluation")
+    missing = next((step for step in sorted(measured) if step > stopped and step not in evaluated), None)
+    if missing is not None:
+        raise Broken(f"the resumed run does not evaluate after step {missing}", tensor="evaluation")

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from paceline.check.claim import NotApplicable
+from paceline.contract.errors import UserError
 from paceline.contract.records import Decision
 from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset, Tokens
@@ -41,6 +42,8 @@ EXACTLY = ("techniques.precision=fp32", "optimizer.rounding=nearest", *EAGER)
 
 PLAIN_SGD = "optimizer={type: sgd, lr: 0.1, momentum: 0.0, nesterov: false, clip_norm: null}"
 """An optimizer whose updates are the gradients: Adam divides a gradient's scale away."""
+
+FROM_THE_RECIPE = "paceline check RUN/recipe.yaml, which begins with the recipe's own weights"
 
 STEADY = "schedule={type: constant, warmup: 0}"
 
@@ -90,6 +93,10 @@ class Subject:
         """Settings with which the techniques of the run itself are on."""
         on = (setting.partition("=")[0] for setting in opened(self.prepared.recipe))
         return tuple(f"{setting}=true" for setting in on if setting.startswith("techniques."))
+
+    def was_chosen(self, setting: str) -> bool:
+        """Whether ``auto`` chose this setting, and the recipe itself does not ask for it."""
+        return any(decision.setting == setting for decision in self.decisions)
 
     @property
     def train(self) -> Ids:
@@ -250,13 +257,26 @@ def subject_of(
 
 
 def _take_up(model: nn.Module, trained: Path, recipe: Recipe) -> None:
-    """Put a run's trained weights into the model; adapters are left as the recipe begins with them."""
+    """Put a run's trained weights into the model; adapters are left as the recipe begins with them.
+
+    Raises:
+        UserError: the two have other weights, or other labels.
+    """
     part = recipe.model
     saved = load_saved(trained, factory=part.factory, trust_remote_code=part.trust_remote_code)
     found = saved.model.state_dict()
     own = model.state_dict()
-    if found.keys() == own.keys() and all(found[name].shape == own[name].shape for name in own):
-        model.load_state_dict(found)
+    first = next((name for name in sorted(found.keys() ^ own.keys())), None)
+    first = first or next((name for name in own if found[name].shape != own[name].shape), None)
+    if first is not None and part.train == "lora":
+        return
+    if first is not None:
+        what = f"{trained}: its weights are not those of the recipe's model"
+        raise UserError(what, f"{first} is not alike in both", FROM_THE_RECIPE)
+    named, names = (getattr(getattr(one, "config", None), "id2label", None) for one in (saved.model, model))
+    if named != names:
+        raise UserError(f"{trained}: its labels are {named}", f"those of the data are {names}", FROM_THE_RECIPE)
+    model.load_state_dict(found)
 
 
 def _small(recipe: Recipe, count: int) -> Sequence[str]:

@@ -10,7 +10,8 @@ from paceline.check.claim import Broken, NotApplicable
 from paceline.check.subject import Subject
 
 WARM = 3
-"""Steps before: kernels are loaded, states are made and shapes are captured by then."""
+"""Steps before, of the same samples: kernels are loaded, states are made, and these shapes are compiled and captured by
+then, all of which may wait."""
 
 
 def check(subject: Subject) -> str:
@@ -21,12 +22,11 @@ def check(subject: Subject) -> str:
         steps = subject.steps(*subject.as_run, still=False)
         course, engine = steps.course, steps.assembled.engine
         engine.warm_up(course.largest(course.start))
-        at, step = course.start, 0
-        for _ in range(min(WARM, course.total_steps - 1)):
-            engine.accumulate(course.input(at, step))
+        step = min(WARM, course.total_steps - 1)
+        for warm in range(step):
+            engine.accumulate(course.input(course.start, warm))
             engine.update()
-            at, step = course.after(at), step + 1
-        given = course.input(at, step)
+        given = course.input(course.start, step)
         torch.cuda.synchronize()
         # warns that it is a prototype, where warnings are not ignored
         torch.cuda.set_sync_debug_mode("error")

@@ -22,6 +22,9 @@ WORDS_SECONDS: Final = 1.0
 
 LOOK_SECONDS = 0.1
 
+CLOSED: Final = 0
+"""In the pipe: nothing is watched any more; no signal has this number."""
+
 Seconds = Callable[[], float]
 
 
@@ -80,16 +83,20 @@ class LastResort:
 
     def close(self) -> None:
         """Nothing is ended any more."""
+        if os.getpid() != self._process:
+            return  # a forked child has no thread, and the pipe is its parent's too
         signal.set_wakeup_fd(self._before)
-        os.close(self._writing)
+        # not by closing the pipe: a forked child may hold it open for long
+        os.write(self._writing, bytes([CLOSED]))
         self._thread.join()
+        os.close(self._writing)
         os.close(self._reading)
 
     def _watch(self) -> None:
         while True:
             if select.select([self._reading], [], [], LOOK_SECONDS if self._asked else None)[0]:
                 numbers = os.read(self._reading, 64)
-                if not numbers:  # closed
+                if CLOSED in numbers:
                     return
                 found = [number for number in numbers if number in self._numbers]
                 if found and self._asked is None:

@@ -86,7 +86,9 @@ def member(environment: Mapping[str, str]) -> Member | None:
     """
     for names in _MPI:
         if found := _numbered("mpirun", environment, names):
-            return found
+            task = _of_slurm(environment) if found.local_number is None else None
+            # srun --mpi=pmi2 numbers its tasks twice, and Slurm's variables say more
+            return task if task and (task.number, task.count) == (found.number, found.count) else found
     return _numbered("horovodrun", environment, _HOROVOD) or _of_slurm(environment)
 
 

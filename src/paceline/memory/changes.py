@@ -32,6 +32,9 @@ ACCUMULATION_SLOWDOWN: Final = 0.05
 EIGHT_BIT_SLOWDOWN: Final = 0.02
 # The host waits for the GPU once a step (docs/decisions/0002-one-norm-gates-the-update.md), and the update runs eagerly
 # where it was captured (docs/techniques/capture.md). Not measured.
+TENSOR_SLOWDOWN: Final = 0.25
+# Four all-reduces of the hidden states a block and micro-batch that no computation hides: for BERT-large by data sheet
+# a tenth of a step over NVLink, and more than all of it over PCIe. Not measured.
 
 MORE_GPUS: Final = (2, 4, 8)
 """Shared between, as machines have them."""
@@ -91,7 +94,8 @@ def cheapest_changes(
 
     First come changes after which it fits: those that leave the result as it is, by what they cost in speed, then those
     that do not. The others follow by what they save. Where no single one is enough they are put together in that order,
-    until it fits; and where that is not enough either, the run is cut over more GPUs.
+    until it fits; and where that is not enough either, the run is cut over more GPUs: shards of everything, or blocks
+    that several GPUs share or have some of, where the model and the number of GPUs can take that.
 
     Args:
         plan_with: traces; what it refuses is not offered.
@@ -131,12 +135,13 @@ def cheapest_changes(
         if best is not None and (best.fits or best.saving_bytes > WORTH_TELLING * plan.total):
             found.append(best)
 
-    for ways in (*([change] for change in single_changes(recipe, gpu)), enough):
-        keep(_first_that_fits(map(traced, ways)))
+    for single in (*([change] for change in single_changes(recipe, gpu)), enough):
+        keep(_first_that_fits(map(traced, single)))
     if len(found) > 1 and not any(best.fits for best in found):
         keep(_together(found, list(pieces.values()), traced))
     if not any(best.fits and best.change.slowdown < SLOW for best in found):
-        keep(_first_that_fits(map(traced, _more_gpus(recipe, plan, gpus))))
+        for ways in (_more_gpus(recipe, plan, gpus), *_one_model_over_gpus(recipe, plan, gpus)):
+            keep(_first_that_fits(map(traced, ways)))
     # all together may be no more than the best of them
     return tuple(sorted({best.change: best for best in found}.values(), key=_rank))
 
@@ -217,6 +222,52 @@ def _more_gpus(recipe: Recipe, plan: MemoryPlan, gpus: int) -> Iterator[Change]:
             change = _saving(entry, saving, count)
             split_as_now = count == gpus and not one_process(recipe.parallel.strategy)
             yield change if split_as_now else _split_anew(change, plan, "each GPU's share by itself")
+
+
+def _one_model_over_gpus(recipe: Recipe, plan: MemoryPlan, gpus: int) -> Sequence[Iterator[Change]]:
+    """Ways of each axis, the fewest GPUs first: as many as there are, in smaller groups too, or more."""
+    if recipe.model.train == "features" or plan.normalises_batches:  # no step is made, or batch norms are refused
+        return ()
+    groups = [
+        (count, size) for count in sorted({gpus, *MORE_GPUS}) for size in MORE_GPUS if _is_group(count, size, gpus)
+    ]
+    return (
+        (_tensor(count, size) for count, size in groups if recipe.parallel.tensor == 1),
+        (_pipeline(recipe, count, size) for count, size in groups if recipe.parallel.pipeline == 1),
+    )
+
+
+def _is_group(count: int, size: int, gpus: int) -> bool:
+    return count % size == 0 if count == gpus else count > gpus and count == size
+
+
+def _tensor(count: int, size: int) -> Change:
+    told = "GPUs share each block and wait for each other four times in it, which wants NVLink"
+    return Change(
+        settings=(f"{entry_of('tensor').setting}={size}",),
+        gpus=count,
+        slowdown=TENSOR_SLOWDOWN,
+        speed=f"up to about {TENSOR_SLOWDOWN:.0%} slower, not measured: {told}",
+    )
+
+
+def _pipeline(recipe: Recipe, count: int, size: int) -> Change:
+    """Stages, and micro-batches so small that each stage waits for a fifth of a step at most."""
+    share = -(-recipe.loop.batch_size // (count // size))
+    now = min(recipe.loop.micro_batch_size or share, share)
+    samples = min(now, max(1, share // (4 * size)))
+    pieces = -(-share // samples)
+    waiting = (size - 1) / (pieces + size - 1)  # as strategies.pipeline.schedule counts it, which needs torch
+    return Change(
+        settings=(
+            f"{entry_of('pipeline').setting}={size}",
+            *([f"loop.micro_batch_size={samples}"] if samples < now else []),
+        ),
+        gpus=count,
+        slowdown=(1 + ACCUMULATION_SLOWDOWN) / (1 - waiting) - 1,
+        speed=f"each GPU has some blocks, and waits for {waiting:.0%} of a step of {pieces:,} micro-batches, counted;"
+        " the memory is the first GPU's",
+    )
 
 
 def _split_anew(change: Change, plan: MemoryPlan, sees: str) -> Change:

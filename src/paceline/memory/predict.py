@@ -66,6 +66,18 @@ class Predictor:
             "read_data": read_data,
             "world_size": world_size,
         }
+        return _plan_from(self._answer_to(asked))
+
+    def require_cut(self, recipe: Recipe, world_size: int) -> None:
+        """Refuse a model that so many ranks cannot share, see ``cutting.require_cut``.
+
+        Raises:
+            RecipeError: as every rank would, once it has read the model.
+            PlanFailed: a bug.
+        """
+        _require_answer(self._answer_to({"recipe": recipe.plain(), "cut_over": world_size}))
+
+    def _answer_to(self, asked: dict[str, Any]) -> dict[str, Any]:
         process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -76,7 +88,8 @@ class Predictor:
         if not line:
             self.close()
             raise PlanFailed(f"the tracing process ended without an answer (exit code {process.returncode})")
-        return _read(json.loads(line))
+        found: dict[str, Any] = json.loads(line)
+        return found
 
     def start(self) -> subprocess.Popen[str]:
         """The process, which imports what plans need as soon as it is there; a plan starts it by itself."""
@@ -119,15 +132,20 @@ def _started(niceness: int) -> subprocess.Popen[str]:
     return process
 
 
-def _read(found: dict[str, Any]) -> MemoryPlan:
-    if "plan" in found:
-        plan = found["plan"]
-        decisions = tuple(Decision(**decision) for decision in plan["decisions"])
-        told = {name: tuple(plan[name]) for name in ("assumed", "notices")}
-        return MemoryPlan(**{**plan, **told, "decisions": decisions})
+def _plan_from(found: dict[str, Any]) -> MemoryPlan:
+    _require_answer(found)
+    plan = found["plan"]
+    decisions = tuple(Decision(**decision) for decision in plan["decisions"])
+    told = {name: tuple(plan[name]) for name in ("assumed", "notices")}
+    return MemoryPlan(**{**plan, **told, "decisions": decisions})
+
+
+def _require_answer(found: dict[str, Any]) -> None:
+    """Raise what the process has raised."""
     if "error" in found:
         name, what, why, fix = found["error"]
         if name == DataError.__name__:
             raise DataError(what, why=why, fix=fix)
         raise getattr(errors, name)(what, why, fix)
-    raise PlanFailed(found["bug"])
+    if "bug" in found:
+        raise PlanFailed(found["bug"])

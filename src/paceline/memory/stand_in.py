@@ -20,7 +20,12 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.utils import backend_registration
 
 from paceline.machine.device import PLANNED, plan_with
@@ -30,6 +35,9 @@ from paceline.memory.attention import register_attention
 from paceline.memory.compiler import register_compiler
 from paceline.memory.ledger import Ledger
 from paceline.memory.recall import Recall
+
+UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+"""Operators whose result has a size, or a value on the host, that depends on numbers."""
 
 _HostGenerator = torch.Generator
 

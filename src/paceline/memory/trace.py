@@ -74,7 +74,7 @@ def trace(subject: Subject, gpu: Gpu, world_size: int = 1) -> Trace:
     """
     world = Alone() if world_size == 1 else planned_world(world_size)
     part = subject.recipe.parallel
-    model, mesh = _model(subject), Mesh.over(world, tensor=part.tensor, pipe=part.pipeline)
+    model, mesh = model_of(subject), Mesh.over(world, tensor=part.tensor, pipe=part.pipeline)
     subject = _with_strategy(subject, model, gpu, world_size)
     recipe, dataset = subject.recipe, subject.dataset
     whole, trained = parameter_counts(model)  # of the model, of which a rank may keep a share
@@ -109,13 +109,13 @@ def trace(subject: Subject, gpu: Gpu, world_size: int = 1) -> Trace:
         torch._dynamo.reset()
 
 
-def _model(subject: Subject) -> nn.Module:
+def model_of(subject: Subject) -> nn.Module:
     """The subject's model with no memory behind its weights; a factory's model has some, on the host."""
     with contextlib.nullcontext() if subject.recipe.model.factory else torch.device("meta"):
         return model_for(subject.recipe, subject.config, subject.dataset, _vocabulary(subject), weights=False)
 
 
-def _placed(model: nn.Module, device: torch.device) -> nn.Module:
+def placed(model: nn.Module, device: torch.device) -> nn.Module:
     """The model with all weights and buffers on ``device``; those that it shares stay shared."""
     made: dict[Tensor, Tensor] = {}
 
@@ -147,7 +147,7 @@ def _assembled(
 ) -> tuple[Assembled, tuple[Decision, ...]]:
     recipe = subject.recipe
     with ledger.during("model"):
-        model = _placed(model, device)
+        model = placed(model, device)
     ledger.name("parameters", model.parameters())
     ledger.name("buffers", model.buffers())
     with ledger.during("preparation"):

@@ -21,17 +21,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 
 from paceline.contract.errors import ModelError, TraceError, UserError
 from paceline.contract.records import MemoryPlan
 from paceline.machine.facts import Gpu
 from paceline.memory.anatomy import plan_of
+from paceline.memory.cutting import require_cut
 from paceline.memory.data_parallel import split_over
+from paceline.memory.stand_in import UNTRACEABLE
 from paceline.memory.subject import Subject, subject_of
 from paceline.memory.trace import trace
 from paceline.models.config import read_config
@@ -39,20 +36,20 @@ from paceline.recipe import Recipe
 from paceline.recipe.techniques import one_process
 from paceline.techniques.compile import wake_tracer
 
-UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
-"""Operators whose result has a size, or a value on the host, that depends on numbers."""
-
 IMPORTED = ("torch._dynamo", "torchmetrics", "transformers.models.auto.modeling_auto", "transformers.modeling_layers")
 """What nearly every trace needs and takes seconds to import."""
 
 
-def answer(request: Mapping[str, Any]) -> MemoryPlan:
-    """The plan that is asked for.
+def answer(request: Mapping[str, Any]) -> MemoryPlan | None:
+    """The plan that is asked for; None where that was whether ranks can share the model, and they can.
 
     Raises:
         UserError: what ``train`` would say of the recipe; or the model's step cannot be traced.
     """
     recipe = Recipe.parse(request["recipe"])
+    if "cut_over" in request:
+        require_cut(recipe, request["cut_over"])
+        return None
     given = request["gpu"]
     gpu = Gpu(**{**given, "compute_capability": tuple(given["compute_capability"] or ()) or None})
     try:
@@ -128,7 +125,8 @@ def _import_for(request: Mapping[str, Any]) -> None:
 
 def _answered(line: str) -> dict[str, Any]:
     try:
-        return {"plan": dataclasses.asdict(answer(json.loads(line)))}
+        found = answer(json.loads(line))
+        return {"plan": None if found is None else dataclasses.asdict(found)}
     except UserError as error:
         return {"error": [type(error).__name__, error.what, error.why, error.fix]}
     except Exception:

@@ -253,6 +253,15 @@ def _check_parallel(recipe: Recipe, facts: Facts, world_size: int) -> None:
     if world_size > 1 and part.backend == "nccl" and recipe.device != "cuda":
         why = f"it moves data between GPUs, and this run is on the {recipe.device}"
         raise RecipeError("parallel.backend = nccl", why, "--set parallel.backend=auto")
+    check_shares(recipe, world_size)
+
+
+def check_shares(recipe: Recipe, world_size: int) -> None:
+    """Refuse a number of processes that the axes or the batch do not divide among.
+
+    Raises:
+        RecipeError: no whole number of groups that share a model, or more of them than samples of a batch.
+    """
     group = _group_size(recipe)
     if world_size % group:
         raise _no_whole_groups(recipe, world_size, group)

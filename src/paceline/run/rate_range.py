@@ -24,6 +24,7 @@ from paceline.engine.compile_cache import kept_cache
 from paceline.engine.numerics import numerics
 from paceline.machine.facts import Facts
 from paceline.memory.exhausted import Situation, explained
+from paceline.optim.schedule import lr_factor
 from paceline.prepare.assemble import Assembled, assemble
 from paceline.prepare.course import Course
 from paceline.prepare.preparation import prepare_run
@@ -47,7 +48,7 @@ class RateRange:
     name: str
     optimizer: str
     rates: tuple[float, ...]
-    """``optimizer.lr`` of each step; groups with a rate of their own have theirs, grown by as much."""
+    """``optimizer.lr`` of each step, before ``lr_scaling``; groups with their own rate have theirs, grown as much."""
     losses: tuple[float, ...]
     """Mean loss of the batch of each step, before its update."""
     ended: str
@@ -118,7 +119,7 @@ def measure_rates(
     Args:
         recipe: as ``choose`` made it for one process.
         decisions: those of ``choose``.
-        first, last: rates of the first and the last step.
+        first, last: ``optimizer.lr`` of the first and the last step; ``lr_scaling`` multiplies it, as in a run.
         steps: at most; fewer where the loss diverges.
         tell: receives notices about data and model.
         stepped: told of each step, from 1.
@@ -140,7 +141,8 @@ def measure_rates(
         course = Course(recipe, prepared.dataset, prepared.build, Mesh())
         course.check_smallest()
         rates = np.geomspace(first, last, steps)
-        assembled = assemble(recipe, prepared.build, steps, factors=rates / recipe.optimizer.lr)
+        scaling = lr_factor(recipe.optimizer, recipe.loop.batch_size)
+        assembled = assemble(recipe, prepared.build, steps, factors=scaling * rates / recipe.optimizer.lr)
         stack.callback(assembled.engine.close)
         if course.warms_up(prepared.build.device):
             assembled.engine.warm_up(course.largest(course.start))

@@ -147,12 +147,14 @@ class TrainingPass:
     ) -> None:
         self.tally = tally
         self.plain, self._compiled, self._module, self._static = plain, compiled, module, static
+        self.in_evaluation = False
+        """Whether it is compiled in evaluation mode too, where gradients are asked for."""
         self._largest = 0
         self._worked = self._broken = False
         functools.update_wrapper(self, plain)  # the signature stays to be read
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not (self._module.training and torch.is_grad_enabled()):
+        if not ((self._module.training or self.in_evaluation) and torch.is_grad_enabled()):
             return self.plain(*args, **kwargs)
         tensors = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not self._static:
@@ -173,6 +175,11 @@ class TrainingPass:
             return self.plain(*args, **kwargs)
         self._worked = True
         return result
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a pass was compiled, and none has failed since."""
+        return self._worked and not self._broken
 
     def forget_largest(self) -> None:
         """Take the next batch for the largest."""
@@ -250,6 +257,17 @@ def forget_largest(model: nn.Module) -> None:
     """Compile for the batches that come, after they were made smaller for want of memory."""
     for module in _compiled(model):
         vars(module)["forward"].forget_largest()
+
+
+def compile_in_evaluation(model: nn.Module) -> None:
+    """Compile passes with gradients in evaluation mode too: without dropout they can be compared with plain ones."""
+    for module in _compiled(model):
+        vars(module)["forward"].in_evaluation = True
+
+
+def compiled_passes(model: nn.Module) -> int:
+    """Number of modules whose training pass was made by the compiler."""
+    return sum(vars(module)["forward"].is_compiled for module in _compiled(model))
 
 
 def undo(model: nn.Module) -> int:

@@ -42,8 +42,9 @@ def lr(
 ) -> RateRange:
     """Find a learning rate for a recipe: a few steps whose rate grows exponentially, on weights that are then dropped.
 
-    No run is made, and nothing is written but what ``out`` asks for. The recipe's schedule and ``lr_scaling`` are left
-    out: what is found is ``optimizer.lr`` at its largest, for this batch. A group's own rate grows by as much.
+    No run is made, and nothing is written but what ``out`` asks for. The recipe's schedule is left out:
+    what is found is ``optimizer.lr`` at its largest, for this batch. ``lr_scaling`` multiplies it as in a run, and a
+    group's own rate grows by as much.
 
     Args:
         recipe: the run; one process carries it out, also where several would train it.

@@ -43,10 +43,12 @@ def test_a_cell_takes_as_long_as_its_like() -> None:
         {"rung": "compiled", "contender": "y", "whole_seconds": 500.0},
         {"rung": "d", "contender": "y", "whole_seconds": 20.0},
     ]
-    assert expected_seconds("a", "x", records) == 4.0, "the longest of its own"
-    assert expected_seconds("c", "y", records) == 30.0, "the median of its contender's, not one that compiles"
-    assert expected_seconds("c", "z", records) == 20.0, "the median of all"
-    assert expected_seconds("c", "z", []) == 0.0, "nothing is known: it has its try"
+    assert expected_seconds({"rung": "a", "contender": "x"}, records) == 4.0, "the longest of its own"
+    assert expected_seconds({"rung": "c", "contender": "y"}, records) == 30.0, (
+        "the median of its contender's, not one that compiles"
+    )
+    assert expected_seconds({"rung": "c", "contender": "z"}, records) == 20.0, "the median of all"
+    assert expected_seconds({"rung": "c", "contender": "z"}, []) == 0.0, "nothing is known: it has its try"
 
 
 def test_steps_fill_the_budget_and_repeats_go_before_steps() -> None:

@@ -268,6 +268,18 @@ def test_a_package_that_is_missing_is_named(
     assert error.value.fix == fix
 
 
+def test_what_another_restore_left_is_no_checkpoint_of_this_run(run: Run, place: str, tmp_path: Path) -> None:
+    run.mirror.begin(may_begin=True)
+    run.save(10)
+    assert run.mirror.wait(20) == []
+    unfinished = tmp_path / ".back.restoring" / "checkpoints"
+    unfinished.mkdir(parents=True)
+    other = CheckpointStore(unfinished, 1)
+    other.save(90, {"model": {"w": torch.zeros(5)}, "optimizer": {"m": torch.zeros(2)}}, {"step": 90})
+    assert restore(f"{place}/run", tmp_path / "back", lambda _: None) == 10
+    assert CheckpointStore(tmp_path / "back" / "checkpoints", 1).steps() == (10,)
+
+
 def test_a_run_is_not_restored_over_another(run: Run, place: str, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is there already"):
         restore(f"{place}/run", run.folder, lambda _: None)

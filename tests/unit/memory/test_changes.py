@@ -34,9 +34,11 @@ class Offered:
         memory: Memory | None = None,
         gpus: int = 1,
         offloads: bool = False,
+        shares: bool = False,
     ) -> None:
-        """``offloads``: whether an update in main memory can be had; most tests are about what else there is."""
-        self._offloads = offloads
+        """``offloads``: whether an update in main memory can be had, ``shares``: whether GPUs can have one model
+        together; most tests are about what else there is."""
+        self._offloads, self._shares = offloads, shares
         self.asked, self.gpu, self.gpus = recipe(*settings), gpu_for(gpu), gpus
         self.traced, self.on_gpus = list[Any](), list[Any]()
         self._memory = memory or (lambda chosen: bert_large(chosen, self.gpu))
@@ -59,6 +61,8 @@ class Offered:
     def plan_with(self, settings: tuple[str, ...], gpus: int | None = None) -> MemoryPlan:
         if OFFLOADED[0] in settings and not self._offloads:
             raise RecipeError("parallel.strategy=deepspeed", "not beside this recipe", "leave it out")
+        if not self._shares and any(one.startswith(("parallel.tensor=", "parallel.pipeline=")) for one in settings):
+            raise RecipeError("parallel.tensor", "this model has no blocks", "leave it out")
         (self.on_gpus if gpus else self.traced).append(gpus or settings)
         found = self._memory(self._chosen(settings, gpus or self.gpus))
         return replace(found, reserved=found.reserved // gpus) if gpus else found
@@ -254,6 +258,48 @@ def test_of_several_gpus_shards_are_tried_before_more() -> None:
         "v100-16gb", "parallel.strategy=fsdp", limit=3 * GIB, memory=lambda _: memory_plan(20 * GIB), gpus=4
     )
     assert sharded.on_gpus == [8], "they are shards already"
+
+
+def test_gpus_that_have_one_model_together_are_offered_behind_shards() -> None:
+    """40 GiB: a GPU's share of it is small enough on four, whichever way it is cut."""
+    offered = Offered("v100-16gb", limit=12 * GIB, memory=lambda _: memory_plan(40 * GIB), shares=True)
+    assert [(made.change.gpus, made.change.settings) for made in offered.changes] == [
+        (4, ("parallel.strategy=fsdp",)),
+        (4, ("parallel.pipeline=4", "loop.micro_batch_size=2")),
+        (4, ("parallel.tensor=4",)),
+    ]
+    assert all(made.fits and made.change.preserves == "up to rounding" for made in offered.changes)
+    slowdowns = [made.change.slowdown for made in offered.changes]
+    assert slowdowns == sorted(slowdowns)
+    assert slowdowns[1] == pytest.approx(1.05 * 19 / 16 - 1), "16 micro-batches in four stages: 3 of 19 passes wait"
+    assert "16% of a step of 16 micro-batches" in offered.changes[1].change.speed
+
+
+def test_gpus_that_are_there_share_one_model_in_groups_too() -> None:
+    """FSDP is refused beside an update that it cannot split; pairs among four GPUs are enough."""
+
+    def memory(chosen: Recipe) -> MemoryPlan:
+        if chosen.parallel.strategy == "fsdp":
+            raise RecipeError("parallel.strategy = fsdp", "not beside the rest", "leave it out")
+        shared = chosen.parallel.tensor * chosen.parallel.pipeline
+        return memory_plan(4 * 40 * GIB // shared)
+
+    offered = Offered("v100-16gb", limit=24 * GIB, memory=memory, gpus=4, shares=True)
+    found = {(made.change.gpus, made.change.settings[0]) for made in offered.changes if made.fits}
+    assert found == {(4, "parallel.tensor=2"), (4, "parallel.pipeline=2")}
+
+
+def test_models_that_ranks_cannot_share_that_way_are_not_offered_so() -> None:
+    def normalised(chosen: Recipe) -> MemoryPlan:
+        return memory_plan(40 * GIB, normalises_batches=True)
+
+    for settings in (("parallel.tensor=2",), ("parallel.strategy=fsdp",)):
+        offered = Offered(
+            "v100-16gb", *settings, limit=GIB, memory=lambda _: memory_plan(40 * GIB), gpus=2, shares=True
+        )
+        assert not any("parallel.tensor" in one or "parallel.pipeline" in one for one in offered.settings), settings
+    offered = Offered("v100-16gb", limit=GIB, memory=normalised, shares=True)
+    assert offered.settings == ["parallel.strategy=fsdp"], "batch norms go through no pipeline"
 
 
 def test_more_gpus_that_are_refused_are_not_offered() -> None:

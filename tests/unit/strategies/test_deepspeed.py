@@ -60,6 +60,11 @@ def test_offload_of_older_recipes_is_read(written: str, meant: str) -> None:
     assert Recipe.parse(yaml.safe_load(given.to_yaml())).resolved() == given.resolved()
 
 
+def test_a_folder_to_offload_to_is_refused_with_the_reason() -> None:
+    with pytest.raises(RecipeError, match=r"libaio.*set offload: optimizer"):
+        recipe(ON, "parallel.offload=/nvme")
+
+
 def test_offload_is_one_of_its_words() -> None:
     with pytest.raises(RecipeError, match="'none', 'optimizer' or 'parameters'"):
         recipe("parallel.offload=nvme")

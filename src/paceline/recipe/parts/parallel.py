@@ -73,6 +73,11 @@ class ParallelPart(Part):
         kept = {k: v for k, v in given.items() if k != "sum_words"}
         if isinstance(kept.get("offload"), bool):
             kept["offload"] = _FORMERLY[kept["offload"]]
+        if "/" in str(kept.get("offload")):
+            why = (
+                "DeepSpeed reaches NVMe by an operator compiled against libaio, and none of its operators is used here"
+            )
+            raise ValueError(f"offload: is a folder; {why}; set offload: optimizer, which keeps states in main memory")
         return kept
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def restore(url: str, out: Path, tell: Callable[[str], None]) -> int:
         beside.mkdir(parents=True, exist_ok=True)
         slots = sorted(slot for name in remote.names("checkpoints") if (slot := Slot.parse(name)))
         whole = [slot for slot in reversed(slots) if _fetch(remote, slot, beside / "checkpoints", tell)]
+        for folder in (beside / "checkpoints").glob("*"):  # of an earlier call, perhaps for another run
+            if folder.name not in {slot.name for slot in whole}:
+                shutil.rmtree(folder)
         if not whole:
             raise CheckpointError(f"{url}: no whole checkpoint is there", "none was ever completely copied")
         for name, content in files.items():

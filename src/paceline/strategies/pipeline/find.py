@@ -22,7 +22,7 @@ from paceline.contract.errors import RecipeError
 
 SETTING = "parallel.pipeline"
 
-WITHOUT = f"--set {SETTING}=1: every process keeps the whole model"
+WITHOUT = f"--set {SETTING}=1, so that every process keeps the whole model"
 
 Slot = int | str
 """Where among a block's arguments its hidden states are: a position, or a name."""
@@ -168,7 +168,7 @@ def owners_of(model: nn.Module, blocks: Sequence[nn.Module], chain: Chain, first
                 why = (
                     f"{type(model).__name__}: {other} and {name} are one weight, of stages {before + 1} and {stage + 1}"
                 )
-                raise RecipeError(f"{SETTING} = {len(firsts)}", why, WITHOUT)
+                raise RecipeError(f"{SETTING}: {len(firsts)} stages", why, WITHOUT)
             found[name] = before
     return found
 

@@ -42,8 +42,13 @@ def apply_cut(model: Any, blocks: Sequence[nn.Module], world: World) -> None:
             _cut_pair(block, pair, world)
 
 
-def found_in(model: Any, blocks: Sequence[nn.Module], size: int) -> Iterator[tuple[nn.Module, list[Found]]]:
+def found_in(
+    model: Any, blocks: Sequence[nn.Module], size: int, processes: int | None = None
+) -> Iterator[tuple[nn.Module, list[Found]]]:
     """Each block and where it can be cut over ``size`` ranks; nothing is changed.
+
+    Args:
+        processes: of the run, for whom other numbers than ``size`` are looked for; None: as many as it takes.
 
     Raises:
         RecipeError: as ``apply_cut``.
@@ -57,7 +62,7 @@ def found_in(model: Any, blocks: Sequence[nn.Module], size: int) -> Iterator[tup
             kind = f"{name}: a block ({type(block).__name__}) is not an attention and an MLP of plain linear layers"
             raise RecipeError(what, f"{kind}, which are what is cut", _leave_out())
         most = math.gcd(*(pair.units for pair in pairs))
-        fitting = [n for n in range(2, most + 1) if most % n == 0]
+        fitting = [n for n in range(2, most + 1) if most % n == 0 and (processes or most) % n == 0]
         for pair in pairs:
             if pair.units % size:
                 told = f"{name}: a block has {pair.units} {pair.what}, which are no multiple of {size}"
@@ -67,7 +72,7 @@ def found_in(model: Any, blocks: Sequence[nn.Module], size: int) -> Iterator[tup
 
 
 def _leave_out() -> str:
-    return f"--set {SETTING}=1: every process keeps whole blocks"
+    return f"--set {SETTING}=1, so that every process keeps whole blocks"
 
 
 def _cut_pair(block: nn.Module, pair: Found, world: World) -> None:

@@ -51,7 +51,7 @@ class TensorParallel(Strategy):
         model, world = build.model, self.mesh.tensor
         # shards of different models would go unnoticed
         self.mesh.whole.broadcast_([*model.parameters(), *model.buffers()])
-        for _ in found_in(model, build.blocks, world.size):  # refused before anything is computed
+        for _ in found_in(model, build.blocks, world.size, self.mesh.whole.size):  # refused before anything is computed
             pass
         with exactly(build.device):
             plain = plain_results(build)

@@ -222,7 +222,8 @@ def _asked(
 def _check_ranks(recipe: Recipe, machines: int, gpus: int | None, processes: int | None) -> None:
     """What every rank would refuse once the job has had its turn."""
     from paceline.contract.errors import RecipeError
-    from paceline.recipe.choose import num_shares
+    from paceline.recipe.choose import check_shares
+    from paceline.verbs.launch.check import require_cut
 
     if gpus is not None and processes is not None:
         why = "one counts GPUs, the other processes on the CPU"
@@ -232,10 +233,9 @@ def _check_ranks(recipe: Recipe, machines: int, gpus: int | None, processes: int
     if gpus is not None and recipe.device == "cpu":
         raise RecipeError(f"device = cpu with --gpus {gpus}", "--gpus trains on GPUs", "--set device=auto")
     ranks = machines * (gpus or processes or 1)
-    shares, size = num_shares(recipe, ranks), recipe.loop.batch_size
-    if shares > size:
-        why = "the batch is global, split over all processes, and some would never get a sample"
-        raise RecipeError(f"loop.batch_size = {size}: {ranks} processes", why, f"--set loop.batch_size={shares}")
+    if ranks > 1:  # one process drops what it has nobody for
+        check_shares(recipe, ranks)
+        require_cut(recipe, ranks)
 
 
 def _named(recipe: Recipe) -> Path:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 
 from paceline.contract.errors import RecipeError
 from paceline.machine.facts import Facts
+from paceline.memory.predict import PlanFailed, Predictor
 from paceline.recipe import Recipe
+from paceline.recipe.catalogue.strategies import AXES
 from paceline.recipe.choose import choose
 from paceline.verbs.launch.ranks import Ranks
 from paceline.verbs.short import without
+
+
+def require_cut(recipe: Recipe, world_size: int) -> None:
+    """Refuse a model that ranks cannot share as the recipe says; nothing is asked where each keeps a whole one.
+
+    Args:
+        recipe: for a machine that may be another than this one.
+
+    Raises:
+        RecipeError: it has no blocks that can be cut, or too few, or what they have does not divide.
+    """
+    if not any(entry.is_on(recipe) for entry in AXES):
+        return
+    # what goes wrong here otherwise is no reason not to start
+    with contextlib.suppress(PlanFailed), Predictor() as beside:
+        beside.require_cut(recipe, world_size)
 
 
 def check_recipe(recipe: Recipe, ranks: Ranks, machine: Facts, arguments: Sequence[str]) -> None:
@@ -26,7 +45,8 @@ def check_recipe(recipe: Recipe, ranks: Ranks, machine: Facts, arguments: Sequen
         if ranks.total > 1 and recipe.parallel.backend == "mpi":
             why = "MPI numbers the processes that mpirun starts, and these are started by paceline"
             raise RecipeError("parallel.backend = mpi", why, "--set parallel.backend=auto")
-        choose(recipe, ranks.see(machine), ranks.total)
+        chosen, _ = choose(recipe, ranks.see(machine), ranks.total)
+        require_cut(chosen, ranks.total)
     except RecipeError as error:
         fix = error.fix
         if fix.startswith("--set "):
