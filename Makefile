@@ -36,9 +36,9 @@ $(INSTALLED): pyproject.toml constraints.txt scripts/install
 test: install
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS)
 
-# slow tests start processes and measure time: one after the other
+# slow tests start processes of their own: one thread each
 test-full: test
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(WORKERS)
 
 test-deepspeed: $(DEEPSPEED)/installed
 	$(DEEPSPEED)/bin/python -m pytest -m deepspeed tests/parity tests/distributed tests/unit/test_recipes.py

@@ -41,11 +41,9 @@ def test_a_full_disk_is_an_error_of_the_caller_and_no_thread_is_left(monkeypatch
     pytest.importorskip("tensorboard")
     threads = threading.active_count()
     curves = tensorboard.TensorBoard(tmp_path)
-    curves._file.close()
-    monkeypatch.setattr(curves, "_file", Path("/dev/full").open("wb"))
     assert threading.active_count() == threads, "what fails on a thread is told by a traceback"
-    with pytest.raises(DiskFullError):
-        for record in records.run():
-            curves.observe(record)
-    with pytest.raises(DiskFullError):
-        curves.close()
+    curves._file.close()
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(curves, "_file", full)
+        with pytest.raises(DiskFullError):
+            curves.observe(records.step(1))
