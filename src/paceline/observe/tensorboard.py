@@ -32,8 +32,7 @@ def require_tensorboard() -> None:
 class TensorBoard(Observer):
     """Writes an event file into ``folder``.
 
-    The file is written by the caller: torch's ``SummaryWriter`` writes on a thread, where a full disk ends in a traceback
-    on the terminal.
+    The caller writes: torch's ``SummaryWriter`` has a thread for it, where a full disk ends in a traceback.
 
     Args:
         folder: where the event files go; a resumed run gives the same folder again.
