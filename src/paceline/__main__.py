@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from paceline.contract.signals import SIGNALS
+from paceline.contract.signals import SIGNALS, leave_word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def main() -> None:
                 signal.signal(number, handler)
             last_resort.close()
         else:
+            if code == Preempted.exit_code and _makes_run():
+                leave_word(last_resort.asked_by)
             _end_soon(last_resort, code if isinstance(code, int) else 1 if code else 0)
 
 
@@ -107,6 +109,8 @@ def _given_up(number: signal.Signals, words: str) -> int:
     said = f"stopped by {number.name}, and what was under way did not end{'; ' + words if makes_run else ''}"
     error = Preempted(f"{said}{_place()}")
     code = error.exit_code if makes_run else 128 + number
+    if makes_run:
+        leave_word(number)
     failures = sys.modules.get("paceline.distributed.failures")
     told = failures is not None and makes_run and failures.tell_launcher(error)
     cluster = sys.modules.get("paceline.machine.cluster")  # not loaded here: an import may be what hangs

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.signals import STOPPED_FILE
 from paceline.contract.stop import Stop
 
 HOOK = """
@@ -47,7 +48,7 @@ def ended(folder: Path, words: list[str], at: int, number: int) -> subprocess.Co
     """The command, sent a signal at the ``at``-th import of a module."""
     (folder / "recipe.yaml").write_text(RECIPE)
     code = HOOK.format(at=at, number=int(number), words=words)
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", STOPPED_FILE: "word"}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=100, check=False)
 
@@ -57,6 +58,7 @@ def check(done: subprocess.CompletedProcess[str], folder: Path, number: signal.S
     assert done.returncode == 75, told
     assert "Traceback" not in done.stderr, told
     assert f"stopped by {number.name}" in done.stderr, told
+    assert (folder / "word").read_text() == f"stopped by {number.name}\n", f"{told}\na script does not hear of it"
     assert not (folder / "run" / "summary.json").exists(), f"{told}\nthe run went on to its end"
 
 

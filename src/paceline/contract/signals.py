@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 TYPE_CHECKING = False
@@ -10,6 +11,23 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """What schedulers send before they kill, a person's Ctrl-C, and a terminal that is lost."""
+
+STOPPED_FILE = "PACELINE_STOPPED_FILE"
+"""Variable: a file in which each process of a run that ends by a signal leaves a line, ``stopped by SIGUSR2``. A script
+learns from it which signal that was, also where there is no run folder yet."""
+
+
+def leave_word(number: signal.Signals) -> None:
+    """Write into the file that the variable names, if it names one; what cannot be written is left."""
+    path = os.environ.get(STOPPED_FILE)
+    if not path:
+        return
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.write(file, f"stopped by {number.name}\n".encode())
+        os.close(file)
+    except OSError:
+        pass  # the exit code says that it was stopped
 
 
 class DeafChildren:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.errors import RunFolderError, UserError
+from paceline.contract.signals import STOPPED_FILE
 from paceline.verbs import cli
 from paceline.verbs.launch import submit
 from paceline.verbs.launch.slurm import Job, parse_seconds, script, slurm_time
@@ -237,6 +238,28 @@ def test_only_the_warning_queues_the_job_again(cluster: Cluster, mark: str, requ
     assert ("queued again" in done.stdout) == requeued
     once = cluster.start(job=replace(cluster.job, requeue=False))
     assert (once.returncode, len(cluster.called())) == (75, 1), "--no-requeue queued the job again"
+
+
+def test_a_warning_before_anything_is_saved_queues_the_job_again_but_not_for_ever(cluster: Cluster) -> None:
+    word = f'echo "stopped by SIGUSR2" >> "${STOPPED_FILE}"; exit 75'
+    cluster.program("srun", word)
+    for restart in range(cluster.job.starts_without_progress):
+        done = cluster.start(restart)
+        assert done.returncode == 0
+        assert "scontrol requeue 7" in cluster.called()
+        assert "stopped by SIGUSR2 before anything was saved" in done.stdout
+    done = cluster.start(cluster.job.starts_without_progress)
+    assert (done.returncode, cluster.called()) == (1, [])
+    assert "given up" in done.stdout
+
+
+def test_the_word_of_an_earlier_start_does_not_queue_a_job_again(cluster: Cluster) -> None:
+    cluster.program("srun", f'echo "stopped by SIGUSR2" >> "${STOPPED_FILE}"; exit 75')
+    cluster.start()
+    cluster.program("srun", "exit 1")
+    done = cluster.start(1)
+    assert done.returncode == 1
+    assert "scontrol requeue 7" not in cluster.called()
 
 
 def test_a_job_that_cannot_be_queued_again_says_so(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.errors import UserError, excerpt
+from paceline.contract.signals import STOPPED_FILE
 
 SIGNALS = ("USR2", "USR1", "HUP")
 """Signals that a run answers with a checkpoint. USR2 is first: NCCL has been said to take USR1 for itself. SIGTERM is
@@ -184,7 +185,7 @@ def _body(job: Job) -> list[str]:
     begin = f'"${{paceline[@]}}" {shlex.join(job.begin)} --out "$run" {shlex.join(ranks)}'.rstrip()
     setup = "".join(f"{line}\n" for line in job.setup)
     fresh = _BEGIN.format(begin=begin) if job.begin else _ONLY_ON
-    again = _AGAIN.format(signal=f"SIG{job.signal}") if job.requeue else ""
+    again = _AGAIN.format(signal=job.signal) if job.requeue else ""
     return (
         _BODY.format(
             run=shlex.quote(str(job.run)),
@@ -195,6 +196,7 @@ def _body(job: Job) -> list[str]:
             go_on=go_on,
             fresh=fresh,
             again=again,
+            file=STOPPED_FILE,
             cpus=' --cpus-per-task="$SLURM_CPUS_PER_TASK"' if job.cpus or job.gpus or job.processes else "",
         )
         .strip("\n")
@@ -246,12 +248,14 @@ if [ ${{#saved[@]}} -gt 0 ]; then
 else
 {fresh}
 fi
-rm -f "$run/preempted"
+# a run that is stopped says by what: in its folder, and also here, where it may not have one yet
+word=$logs/$SLURM_JOB_ID.stopped
+rm -f "$run/preempted" "$word"
 
 # a signal is answered when srun has ended; one that were ignored instead, srun and the ranks would ignore too
 trap : TERM
 # srun does not take --cpus-per-task from sbatch; a rank that fails ends the others itself, and says why
-srun --ntasks-per-node=1{cpus} --kill-on-bad-exit=0 "${{command[@]}}"
+{file}="$word" srun --ntasks-per-node=1{cpus} --kill-on-bad-exit=0 "${{command[@]}}"
 code=$?
 
 if [ -e "$run/summary.json" ]; then
@@ -277,8 +281,8 @@ _ONLY_ON = """\
 
 _AGAIN = """\
 # only after the warning: what scancel sends is to end the job, and after a preemption Slurm itself queues it again
-if grep -qsw "stopped by {signal}" "$run/preempted"; then
-    say "$(cat "$run/preempted")"
+if grep -qsw "stopped by SIG{signal}" "$run/preempted" "$word"; then
+    say "$(cat "$run/preempted" 2>/dev/null || echo "stopped by SIG{signal} before anything was saved")"
     say "queued again"
     scontrol requeue "$SLURM_JOB_ID"
     exit

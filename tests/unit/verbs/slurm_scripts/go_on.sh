@@ -54,12 +54,14 @@ else
     say "no checkpoint is in $run"
     exit 2
 fi
-rm -f "$run/preempted"
+# a run that is stopped says by what: in its folder, and also here, where it may not have one yet
+word=$logs/$SLURM_JOB_ID.stopped
+rm -f "$run/preempted" "$word"
 
 # a signal is answered when srun has ended; one that were ignored instead, srun and the ranks would ignore too
 trap : TERM
 # srun does not take --cpus-per-task from sbatch; a rank that fails ends the others itself, and says why
-srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 "${command[@]}"
+PACELINE_STOPPED_FILE="$word" srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 "${command[@]}"
 code=$?
 
 if [ -e "$run/summary.json" ]; then

@@ -65,12 +65,14 @@ else
     say "$start: begins on $SLURM_JOB_NODELIST"
     command=("${paceline[@]}" train recipes/imdb_bert_ddp.yaml --set optimizer.lr=3e-5 --out "$run" --gpus=8)
 fi
-rm -f "$run/preempted"
+# a run that is stopped says by what: in its folder, and also here, where it may not have one yet
+word=$logs/$SLURM_JOB_ID.stopped
+rm -f "$run/preempted" "$word"
 
 # a signal is answered when srun has ended; one that were ignored instead, srun and the ranks would ignore too
 trap : TERM
 # srun does not take --cpus-per-task from sbatch; a rank that fails ends the others itself, and says why
-srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 "${command[@]}"
+PACELINE_STOPPED_FILE="$word" srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 "${command[@]}"
 code=$?
 
 if [ -e "$run/summary.json" ]; then
@@ -78,8 +80,8 @@ if [ -e "$run/summary.json" ]; then
     exit 0
 fi
 # only after the warning: what scancel sends is to end the job, and after a preemption Slurm itself queues it again
-if grep -qsw "stopped by SIGUSR2" "$run/preempted"; then
-    say "$(cat "$run/preempted")"
+if grep -qsw "stopped by SIGUSR2" "$run/preempted" "$word"; then
+    say "$(cat "$run/preempted" 2>/dev/null || echo "stopped by SIGUSR2 before anything was saved")"
     say "queued again"
     scontrol requeue "$SLURM_JOB_ID"
     exit
