@@ -159,9 +159,8 @@ class Climb:
         self._find_states()
         able = [rung for rung in self._rungs if rung.name not in self._states]
         if not able:
-            first = self._rungs[0]
             why = "; ".join(dict.fromkeys(f"{name}: {told[1]}" for name, told in self._states.items()))
-            raise UserError(f"none of the {len(self._rungs)} rungs can run here ({first.name} and others)", why)
+            raise UserError("bench: none of the rungs asked for can run here", why)
         plan = self._plan(able)
         self._bench = self._settled(plan)
         try:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.bench.records import Record
+from paceline.bench.records import CUT_OFF, Record
 from paceline.bench.rungs import Rung
 from paceline.bench.spread import Spread
 
@@ -155,7 +155,8 @@ def standings(
         verdict, told = "first", ""
         if base is None or rung.name != base.name:
             verdict, told = compared(rung, mine, good[base.name], heldout_rows) if base else ("by design", "")
-        rows.append(_measured(rung, mine, verdict, told, states.get(rung.name, ("", ""))[1]))
+        why = [states[rung.name][1]] if rung.name in states else []
+        rows.append(_measured(rung, mine, verdict, told, "; ".join(why + _lost(by_rung[rung.name]))))
     rates = [row.rate.median for row in rows if row.rate and row.verdict in ("first", "same")]
     best = max(rates, default=None)
     return [
@@ -164,6 +165,15 @@ def standings(
         else row
         for row in rows
     ]
+
+
+def _lost(records: Sequence[Record]) -> list[str]:
+    """What became of the cells of a rung that have no figure, beside others that have one."""
+    lost = [each for each in records if each["status"] not in ("ok", CUT_OFF)]
+    if not lost:
+        return []
+    last = lost[-1]
+    return [f"{len(lost)} of {len(records)} cells {last['status']}: {last.get('why', '')}".removesuffix(": ")]
 
 
 def _without_figures(rung: Rung, records: Sequence[Record], states: Mapping[str, tuple[str, str]]) -> Standing:

@@ -67,6 +67,14 @@ def test_what_learns_something_else_is_flagged_and_never_crowned(fields: dict[st
     assert not row.is_best
 
 
+def test_a_cell_that_failed_beside_others_is_told() -> None:
+    row = verdict(
+        record(OTHER), record(OTHER, 1), {"rung": "other", "repeat": 2, "status": "failed", "why": "no model"}
+    )
+    assert (row.state, row.n) == ("measured", 2)
+    assert row.why == "1 of 3 cells failed: no model"
+
+
 def test_seeds_that_scatter_widen_the_band() -> None:
     scattered = [record(FIRST, seed, quality=quality) for seed, quality in enumerate((0.7, 0.8, 0.9))]
     assert verdict(record(OTHER, 1, quality=0.6), first=scattered).verdict == "same"
