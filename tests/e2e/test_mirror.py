@@ -165,6 +165,7 @@ def test_of_several_ranks_the_first_copies_and_all_hear_of_a_refusal(
     assert [end.error for end in ends] == [None, None]
     assert restore(str(tmp_path / "mirror" / "run"), tmp_path / "back") == (tmp_path / "back", 12)
     shutil.rmtree(tmp_path / "run")
+    # often within the same second as the first
     told = [str(end.error) for end in on_ranks(2, f"file://{tmp_path}/second", chosen, tmp_path / "run")]
     assert "holds another run of this name" in told[0], told
     assert "None" not in told, told

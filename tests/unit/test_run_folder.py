@@ -477,6 +477,15 @@ def test_the_manifest_holds_the_facts_of_every_start(tmp_path: Path) -> None:
     assert all(versions()[name] for name in ("paceline", "torch", "numpy"))
 
 
+def test_two_starts_of_one_second_are_told_apart(tmp_path: Path) -> None:
+    """A mirror knows a run by its first start."""
+    with RunFolder.create(tmp_path / "run") as folder:
+        for _ in range(3):
+            write_manifest(folder)
+        times = {start["time"] for start in folder.read_manifest()["starts"]}
+    assert len(times) == 3
+
+
 def test_a_missing_package_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origin, "_PACKAGES", ("no-such-package",))
     assert versions()["no-such-package"] is None

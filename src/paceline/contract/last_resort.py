@@ -83,7 +83,7 @@ class LastResort:
 
     def close(self) -> None:
         """Nothing is ended any more."""
-        if os.getpid() != self._process:
+        if self._is_in_child():
             return  # a forked child has no thread, and the pipe is its parent's too
         signal.set_wakeup_fd(self._before)
         # not by closing the pipe: a forked child may hold it open for long
@@ -91,6 +91,9 @@ class LastResort:
         self._thread.join()
         os.close(self._writing)
         os.close(self._reading)
+
+    def _is_in_child(self) -> bool:
+        return os.getpid() != self._process
 
     def _watch(self) -> None:
         while True:
@@ -119,6 +122,6 @@ class LastResort:
         os._exit(codes[-1])
 
     def _let_go(self) -> None:
-        if os.getpid() != self._process:
+        if self._is_in_child():
             with contextlib.suppress(ValueError, OSError):
                 signal.set_wakeup_fd(-1)

@@ -255,7 +255,7 @@ class RunFolder:
         """
         earlier = self.read_manifest()["starts"] if self.manifest.exists() else []
         start = {
-            "time": now(),
+            "time": now("microseconds"),  # two runs that begin in one second are told apart by it
             "first_step": first_step,
             "command": redacted_command(command),
             "changes": [redacted(change) for change in changes],

@@ -6,7 +6,7 @@ import platform
 import subprocess
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.machine.facts import version_of
 
@@ -39,6 +39,6 @@ def git_state(folder: Path, timeout_seconds: float = 5.0) -> dict[str, Any] | No
         return {"commit": commit, "dirty": None}
 
 
-def now() -> str:
-    """The local time with its offset, to the second."""
-    return datetime.now().astimezone().isoformat(timespec="seconds")
+def now(timespec: Literal["seconds", "microseconds"] = "seconds") -> str:
+    """The local time with its offset."""
+    return datetime.now().astimezone().isoformat(timespec=timespec)
