@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -12,6 +15,7 @@ from torch import nn
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
 from paceline.engine.capture import Captured
+from paceline.memory.expandable import ask_for_it
 from paceline.prepare.assemble import Assembled, assemble
 from paceline.recipe import Recipe
 from paceline.seams import Build
@@ -383,3 +387,36 @@ def test_what_would_be_compiled_while_it_is_captured_runs_eagerly_once_more() ->
     for _ in range(3):
         assert torch.equal(runner.run(scaled, (x,)), x * 2)
     assert runner.execution == "captured: 1 graph"
+
+
+IN_FLIGHT = """
+import gc, torch
+from paceline.engine.capture import Captured
+
+captured, x = Captured(torch.device("cuda")), torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) / 64
+
+def work(start):
+    for _ in range(40):
+        start = start @ x
+    return start.float().sum()
+
+for _ in range(4):
+    captured.run(work, (x,))
+torch.cuda.synchronize()
+assert captured.replays
+for _ in range(10):
+    found = captured.run(work, (x,))
+captured.close()
+gc.collect()
+torch.cuda.empty_cache()
+torch.cuda.synchronize()
+assert found.isfinite()
+"""
+
+
+def test_what_replays_under_way_read_is_there_until_they_are_done() -> None:
+    """In a process of its own: after an illegal access none can go on."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ask_for_it(environment)
+    done = subprocess.run([sys.executable, "-c", IN_FLIGHT], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -10,6 +10,10 @@ from paceline.check.loop import settings_of
 from paceline.check.subject import Subject
 from paceline.seams import Capturing
 
+FILLED = 64
+"""Positions that a row of texts is filled up to a multiple of, in both ways: a captured run fills its rows further than
+an eager one, and what is dropped goes by the places in the row."""
+
 STEPS = 6
 """Two batches in turn: what comes again is captured, and then replayed."""
 
@@ -25,6 +29,8 @@ def check(subject: Subject) -> str:
     if subject.prepared.recipe.techniques.capture is not True:
         raise NotApplicable("steps are not captured (techniques.capture = false)")
     changes, told = settings_of(subject.recipe)
+    if not subject.dataset.is_images and subject.recipe.data.pad_to_multiple_of is None:
+        changes = (*changes, f"data.pad_to_multiple_of={FILLED}")
     with subject.numbers(subject.recipe.techniques.precision):
         eager, _ = _run(subject, *changes, "techniques.capture=false")
         captured, replays = _run(subject, *changes, "techniques.capture=true")

@@ -11,6 +11,10 @@ from paceline.memory.predict import Predictor
 CLOSE = 0.05
 """Share of what was measured that a prediction may be away; benchmarks/memory_accuracy.py has it within 2 %."""
 
+WORKSPACE = 16 * 2**20
+"""Bytes that it may be away in any case: what a library's kernels take for themselves, by choices of their own, is more
+than a twentieth of a very small run."""
+
 MIB = 2**20
 
 
@@ -29,8 +33,9 @@ def check(subject: Subject) -> str:
         raise NotApplicable(str(error).partition("\n")[0]) from None
     if found.problem:
         raise NotApplicable(found.problem)
-    away = abs(plan.allocated - found.peak) / found.peak
+    apart = abs(plan.allocated - found.peak)
+    away = apart / found.peak
     told = f"{plan.allocated / MIB:,.0f} MiB were predicted, and {found.peak / MIB:,.0f} MiB taken by tensors"
-    if away > CLOSE:
+    if away > CLOSE and apart > WORKSPACE:
         raise Broken(told, tensor=plan.moment, away=away)
     return f"{told}: {away:.1%} away"

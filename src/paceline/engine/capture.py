@@ -171,6 +171,9 @@ class Captured(Runner):
         return f"captured: {count} graph{'s' if count != 1 else ''}{full}" if count else "eager: no shape came twice"
 
     def close(self) -> None:
+        # replays that the GPU has still to do read the pool's memory on the caller's stream; torch, before it unmaps
+        # segments that can be expanded, waits for the stream of their allocation alone
+        self._cuda.synchronize(self._device)
         self._graphs.clear()
         self._seen.clear()
         self._largest.clear()

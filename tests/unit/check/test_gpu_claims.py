@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from paceline.check import capture, compiled, recompiles, repeat, waits
+from paceline.check import capture, compiled, memory, recompiles, repeat, waits
 from paceline.check.claim import Broken, NotApplicable
 from paceline.check.subject import Subject, subject_of
 from paceline.contract.errors import RecipeError
@@ -135,6 +135,22 @@ def test_captured_steps_that_are_eager_ones_hold(on_a_gpu: Subject, engines: lis
     assert engines == ["eager", "captured"]
 
 
+def test_a_captured_row_that_is_filled_further_drops_the_same(
+    on_a_gpu: Subject, engines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = type(on_a_gpu).with_settings
+
+    def fills(self: Subject, settings: Any, world_size: int = 1) -> Recipe:
+        found = [*settings]
+        own = any(setting.startswith("data.pad_to_multiple_of") for setting in found)
+        further = found[-1] == "techniques.capture=true" and not own
+        return given(self, [*(["data.pad_to_multiple_of=128"] if further else []), *found], world_size)
+
+    monkeypatch.setattr(type(on_a_gpu), "with_settings", fills)
+    assert "differ by 0.0e+00" in capture.check(on_a_gpu)
+    assert engines == ["eager", "captured"]
+
+
 def test_a_captured_update_that_is_not_made_is_found(
     on_a_gpu: Subject, engines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,3 +235,34 @@ def test_a_step_that_waits_is_named_by_its_line(
     with pytest.raises(Broken, match=r"test_gpu_claims\.py:\d+: raise RuntimeError"):
         waits.check(on_a_gpu)
     assert mode == ["default"]
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize(
+    ("predicted", "taken", "holds"),
+    [(69, 75, True), (69, 90, False), (10_000, 10_400, True), (10_000, 10_600, False), (10_600, 10_000, False)],
+)
+def test_a_prediction_may_be_away_by_a_share_or_by_a_workspace(
+    predicted: int, taken: int, holds: bool, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Predicts:
+        def __enter__(self) -> Predicts:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def plan(self, *_: object, **__: object) -> Any:
+            return SimpleNamespace(allocated=predicted * memory.MIB, moment="backward")
+
+    monkeypatch.setattr(memory, "Predictor", Predicts)
+    monkeypatch.setattr(memory, "taken_by_others", lambda gpu: 0)
+    monkeypatch.setattr(memory, "measure", lambda *_, **__: SimpleNamespace(problem="", peak=taken * memory.MIB))
+    gpu = replace(with_prepared(subject, "device=cuda"), facts=replace(subject.facts, gpus=(SimpleNamespace(),)))
+    gpu = replace(gpu, recipe=gpu.recipe.with_settings(["device=cuda"]))
+    if holds:
+        assert f"{predicted:,} MiB were predicted" in memory.check(gpu)
+    else:
+        with pytest.raises(Broken, match="were predicted"):
+            memory.check(gpu)

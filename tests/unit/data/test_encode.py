@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.contract.errors import DataError
+from paceline.data import encode
 from paceline.data.dataset import Tokens
 from paceline.data.encode import encode_texts, truncate
 
@@ -88,6 +89,16 @@ def test_lengths_before_truncation_are_known(pairs: list[str] | None, max_length
         assert tokens.whole is not None
         assert tokens.whole.tolist() == whole
     assert tokens.lengths.tolist() == [min(length, max_length) for length in whole]
+
+
+def test_lengths_are_known_where_the_tokenizer_keeps_little_of_what_it_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tokenizers 0.23.1 and 0.23.2 do."""
+    told = encode._lost
+    monkeypatch.setattr(encode, "_lost", lambda *given: min(told(*given), 2))
+    tokenizer = _fast()
+    tokens = encode_texts(tokenizer, TEXTS, None, 5)
+    assert tokens.whole is not None
+    assert tokens.whole.tolist() == [len(tokenizer(text)["input_ids"]) for text in TEXTS]
 
 
 def test_second_is_where_token_type_one_begins() -> None:
