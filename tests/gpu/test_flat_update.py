@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.kernels.adamw import LARGE, adamw_
+from paceline.kernels.adamw import LARGE
 from paceline.optim.gradients import FlatGradients
 from paceline.optim.optimizer import build_optimizer
 from paceline.optim.updates import DeviceGated, FlatUpdates, Updates, build_updates
 from tests.gpu.test_step import waits_are_errors
 from tests.parity import test_flat_update as cpu
+from tests.unit.kernels.test_adamw import follow_torchs_adam
 from tests.unit.kernels.test_sgd import follow_torchs_sgd
 
 CUDA = torch.device("cuda")
@@ -132,29 +133,8 @@ def test_an_ordinary_model_leaves_nothing_apart_and_its_weights_are_aligned() ->
 
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("count", [LARGE, 3 * LARGE + 17])
-def test_the_kernel_for_large_buffers_follows_torchs(count: int, decoupled: bool) -> None:
-    generator = torch.Generator(CUDA).manual_seed(count)
-    ours = [torch.randn(count, device=CUDA, generator=generator) for _ in range(2)] + [
-        torch.zeros(count, device=CUDA) for _ in range(2)
-    ]
-    theirs = [tensor.clone() for tensor in ours]
-    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    rate, scale, finite, overflow = (torch.full((), value, device=CUDA) for value in (1e-3, 4.0, 0.0, 1.0))
-    for index in range(1, 21):
-        gradient = torch.randn(count, device=CUDA, generator=generator)
-        step = torch.full((), float(index), device=CUDA)
-        for state in (ours, theirs):
-            state[1].copy_(gradient)
-        adamw_(*([tensor] for tensor in ours), step, rate, scale, finite, 0.9, 0.999, 1e-8, 0.01, decoupled)
-        update(
-            *([tensor] for tensor in theirs), [], [step], lr=rate, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8,
-            amsgrad=False, maximize=False, grad_scale=scale, found_inf=finite,
-        )  # fmt: skip
-    for index in (0, 2, 3):
-        torch.testing.assert_close(ours[index], theirs[index], rtol=1e-5, atol=1e-6)
-    before = [tensor.clone() for tensor in ours]
-    adamw_(*([tensor] for tensor in ours), step, rate, scale, overflow, 0.9, 0.999, 1e-8, 0.01, decoupled)
-    assert all(torch.equal(ours[index], before[index]) for index in (0, 2, 3)), "a skipped update changed something"
+def test_the_kernel_of_adam_for_large_buffers_follows_torchs(count: int, decoupled: bool) -> None:
+    follow_torchs_adam(count, decoupled, "cuda")
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, False)])

@@ -65,7 +65,7 @@ LONG = {"loop": {**ENDLESS, "checkpoint_every": "never", "evaluate_every": "neve
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("whom", ["the group", "one rank"])
 def test_a_signal_to_two_ranks_that_replay(whom: str, tmp_path: Path) -> None:
-    """In the midst of captured steps, in which the ranks' sums are: all stop after the same one, and the run goes on."""
+    """In the midst of captured steps, which hold the ranks' sums: all stop after the same one, and the run goes on."""
     (tmp_path / "texts.csv").write_text("\n".join(["text,label", *ROWS, ""]))
     write_recipe(tmp_path, write_tiny_model(tmp_path / "model", tiny_bert_config()), tmp_path / "texts.csv", **LONG)
     run, where = tmp_path / "run", ["--set", "device=cuda", "--set", "techniques.capture=true", "--gpus", "2"]

@@ -118,8 +118,8 @@ def _launch(
             adam,
             (-(-count // BLOCK),),
             *(parameter, gradient, exp_avg, exp_avg_sq, step, lr, grad_scale, found_inf, count),
-            # powers of the betas as powers of two, which a GPU has an instruction for
-            *(beta1, beta2, math.log2(beta1) if beta1 else -math.inf, math.log2(beta2) if beta2 else -math.inf),
+            # 1 - 0.999 in fp32 is wrong by 1e-5 of itself
+            *(beta1, beta2, 1 - beta1, 1 - beta2, *(math.log(beta) if beta else -math.inf for beta in (beta1, beta2))),
             *(eps, weight_decay),
             DECOUPLED=decoupled,
             BLOCK=BLOCK,
@@ -130,6 +130,14 @@ def _launch(
 if HAS_TRITON:
     import triton
     import triton.language as tl
+
+    @triton.jit
+    def one_minus_exp(x):
+        """``1 - exp(x)`` of an ``x`` not above 0; near 0, where the difference cancels, by its series."""
+        series = 1.0 + x / 10
+        for index in tl.static_range(8):
+            series = 1.0 + x / (9 - index) * series
+        return tl.where(x > -1.0, -x * series, 1.0 - tl.exp(x))
 
     @triton.jit
     def adam(
@@ -144,6 +152,8 @@ if HAS_TRITON:
         count,
         beta1,
         beta2,
+        rest1,
+        rest2,
         log_beta1,
         log_beta2,
         eps,
@@ -163,10 +173,9 @@ if HAS_TRITON:
                 p -= rate * weight_decay * p
             else:
                 g += weight_decay * p
-            m += (1.0 - beta1) * (g - m)
-            v = beta2 * v + (1.0 - beta2) * g * g
-            first = 1.0 - tl.exp2(updates * log_beta1)
-            second = 1.0 - tl.exp2(updates * log_beta2)
+            m += rest1 * (g - m)
+            v = beta2 * v + rest2 * g * g
+            first, second = one_minus_exp(updates * log_beta1), one_minus_exp(updates * log_beta2)
             p -= rate / first * m / (tl.sqrt(v) / tl.sqrt(second) + eps)
             tl.store(parameter + at, p, mask=inside)
             tl.store(exp_avg + at, m, mask=inside)
