@@ -14,7 +14,7 @@ from paceline.optim.optimizer import build_optimizer
 from paceline.optim.updates import DeviceGated, FlatUpdates, Updates, build_updates
 from tests.gpu.test_step import waits_are_errors
 from tests.parity import test_flat_update as cpu
-from tests.unit.kernels.test_adamw import follow_torchs_adam
+from tests.unit.kernels.test_adamw import follow_the_formula
 from tests.unit.kernels.test_sgd import follow_torchs_sgd
 
 CUDA = torch.device("cuda")
@@ -133,8 +133,8 @@ def test_an_ordinary_model_leaves_nothing_apart_and_its_weights_are_aligned() ->
 
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("count", [LARGE, 3 * LARGE + 17])
-def test_the_kernel_of_adam_for_large_buffers_follows_torchs(count: int, decoupled: bool) -> None:
-    follow_torchs_adam(count, decoupled, "cuda")
+def test_the_kernel_of_adam_for_large_buffers_follows_the_formula(count: int, decoupled: bool) -> None:
+    follow_the_formula(count, decoupled, "cuda")
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, False)])
