@@ -6,6 +6,7 @@ leaves something behind fails with the name of what it left; the state is put ba
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import multiprocessing
@@ -24,6 +25,7 @@ from typing import Any
 import pytest
 
 from paceline.memory.expandable import ask_for_it
+from paceline.memory.predict import Predictor
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -90,6 +92,21 @@ def disks_are_not_waited_for() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", flushed)
         yield
+
+
+@pytest.fixture(scope="session")
+def models_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of ``predictor``: what is written there, it can import."""
+    return tmp_path_factory.mktemp("beside")
+
+
+@pytest.fixture(scope="session")
+def predictor(models_beside: Path) -> Iterator[Predictor]:
+    """One process plans for all tests that ask for it: it imports torch and transformers once, in three seconds."""
+    with Predictor() as made:
+        with contextlib.chdir(models_beside):
+            made.start()
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from paceline.memory.predict import Predictor
 from paceline.testing.tiny import write_tiny_model
+from paceline.verbs.launch import check
 from tests.e2e.commands import (
     Done,
     Paceline,
@@ -258,7 +261,8 @@ def test_a_source_that_cannot_be_read(
     [
         ("train", "source", SHORT),
         ("train", "validation", SHORT),
-        ("plan", "test", ("--gpu", "24GiB", "--read-data")),
+        # imports torch twice, in processes of its own
+        pytest.param("plan", "test", ("--gpu", "24GiB", "--read-data"), marks=pytest.mark.slow),
     ],
 )
 def test_a_file_that_is_missing_is_told_before_the_model_is_looked_for(
@@ -551,6 +555,13 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+@pytest.fixture
+def asked_beside(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that is there already reads the model, not one of the command's own."""
+    monkeypatch.setattr(check, "Predictor", lambda: contextlib.nullcontext(predictor))
+
+
+@pytest.mark.usefixtures("asked_beside")
 @pytest.mark.parametrize(("asked", "parts"), SHARED.values(), ids=SHARED)
 def test_a_model_that_ranks_cannot_share_is_refused_before_any_is_started(
     asked: tuple[str, ...], parts: tuple[str, ...], train: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
@@ -562,6 +573,7 @@ def test_a_model_that_ranks_cannot_share_is_refused_before_any_is_started(
     assert not Path("runs").exists()
 
 
+@pytest.mark.usefixtures("asked_beside")
 @pytest.mark.parametrize(("asked", "parts"), SHARED.values(), ids=SHARED)
 def test_and_before_a_job_is_queued(
     asked: tuple[str, ...], parts: tuple[str, ...], paceline: Paceline, model: Path

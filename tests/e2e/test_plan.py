@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +63,10 @@ def write_recipe(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tracing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
-    """One process for most tests, which has imported torch by the time that they begin; beside it, a module."""
-    folder, gpu = tmp_path_factory.mktemp("beside"), gpu_for("v100-32gb")
-    (folder / "nets.py").write_text(NETS)
-    recipe = Recipe.load(write_recipe(folder))
-    with Predictor() as predictor:
-        with contextlib.chdir(folder):
-            predictor.plan(choose(recipe, facts_with([gpu], this_machine()))[0], gpu)
-        yield predictor
+def tracing(predictor: Predictor, models_beside: Path) -> Predictor:
+    """One process for most tests; it can import a model of one's own."""
+    (models_beside / "nets_to_plan.py").write_text(NETS)
+    return predictor
 
 
 @pytest.fixture
@@ -178,7 +171,7 @@ def test_the_recipe_of_a_run_folder_is_planned_as_it_is(paceline: Paceline, tmp_
             ["data.image_size: not set", "--set data.image_size=224"],
         ),
         ({"data": {"source": "absent.csv", "max_length": 100}}, ["data.max_length = 100", "positions for 64"]),
-        ({"model": {"factory": "nets:looks"}}, ["cannot be traced", "aten."]),
+        ({"model": {"factory": "nets_to_plan:looks"}}, ["cannot be traced", "aten."]),
         (
             {"model": {"config": {"model_type": "t5", "d_model": 16, "num_layers": 1, "num_heads": 2}}},
             ["a t5 without decoder_start_token_id", "--set model.config.decoder_start_token_id=0"],

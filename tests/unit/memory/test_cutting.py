@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,14 +59,10 @@ def model(given: Any, **parallel: Any) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
-    """Begins in a folder with models of one's own."""
-    folder = tmp_path_factory.mktemp("nets")
-    (folder / "nets.py").write_text(NETS)
-    with Predictor() as predictor:
-        with contextlib.chdir(folder):
-            predictor.start()
-        yield predictor
+def beside(predictor: Predictor, models_beside: Path) -> Predictor:
+    """Can import models of one's own."""
+    (models_beside / "nets_to_cut.py").write_text(NETS)
+    return predictor
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], int, str]] = {
@@ -120,7 +115,7 @@ def test_a_model_that_cannot_be_cut_is_refused(
 )
 def test_a_model_of_ones_own_is_refused(name: str, parallel: dict[str, Any], told: str, beside: Predictor) -> None:
     with pytest.raises(RecipeError) as refused:
-        beside.require_cut(model(f"nets:{name}", **parallel), 2)
+        beside.require_cut(model(f"nets_to_cut:{name}", **parallel), 2)
     assert re.search(told, str(refused.value), re.DOTALL), refused.value
 
 
@@ -130,9 +125,9 @@ def test_a_model_of_ones_own_is_refused(name: str, parallel: dict[str, Any], tol
         (tiny_bert_config(), {"pipeline": 2}, 4),
         (tiny_bert_config(), {"tensor": 2}, 4),
         (tiny_vit_config(), {"tensor": 2}, 2),
-        ("nets:Net", {"pipeline": 4}, 4),
+        ("nets_to_cut:Net", {"pipeline": 4}, 4),
         # what is not known without numbers is left to the ranks
-        ("nets:looking", {"pipeline": 2}, 2),
+        ("nets_to_cut:looking", {"pipeline": 2}, 2),
     ],
 )
 def test_a_model_that_can_be_cut_is_not_refused(
