@@ -48,11 +48,12 @@ row strategies_tests 240 - $(tests) tests/gpu/test_two_gpus.py tests/gpu/test_dd
 if [ -n "$rehearse" ]; then
     row splits 240 "$out/splits.md" "$python" benchmarks/splits.py --processes "$gpus" --size tiny --rounds 1 --out "$out/splits.jsonl"
 else
+    name=$(head -n 1 "$out/machine.txt" | grep -oiE 'h100|h200|a100' | head -n 1 | tr 'A-Z' 'a-z')
+    case $name in h100 | a100) name=$name-80gb ;; esac
+    row splits_predicted 200 - "$python" benchmarks/splits.py --gpus "$gpus" --predict "$name" --out "$out/splits.jsonl"
     row splits 480 "$out/splits.md" env "PYTHONPATH=$PYTHONPATH${DEEPSPEED:+:$DEEPSPEED}" DS_BUILD_OPS=0 "$python" benchmarks/splits.py --gpus "$gpus" --limit 90 --deadline 470 --out "$out/splits.jsonl"
     row copies 90 - "$python" -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$gpus" \
         benchmarks/sums_by_copies.py --out "$out/copies.jsonl"
-    name=$(head -n 1 "$out/machine.txt" | grep -oiE 'h100|h200|a100' | head -n 1 | tr 'A-Z' 'a-z')
-    case $name in h100 | a100) name=$name-80gb ;; esac
     row memory_predicted 200 - "$python" benchmarks/memory_accuracy.py predict --gpu "$name" --out "$out/predicted.jsonl" --only '*dp_*'
     row memory 300 - "$python" benchmarks/memory_accuracy.py measure --predicted "$out/predicted.jsonl" --out "$out/memory.jsonl" --deadline 290
 fi

@@ -1,13 +1,14 @@
 """Every way of splitting a run over GPUs beside plain DDP: the same losses, how fast, in how much memory?
 
+    python benchmarks/splits.py --gpus 2 --predict h100-80gb --out splits.jsonl   # needs no GPU
     python benchmarks/splits.py --gpus 2 --out splits.jsonl [--rounds 3] [--only PATTERN] [--deadline SECONDS]
     python benchmarks/splits.py --processes 2 --size tiny --out splits.jsonl   # gloo on a CPU: that all of this runs
 
 Two questions, each a fresh process of ``paceline train`` on random texts. *equal*: twelve fp32 steps without dropout;
 told is the largest difference of a loss to that of the first way, as a share of it. *fast*: the run as it chooses by
 itself; told are samples a second over the second half of the steps, the allocator's peak of the fullest GPU, and how
-far the prediction was from it. One JSON line a run, at once; the same command again goes on where it stopped. A way
-that fails is a line that says why. The table is printed last, and written beside the records.
+far from it the prediction was that had been made before. One JSON line a run, at once; the same command again goes on
+where it stopped. A way that fails is a line that says why. The table is printed last, and written beside the records.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ from paceline.bench.records import Record, Records
 from paceline.bench.spread import Spread
 from paceline.bench.start import SOURCE, environment, train
 from paceline.bench.turns import in_turns
-from paceline.machine.facts import this_machine
+from paceline.contract.errors import PacelineError
+from paceline.machine.facts import Gpu, this_machine
+from paceline.machine.gpus import facts_with, gpu_for
+from paceline.memory.predict import Predictor
+from paceline.recipe import Recipe
+from paceline.recipe.choose import choose
 
 OFFLOADED = "parallel.offload=optimizer"
 DEEPSPEED = "parallel.strategy=deepspeed"
@@ -73,7 +79,7 @@ def recipe_of(question: str, size: str, settings: Sequence[str]) -> Record:
             "evaluate_every": "never",
             "checkpoint_every": "never",
         },
-        "observe": {"console": "off", "report": False, "memory_plan": question == "fast"},
+        "observe": {"console": "off", "report": False, "memory_plan": False},
     }
     if question == "equal":
         # with the usual epsilon AdamW turns the rounding of tiny gradients into steps of the learning rate's size
@@ -110,6 +116,16 @@ def run(question: str, size: str, settings: Sequence[str], where: Sequence[str],
     }
 
 
+def predict(size: str, settings: Sequence[str], gpu: Gpu, count: int, predictor: Predictor) -> Record:
+    """What a GPU's allocator will have handed out at most, by ``paceline plan``."""
+    recipe = Recipe.parse(recipe_of("fast", size, settings)).with_settings([*settings, "device=cuda"])
+    try:
+        chosen, _ = choose(recipe, facts_with([gpu] * count, this_machine()), count)
+        return {"allocated": predictor.plan(chosen, gpu, world_size=count).allocated, "gpu": gpu.name}
+    except PacelineError as error:
+        return {"error": str(error)}
+
+
 def table(records: Sequence[Record], count: int) -> str:
     """A line a way: median and range over the rounds."""
     lines = [
@@ -134,8 +150,8 @@ def table(records: Sequence[Record], count: int) -> str:
         assert rates is not None
         memory = fast[-1]["memory"] or {}
         peak = f"{memory['allocated'] / 2**20:,.0f}" if memory else ""
-        plan = memory.get("plan")
-        near = f"{plan['allocated'] / memory['allocated'] - 1:+.1%}" if plan else memory.get("problem", "")
+        plan = _last(records, "planned", way) or {"error": "not predicted"}
+        near = f"{plan['allocated'] / memory['allocated'] - 1:+.1%}" if memory and "error" not in plan else _why(plan)
         spread = f" ({rates.low:,.0f} to {rates.high:,.0f}, n={rates.n})" if rates.n > 1 else ""
         lines.append(f"| {way} | {apart} | {rates.median:,.0f}{spread} | {peak} | {near} |")
     return "\n".join(lines) + "\n"
@@ -165,6 +181,7 @@ def main() -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--gpus", type=int)
     where.add_argument("--processes", type=int, help="on a CPU, with gloo")
+    parser.add_argument("--predict", metavar="GPU", help="only predict the memory, on so many of these")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", choices=SIZES, default="distilbert")
     parser.add_argument("--rounds", type=int, default=3)
@@ -180,11 +197,19 @@ def main() -> None:
     about = {
         "count": count,
         "size": asked.size,
-        "device": facts.gpus[0].name if asked.gpus else "cpu",
+        "device": facts.gpus[0].name if asked.gpus and facts.gpus else "cpu",
         "versions": {name: facts.versions.get(name) for name in ("torch", "transformers", "deepspeed")},
     }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     records = Records(asked.out, key=("count", "size", "question", "round", "way"))
+    if asked.predict:
+        with Predictor() as predictor:
+            for way, (least, settings) in WAYS.items():
+                if count >= least and not records.get(count, asked.size, "planned", 0, way):
+                    found = predict(asked.size, settings, gpu_for(asked.predict), count, predictor)
+                    records.add({"question": "planned", "round": 0, "way": way, **about, **found})
+                    print(f"planned {way}: {found}", file=sys.stderr, flush=True)
+        return
     for turn in _turns(asked.rounds):
         question, number, way = turn
         least, settings = WAYS[way]

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SECONDS = 10
 
 CODE = """
-import pkgutil, sys, time
+import os, pkgutil, sys, time
 
 def hangs(original, call, seconds):
     calls = 0
@@ -45,7 +45,7 @@ def hangs(original, call, seconds):
     return called
 
 where, call, seconds = {where!r}, {call}, {seconds}
-if where:
+if where and os.environ.get("RANK") in ({rank!r} or os.environ.get("RANK"),):
     holder, _, name = where.rpartition(".")
     found = pkgutil.resolve_name(holder)
     setattr(found, name, hangs(getattr(found, name), call, seconds))
@@ -70,10 +70,11 @@ def write_recipe(place: Path, model: Path, data: Path, **changes: Any) -> None:
 
 @contextlib.contextmanager
 def started(
-    place: Path, *words: str, where: str = "", call: int = 1, seconds: float = 1e9, **variables: str
+    place: Path, *words: str, where: str = "", call: int = 1, seconds: float = 1e9, rank: str = "", **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """The command in a session of its own, in which a call of the function at a dotted path hangs."""
-    code = CODE.format(where=where, call=call, seconds=seconds)
+    """The command in a session of its own, in which a call of the function at a dotted path hangs: on all ranks, or on
+    one."""
+    code = CODE.format(where=where, call=call, seconds=seconds, rank=rank)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_CACHE": str(place / "cache"), **variables}
     process = subprocess.Popen(
         [sys.executable, "-c", code, "train", *words],  # which ranks are started by, too
@@ -249,3 +250,18 @@ def test_a_thread_that_never_ends_does_not_hold_the_process(place: Path) -> None
         time.sleep(4)
         assert process.poll() is None, "it ended by itself: this test saw nothing"
         asked(process)
+
+
+def test_a_rank_that_hangs_is_told_with_the_lines_it_was_at(place: Path) -> None:
+    """Nobody asks; the other waits for it until its time is up, and our launcher asks it to end."""
+    words = ["recipe.yaml", "--out", "run", "--processes", "2", "--timeout", "5"]
+    where = "paceline.engine.step.Step.micro"
+    with started(place, *words, where=where, call=9, rank="1") as process:
+        await_file(process, place / "hangs")
+        began = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+        assert time.monotonic() < began + 5 + 8 + 2
+    assert process.returncode == 2, errors
+    assert "paceline: rank 1 of 2 has not reached 'an all-reduce'" in errors, errors
+    assert "paceline: rank 1 hung\n  where: called (" in errors, errors
+    assert "Traceback" not in errors

@@ -519,3 +519,29 @@ def test_a_rank_that_does_not_listen_yet_was_stopped_all_the_same(tmp_path: Path
         process.terminate()
         _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (75, "paceline: stopped by SIGTERM\n")
+
+
+HANGS = (
+    "signal.signal(signal.SIGTERM, lambda number, frame: Path('asked').touch())\n"
+    "with failures_told():\n"
+    "    if rank == 1:\n"
+    "        while not Path('asked').exists(): time.sleep(0.01)\n"
+    "        time.sleep({seconds})\n"
+    "        raise Preempted('stopped by SIGTERM, and what was under way did not end\\n  where: read (data/x.py:7)')\n"
+    "    class LostRank(UserError): ranks = (1,)\n"
+    "    raise LostRank('rank 1 of 2 has not reached a step')  # " + WAIT
+)
+
+
+def test_a_rank_that_others_waited_for_in_vain_was_not_stopped(tmp_path: Path) -> None:
+    """The launcher asks it to end, and it ends as one that was asked: the run has failed all the same."""
+    code, _, err = ended(tmp_path, 2, TOLD + HANGS.format(seconds=0))
+    assert (code, err.splitlines()[0]) == (2, "paceline: rank 1 of 2 has not reached a step")
+    assert "stopped" not in err
+
+
+def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
+    """It is given longer than others, for it is given up only after some seconds."""
+    code, _, err = ended(tmp_path, 2, TOLD + HANGS.format(seconds=1.5), grace_seconds=0.5)
+    expected = "paceline: rank 1 of 2 has not reached a step\npaceline: rank 1 hung\n  where: read (data/x.py:7)\n"
+    assert (code, err) == (2, expected)

@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from typing import cast, final
 
 from paceline.contract.errors import INTERRUPTED, UserError
+from paceline.contract.last_resort import GIVE_UP_SECONDS
 from paceline.contract.stop import Stop
 from paceline.distributed.sockets import listen
 from paceline.verbs.launch.causes import PREEMPTED, Failure, blamed, described, first_cause
@@ -43,9 +44,10 @@ def launch(
 ) -> int:
     """Run a command as the ranks of this machine, and return when all of them have ended.
 
-    When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later. The rank that failed
-    first is named on standard error, with its message, once. The signals of ``Stop`` are passed on; a second Ctrl-C
-    kills. On Linux no rank outlives this process, however that ends.
+    When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later, or, where the others
+    waited in vain for one that still runs, as long as that takes to give itself up and say where it hangs. The rank
+    that failed first is named on standard error, with its message, once. The signals of ``Stop`` are passed on; a second
+    Ctrl-C kills. On Linux no rank outlives this process, however that ends.
 
     Args:
         command: program and arguments; each rank runs it with torchrun's environment variables.
@@ -131,10 +133,13 @@ class _Supervision:
             return INTERRUPTED
         if self._failures() and not self._is_stop:
             cause = self._explained()
+            for rank in self._ranks:
+                if rank.rank in cause.lost and rank.place:
+                    self._err.say(f"{self._host}paceline: rank {rank.rank} hung\n  where: {rank.place}")
             # a rank that has not yet begun to listen ends by the signal itself
             is_early = cause.code - 128 in self._passed_on and not cause.is_bug
             return PREEMPTED if is_early and self._makes_run else cause.code
-        if told := [rank.told for rank in self._ranks if rank.told and rank.told["code"] == PREEMPTED]:
+        if told := [rank.stop for rank in self._ranks if rank.stop]:
             self._err.say(f"{self._host}paceline: {min(told, key=lambda report: report['at'])['message']}")
         return PREEMPTED if told or any(rank.code == PREEMPTED for rank in self._ranks) else 0
 
@@ -144,8 +149,7 @@ class _Supervision:
     @property
     def _is_stop(self) -> bool:
         """Whether a rank was stopped as asked without waiting for the others, and they failed of that alone."""
-        is_stopped = any(rank.told and rank.told["code"] == PREEMPTED for rank in self._ranks)
-        return is_stopped and all(failure.doubt == 2 for failure in self._failures())
+        return any(rank.stop for rank in self._ranks) and all(failure.doubt == 2 for failure in self._failures())
 
     def _pass_on_signals(self) -> None:
         while self._noted:
@@ -167,12 +171,15 @@ class _Supervision:
             for rank in self._ranks:
                 rank.hold_errors()
         if now >= self._failed_at + SETTLE_SECONDS:
-            self._explained()
+            lost = self._explained().lost
             for rank in self._ranks:
                 rank.end()
-        if now >= self._failed_at + SETTLE_SECONDS + self._grace_seconds:
-            for rank in self._ranks:
-                rank.kill()
+            # one that others waited for in vain says where it hangs when it is given up
+            hangs = any(rank.rank in lost and rank.code is None and not rank.stopped_process for rank in self._ranks)
+            grace = max(self._grace_seconds, GIVE_UP_SECONDS + 1) if hangs else self._grace_seconds
+            if now >= self._failed_at + SETTLE_SECONDS + grace:
+                for rank in self._ranks:
+                    rank.kill()
 
     def _explained(self) -> Failure:
         """The cause; what there is to say of it is said once."""

@@ -120,6 +120,19 @@ class RankProcess:
         return failure if asked is None or failure.at < asked else None
 
     @property
+    def stop(self) -> dict[str, Any] | None:
+        """What it told where it stopped as somebody asked it to; the launcher, after a failure, does not count."""
+        asked, told = self._asked_to_end_at, self.told
+        if told is None or told["code"] != PREEMPTED or (asked is not None and told["at"] >= asked):
+            return None
+        return told
+
+    @property
+    def place(self) -> str:
+        """Where it was, as it tells when it does not end and is given up; empty where it told nothing of that."""
+        return self.told["message"].partition("\n  where: ")[2] if self.told else ""
+
+    @property
     def stopped_process(self) -> int | None:
         """The id of its process, where somebody has stopped that (SIGSTOP, a debugger); on Linux."""
         try:
