@@ -46,8 +46,8 @@ def launch(
 
     When one fails, the others are ended: none is left ``SETTLE_SECONDS + grace_seconds`` later, or, where the others
     waited in vain for one that still runs, as long as that takes to give itself up and say where it hangs. The rank
-    that failed first is named on standard error, with its message, once. The signals of ``Stop`` are passed on; a second
-    Ctrl-C kills. On Linux no rank outlives this process, however that ends.
+    that failed first is named on standard error, with its message, once. The signals of ``Stop`` are passed on; a
+    second Ctrl-C kills. On Linux no rank outlives this process, however that ends.
 
     Args:
         command: program and arguments; each rank runs it with torchrun's environment variables.
