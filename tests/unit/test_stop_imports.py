@@ -6,6 +6,7 @@ import importlib
 import signal
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,23 @@ def test_a_block_that_ends_with_the_import_is_stopped_too(tmp_path: Path, monkey
     with pytest.raises(Preempted, match="stopped by SIGTERM"), Stop("start it again"):
         importlib.import_module("stopped_last")
     sys.modules.pop("stopped_last")
+
+
+def test_a_stop_that_python_drops_asks_again(capfd: pytest.CaptureFixture[str]) -> None:
+    """What is raised in a callback of a weak reference, or in __del__, Python prints and forgets."""
+
+    class Thing:
+        pass
+
+    def drop(things: list[Thing]) -> None:
+        things.clear()
+        time.sleep(10)
+
+    things = [Thing()]
+    reference = weakref.ref(things[0], lambda _: signal.raise_signal(signal.SIGTERM))
+    began = time.monotonic()
+    with pytest.raises(Preempted, match="stopped by SIGTERM; start it again"), Stop("start it again"):
+        drop(things)
+    assert time.monotonic() < began + 5
+    assert reference() is None
+    assert capfd.readouterr().err == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
@@ -17,7 +18,8 @@ NOT_BEGUN = "no step was made, so nothing is lost: start it again"
 """What a person does after a stop before the first step."""
 
 AGAIN_SECONDS = 0.1
-"""How often a stop that came in the middle of an import asks again: until the import is over."""
+"""After how long a stop asks again that came where it could not be heard: in the middle of an import, or of a callback
+whose errors Python only prints."""
 
 
 class Stop:
@@ -25,7 +27,9 @@ class Stop:
 
     Inside ``noted`` a signal is only noted, and the loop looks at ``requested_by`` between steps. Elsewhere there is
     nothing to save, so that what is under way is interrupted at once; but an import is seen through, for modules that
-    are cut off half-way stay in the process, and fail later and elsewhere. A second Ctrl-C interrupts anywhere.
+    are cut off half-way stay in the process, and fail later and elsewhere. What is raised in a callback of a weak
+    reference, or in ``__del__``, Python prints and drops: there the stop asks again. A second Ctrl-C interrupts
+    anywhere.
 
     One may be entered inside another; a stop that the outer one has been asked for is the inner one's, too.
 
@@ -52,7 +56,8 @@ class Stop:
         self._only_noted = False
         self._before: dict[signal.Signals, Any] = {}
         self._waiting: threading.Timer | None = None
-        """Asks again, where an import was under way."""
+        """Asks again, where it was not heard."""
+        self._hook_before: Any = None
         self._is_again = False
 
     @classmethod
@@ -74,6 +79,7 @@ class Stop:
             self._before = {n: handler for n, handler in before.items() if handler not in (signal.SIG_IGN, None)}
             for number in self._before:
                 signal.signal(number, self._ask)
+            self._hook_before, sys.unraisablehook = sys.unraisablehook, self._dropped
             found = {getattr(handler, "__self__", None) for handler in self._before.values()}
             outer = [stop for stop in found if isinstance(stop, Stop)]
             self._last_resort = self._last_resort or (outer[0]._last_resort if outer else None)
@@ -172,13 +178,23 @@ class Stop:
         if not (is_first or again or number == signal.SIGINT):
             return
         if _is_importing(frame):
-            self._waiting = threading.Timer(AGAIN_SECONDS, self._ask_again, [number])
-            self._waiting.daemon = True
-            self._waiting.start()
+            self._ask_later(number)
         elif is_first or again:
             raise _Interruption
         else:
             raise KeyboardInterrupt
+
+    def _dropped(self, unraisable: Any) -> None:
+        """Python's hook for errors that nobody can be given."""
+        if issubclass(unraisable.exc_type, _Interruption) and self.requested_by:
+            self._ask_later(signal.Signals[self.requested_by])
+        else:
+            self._hook_before(unraisable)
+
+    def _ask_later(self, number: int) -> None:
+        self._waiting = threading.Timer(AGAIN_SECONDS, self._ask_again, [number])
+        self._waiting.daemon = True
+        self._waiting.start()
 
     def _ask_again(self, number: int) -> None:
         if self._before:  # else nobody listens any more
@@ -188,6 +204,8 @@ class Stop:
 
     def _give_back(self) -> None:
         before, self._before = self._before, {}
+        if self._hook_before is not None:
+            sys.unraisablehook, self._hook_before = self._hook_before, None
         if self._last_resort is not None and self._before_last_resort is not None:
             self._last_resort.allow(*self._before_last_resort)
             self._before_last_resort = None
