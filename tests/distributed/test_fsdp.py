@@ -94,7 +94,7 @@ def trained(world: World, case: Case, first: int, last: int, state: State | None
     return saved(run)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_saved_by_four_goes_on_with_two_and_then_alone(optimizer: str) -> None:
     case = Case(optimizer=optimizer)
     expected = trained(Alone(), case, 0, 5, None)

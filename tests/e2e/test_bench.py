@@ -309,6 +309,7 @@ def digits(tmp_path: Path) -> Recipe:
     )
 
 
+@pytest.mark.slow
 def test_images_have_a_ladder_of_their_own_that_does_the_same_work(
     paceline: Paceline, digits: Recipe, tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ def finished(ended: list[Ended]) -> Outcome:
     return outcome(records[0])
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_ranks_keep_the_average_of_one(strategy: str, steady: Path, reviews: Path, tmp_path: Path) -> None:
     """The two are stopped at step 7, and one goes on: shards are saved whole."""
     loop = {"micro_batch_size": 2, "save_best": True, "best_metric": "-loss", "evaluate_every": 3}

@@ -68,7 +68,7 @@ def test_four_ranks_share_batch_and_blocks_and_leave_what_one_process_leaves(
 @pytest.mark.parametrize(
     ("before", "after", "settings"),
     [
-        pytest.param(2, 1, (), id="alone"),
+        pytest.param(2, 1, (), id="alone", marks=pytest.mark.slow),
         pytest.param(2, 2, ("parallel.tensor=1",), id="ddp", marks=pytest.mark.slow),
         pytest.param(2, 4, (), id="two by two", marks=pytest.mark.slow),
     ],

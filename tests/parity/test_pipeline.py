@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -155,8 +156,19 @@ def test_every_family_trains_in_stages_or_is_refused(family: str) -> None:
         assert_same(found, expected, 1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
-@pytest.mark.parametrize("micro_batch_size", [None, 3, 1])
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+MICRO_BATCHES = (None, 3, 1)
+EACH_ONCE = tuple(zip(SCHEDULES, MICRO_BATCHES, strict=True))
+"""Of the pairs of both; `make test-full` tries them all."""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "micro_batch_size"),
+    [
+        pair if pair in EACH_ONCE else pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in itertools.product(SCHEDULES, MICRO_BATCHES)
+    ],
+)
 def test_every_schedule_trains_as_one_process(schedule: str, micro_batch_size: int | None) -> None:
     # of ten samples in threes the last is one; with all in one pass it is the naive model parallel
     case = Case("bert", DEEP, micro_batch_size=micro_batch_size)
@@ -168,7 +180,9 @@ def test_four_stages_train_as_one_process() -> None:
     assert_same(run_distributed(together, 4, case, Cut(4)), alone(case))
 
 
-@pytest.mark.parametrize(("schedule", "batch_size"), [("gpipe", 10), ("1f1b", 10), ("1f1b", 3)])
+@pytest.mark.parametrize(
+    ("schedule", "batch_size"), [pytest.param("gpipe", 10, marks=pytest.mark.slow), ("1f1b", 10), ("1f1b", 3)]
+)
 def test_four_ranks_are_two_shares_of_the_batch_by_two_stages(schedule: str, batch_size: int) -> None:
     # 64 samples by tens leave an uneven tail, by threes a step of one, of which one share has none
     case = Case("bert", batch_size=batch_size)
@@ -271,7 +285,14 @@ def gone_on(world: World, case: Case, cut: Cut, saved: Any) -> Outcome:
     return train(case, run, mesh, STEPS // 2, STEPS // 2)
 
 
-@pytest.mark.parametrize(("before", "after"), [(Cut(), Cut(1)), (Cut(1), Cut()), (Cut(), Cut(schedule="interleaved"))])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Cut(), Cut(1)),
+        pytest.param(Cut(1), Cut(), marks=pytest.mark.slow),
+        (Cut(), Cut(schedule="interleaved")),
+    ],
+)
 def test_a_run_goes_on_over_other_stages(before: Cut, after: Cut) -> None:
     case = Case("bert", DEEP, optimizer="adamw", clip_norm=None)
     first, second = run_distributed(saved_halfway, 2, case, before)

@@ -172,7 +172,10 @@ def assert_same(found: list[Outcome], expected: Outcome, tolerance: float = TOLE
 FAMILIES = ["bert", "distilbert", "roberta", "xlm-roberta", "electra", "modernbert", "vit"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("electra", "xlm-roberta") else name for name in FAMILIES],
+)
 def test_two_ranks_that_share_blocks_train_as_one_process(family: str) -> None:
     case = Case(family)
     assert_same(run_distributed(together, 2, case), alone(case))
@@ -188,7 +191,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+# a block that is passed many times is recomputed as often: the harder of the two
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow) if way == "recomputed" else way for way in WAYS]
+)
 def test_sharing_goes_with(way: str) -> None:
     case = WAYS[way]
     found = run_distributed(together, 2, case)
@@ -196,7 +202,14 @@ def test_sharing_goes_with(way: str) -> None:
     assert (way != "packed") or found[0].execution["layout"] == "packed"
 
 
-@pytest.mark.parametrize("case", [Case(), Case("bert", optimizer="adamw", clip_norm=None), Case(batch_size=3)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case(), marks=pytest.mark.slow),
+        pytest.param(Case("bert", optimizer="adamw", clip_norm=None), marks=pytest.mark.slow),
+        Case(batch_size=3),
+    ],
+)
 def test_four_ranks_are_two_shares_of_the_batch_by_two_of_each_block(case: Case) -> None:
     # of ten samples in threes the ranks have unequally many; 64 samples by tens, or threes, leave an uneven tail
     assert_same(run_distributed(together, 4, case), alone(case), 1e-5 if case.optimizer == "adamw" else TOLERANCE)
@@ -233,8 +246,15 @@ def masks_and_training(world: World, case: Case) -> tuple[Outcome, list[Tensor]]
     return done, [mask for mask in seen if mask.min() != mask.max()][:4]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("family", DROPOUT)
+@pytest.mark.parametrize(
+    ("family", "recompute"),
+    [
+        ("bert", False),
+        ("modernbert", True),
+        pytest.param("bert", True, marks=pytest.mark.slow),
+        pytest.param("modernbert", False, marks=pytest.mark.slow),
+    ],
+)
 def test_with_dropout_ranks_stay_equal_and_their_heads_have_masks_of_their_own(family: str, recompute: bool) -> None:
     case = Case(family, DROPOUT[family], techniques=(("recompute", recompute),))
     found = run_distributed(masks_and_training, 4, case)
@@ -252,7 +272,7 @@ def test_with_dropout_ranks_stay_equal_and_their_heads_have_masks_of_their_own(f
     assert alone(case).losses != pytest.approx(first.losses, rel=1e-4), "nothing was dropped"
 
 
-@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "albert"])
 def test_recomputed_blocks_draw_the_same_masks_again(family: str) -> None:
     # ALBERT passes one block many times, and recomputes it as often before it is passed again
     drops = DROPOUT["bert"]

@@ -590,7 +590,7 @@ def lose_patience(world: Any, seconds: float = 1.0) -> None:
     dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
 
 
-@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("size", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_ranks_that_never_arrive_are_named_by_all(size: int) -> None:
     """One process fewer, or two fewer, than the world's size."""
     missing = "rank 2 of 3 has" if size == 3 else "ranks 2, 3 of 4 have"

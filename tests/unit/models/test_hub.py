@@ -121,6 +121,7 @@ def test_a_download_brings_what_is_needed_once_and_serves_from_the_cache_offline
     assert "hf download acme/other --local-dir FOLDER" in absent
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_from_the_hub_by_name(model: Path, tmp_path: Path) -> None:
     with LoopbackHub({"acme/tiny": model}) as hub:
         assert ask(hub.environment(tmp_path), "acme/tiny", script=LOAD) == [

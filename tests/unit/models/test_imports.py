@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 IMPORTED = """
 import sys
 from paceline.models.imports import import_transformers
@@ -40,5 +42,6 @@ def test_functions_come_when_they_are_called() -> None:
     run(IMPORTED + ASKED)
 
 
+@pytest.mark.slow
 def test_packages_that_are_there_already_are_left_alone() -> None:
     run(FIRST_THEIRS)

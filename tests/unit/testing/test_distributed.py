@@ -316,6 +316,7 @@ def caller(folder: Path, argument: str, temporary: Path) -> subprocess.Popen[str
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_ranks_end_with_their_caller(tmp_path: Path, temporary: Path) -> None:
     with caller(tmp_path, "ends", temporary) as running:
         out, err = running.communicate(timeout=60)
@@ -340,6 +341,7 @@ def test_ranks_end_with_a_caller_that_is_killed(tmp_path: Path, temporary: Path)
     assert not ours, "the ranks clear up for a caller that could not"
 
 
+@pytest.mark.slow
 def test_random_failures_in_a_row_leave_a_pool_that_works() -> None:
     order = random.Random(0)
     for _ in range(5):
