@@ -27,6 +27,8 @@ from paceline.run_folder.lock import hold
 from paceline.run_folder.origin import git_state
 
 CELLS, PLAN = "cells.jsonl", "bench.json"
+NEEDS = ("contender", "status")
+"""Fields of a cell, beside those that name it."""
 PROBED_STEPS = 8
 PROBE = "probe"
 
@@ -146,7 +148,7 @@ class Climb:
                 f"{folder}: holds something else", "a bench has its folder to itself", "choose another --out"
             )
         hold(folder, held)
-        self._records = Records(folder / CELLS, self._make_room)
+        self._records = Records(folder / CELLS, self._make_room, needs=NEEDS)
         if self._wanted.again:
             self._records.forget(NOT_WELL)
 

@@ -21,20 +21,28 @@ class Records:
     """The records of a file, the newest of each cell.
 
     Args:
-        path: the file; a last line that a crash left unfinished is passed over.
+        path: the file; a line that a crash left unfinished, or that lacks one of the fields, is passed over.
         make_room: called once where the disk is full, before the line is written again.
         key: the fields that say which cell a record is of.
+        needs: the other fields that each record has.
     """
 
     def __init__(
-        self, path: Path, make_room: Callable[[], None] = lambda: None, *, key: Sequence[str] = ("rung", "repeat")
+        self,
+        path: Path,
+        make_room: Callable[[], None] = lambda: None,
+        *,
+        key: Sequence[str] = ("rung", "repeat"),
+        needs: Sequence[str] = (),
     ) -> None:
         self._path, self._make_room, self._key = path, make_room, tuple(key)
         self._records: dict[tuple[Any, ...], Record] = {}
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             try:
-                self._keep(json.loads(line))
-            except (ValueError, KeyError, TypeError):
+                record = json.loads(line)
+                if isinstance(record, dict) and {*key, *needs} <= record.keys():
+                    self._keep(record)
+            except (ValueError, TypeError):  # no JSON; a key that names nothing, such as a list
                 continue
 
     def __iter__(self) -> Iterator[Record]:

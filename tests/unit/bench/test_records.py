@@ -46,6 +46,24 @@ def test_a_line_that_a_crash_cut_off_is_passed_over_and_spoils_none(tmp_path: Pa
     assert list(Records(path)) == [record("a"), record("c")]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"rung": "b", "repeat": 0}',
+        '{"status": "ok"}',
+        "[]",
+        "7",
+        '{"rung": [], "repeat": 0, "status": ""}',
+        '"rung repeat status"',
+    ],
+)
+def test_a_line_that_is_no_whole_record_is_passed_over(line: str, tmp_path: Path) -> None:
+    (tmp_path / "cells.jsonl").write_text(json.dumps(record("a")) + "\n" + line + "\n")
+    records = Records(tmp_path / "cells.jsonl", needs=("status",))
+    records.forget(("failed",))
+    assert list(records) == [record("a")]
+
+
 def test_a_full_disk_is_emptied_once_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cells.jsonl"
     write, full, made = os.write, [False], []

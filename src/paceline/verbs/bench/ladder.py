@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.ladder import CELLS, Climb, Ladder, Outlook, Wanted
+from paceline.bench.ladder import CELLS, NEEDS, Climb, Ladder, Outlook, Wanted
 from paceline.bench.records import Records
 from paceline.bench.rungs import EVERY, LADDERS, chosen, obstacle
 from paceline.contract.files import disk_errors, write_atomically
@@ -109,7 +109,12 @@ def plain(found: Ladder) -> dict[str, Any]:
         }
         for row in found.rows
     ]
-    return {"name": found.name, "about": found.about, "rows": rows, "cells": list(Records(found.folder / CELLS))}
+    return {
+        "name": found.name,
+        "about": found.about,
+        "rows": rows,
+        "cells": list(Records(found.folder / CELLS, needs=NEEDS)),
+    }
 
 
 def printed(found: Ladder) -> str:
