@@ -21,12 +21,14 @@ def test_losses_are_beside_the_first_way_and_rates_are_medians() -> None:
             for n, rate in enumerate((90.0, 100.0, 400.0))
         ),
     ]
-    assert "| fsdp | 1.0e-02 | 100 (90 to 400, n=3) |  |  |" in table(records, 2).splitlines()
+    assert "| fsdp | 1.0e-02 | 100 (90 to 400, n=3) |  | not predicted |" in table(records, 2).splitlines()
 
 
 def test_the_plan_is_beside_the_peak() -> None:
-    memory = {"allocated": 100 * 2**20, "plan": {"allocated": 103 * 2**20}}
-    records = [record("fast", "ddp", samples_per_second=10.0, memory=memory)]
+    records = [
+        record("planned", "ddp", allocated=103 * 2**20),
+        record("fast", "ddp", samples_per_second=10.0, memory={"allocated": 100 * 2**20}),
+    ]
     assert "| ddp | not run | 10 | 100 | +3.0% |" in table(records, 2).splitlines()
 
 

@@ -391,8 +391,10 @@ def in_a_terminal(place: Path, code: str) -> Iterator[tuple[int, subprocess.Pope
 
 def test_rank_0_has_the_terminal(tmp_path: Path) -> None:
     """And can draw on it, though it stands in the background."""
-    code = "print(rank, sys.stdout.isatty(), sys.stderr.isatty(), sys.stdin.isatty(), os.get_terminal_size(1).columns)"
-    with in_a_terminal(tmp_path, code + " if rank == 0 else print(rank, sys.stdout.isatty())") as (ours, process):
+    # in one piece: where Python does not buffer, what the other rank says would come between the words
+    says = "{rank} {sys.stdout.isatty()} {sys.stderr.isatty()} {sys.stdin.isatty()} {os.get_terminal_size(1).columns}"
+    code = f"sys.stdout.write(f'{says}\\n' if rank == 0 else f'{{rank}} {{sys.stdout.isatty()}}\\n')"
+    with in_a_terminal(tmp_path, code) as (ours, process):
         fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
         assert process.wait(timeout=20) == 0
         shown = os.read(ours, 9999).decode()
