@@ -19,7 +19,7 @@ REPORT_FD = "PACELINE_REPORT_FD"
 REPORT_CHARACTERS = 10_000
 """No message to the launcher is longer. Six bytes a character at most, it fits into a pipe: telling never waits."""
 
-REPEAT_SECONDS = 2.0
+REPEAT_SECONDS = 5.0
 """How long a rank of torchrun's waits before it says what the first rank of its machine may be saying: torchrun ends it
 as soon as that one has ended, so that what all ranks find is said once."""
 
