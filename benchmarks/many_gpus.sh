@@ -6,7 +6,7 @@
 # Without the last two, what needs the reviews is left out, and said. SECONDS_LEFT (default 1500) is the time for all of
 # it: a row that would begin later is left out, and said. The same command again goes on where it stopped. REHEARSE=1
 # goes through the rows on a CPU with gloo and tiny models, in minutes: that nothing falls over for a missing name.
-# ROWS="splits memory" runs these rows alone.
+# ROWS="memory_predicted memory" runs these rows alone.
 # DEEPSPEED is a folder (pip install --target) where deepspeed lies, for the row that runs it: beside accelerate,
 # transformers would load it in every test.
 set -uo pipefail
@@ -44,7 +44,7 @@ tables=()
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader > "$out/machine.txt" 2> /dev/null || uname -a > "$out/machine.txt"
 
 row strategies_tests 240 - $(tests) tests/gpu/test_two_gpus.py tests/gpu/test_ddp.py tests/gpu/test_fsdp.py tests/gpu/test_dp.py \
-    tests/gpu/test_sync_batch_norm.py tests/gpu/test_ema.py tests/gpu/test_lora.py
+    tests/gpu/test_sync_batch_norm.py tests/gpu/test_ema.py tests/gpu/test_lora.py tests/gpu/test_stop.py
 if [ -n "$rehearse" ]; then
     row splits 240 "$out/splits.md" "$python" benchmarks/splits.py --processes "$gpus" --size tiny --rounds 1 --out "$out/splits.jsonl"
 else

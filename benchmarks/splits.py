@@ -203,10 +203,11 @@ def main() -> None:
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     records = Records(asked.out, key=("count", "size", "question", "round", "way"))
     if asked.predict:
+        gpu = gpu_for(asked.predict)
         with Predictor() as predictor:
             for way, (least, settings) in WAYS.items():
-                if count >= least and not records.get(count, asked.size, "planned", 0, way):
-                    found = predict(asked.size, settings, gpu_for(asked.predict), count, predictor)
+                if count >= least and "error" in (records.get(count, asked.size, "planned", 0, way) or {"error": ""}):
+                    found = predict(asked.size, settings, gpu, count, predictor)
                     records.add({"question": "planned", "round": 0, "way": way, **about, **found})
                     print(f"planned {way}: {found}", file=sys.stderr, flush=True)
         return

@@ -107,12 +107,13 @@ def _given_up(number: signal.Signals, words: str) -> int:
 
     makes_run = _makes_run()
     said = f"stopped by {number.name}, and what was under way did not end{'; ' + words if makes_run else ''}"
-    error = Preempted(f"{said}{_place()}")
+    where = _place()
+    error = Preempted(f"{said}\n  where: {where}" if where else said)
     code = error.exit_code if makes_run else 128 + number
     if makes_run:
         leave_word(number)
     failures = sys.modules.get("paceline.distributed.failures")
-    told = failures is not None and makes_run and failures.tell_launcher(error)
+    told = failures is not None and makes_run and failures.tell_launcher(error, where)
     cluster = sys.modules.get("paceline.machine.cluster")  # not loaded here: an import may be what hangs
     if not told and (cluster is None or cluster.rank_in(os.environ) == 0):
         os.write(2, f"paceline: {error}\n".encode())
@@ -120,7 +121,7 @@ def _given_up(number: signal.Signals, words: str) -> int:
 
 
 def _place() -> str:
-    """Where the main thread is, as a line of its own: the innermost calls, the last one first."""
+    """Where the main thread is: the innermost calls, the last one first."""
     frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
     calls: list[str] = []
     while frame is not None:
@@ -129,7 +130,7 @@ def _place() -> str:
         if calls[-1].startswith("_ask (contract/stop.py:"):  # the signal's own handler, while an import is seen through
             calls.clear()
         frame = frame.f_back
-    return f"\n  where: {', called by '.join(calls[:3])}" if calls else ""
+    return ", called by ".join(calls[:3])
 
 
 if __name__ == "__main__":

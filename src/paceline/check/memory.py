@@ -11,9 +11,9 @@ from paceline.memory.predict import Predictor
 CLOSE = 0.05
 """Share of what was measured that a prediction may be away; benchmarks/memory_accuracy.py has it within 2 %."""
 
-WORKSPACE = 16 * 2**20
-"""Bytes that it may be away in any case: what a library's kernels take for themselves, by choices of their own, is more
-than a twentieth of a very small run."""
+SMALL = 16 * 2**20
+"""Bytes that it may be away in any case. Of a vision transformer's 75 MiB on an H100 six were not predicted, and nobody
+knows yet whose they are; of a run that is small enough any such rest is more than a twentieth."""
 
 MIB = 2**20
 
@@ -36,6 +36,6 @@ def check(subject: Subject) -> str:
     apart = abs(plan.allocated - found.peak)
     away = apart / found.peak
     told = f"{plan.allocated / MIB:,.0f} MiB were predicted, and {found.peak / MIB:,.0f} MiB taken by tensors"
-    if away > CLOSE and apart > WORKSPACE:
+    if away > CLOSE and apart > SMALL:
         raise Broken(told, tensor=plan.moment, away=away)
     return f"{told}: {away:.1%} away"

@@ -45,10 +45,14 @@ def failures_told(rank: int | None = None) -> Iterator[None]:
         raise SystemExit(_exit_code(error)) from None
 
 
-def tell_launcher(error: BaseException) -> bool:
+def tell_launcher(error: BaseException, where: str = "") -> bool:
     """Tell our launcher that this rank fails, as early as possible; of a rank it believes the first telling.
 
     Whoever takes connections down on an error calls this before: what the others then run into is a consequence.
+
+    Args:
+        error: what this rank fails of.
+        where: the innermost calls, of a rank that hung and was given up.
 
     Returns:
         Whether there is a launcher that was told.
@@ -64,6 +68,7 @@ def tell_launcher(error: BaseException) -> bool:
     # an error that names the ranks it lost is a consequence of what happened to them
     lost = list(getattr(error, "ranks", ()))
     report = {"at": time.monotonic(), "code": _exit_code(error), "is_bug": is_bug, "message": text, "lost": lost}
+    report["where"] = where
     try:
         os.write(int(os.environ[REPORT_FD]), json.dumps(report).encode() + b"\n")
     except (KeyError, ValueError, OSError):

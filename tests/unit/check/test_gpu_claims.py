@@ -244,7 +244,7 @@ def test_a_step_that_waits_is_named_by_its_line(
     ("predicted", "taken", "holds"),
     [(69, 75, True), (69, 90, False), (10_000, 10_400, True), (10_000, 10_600, False), (10_600, 10_000, False)],
 )
-def test_a_prediction_may_be_away_by_a_share_or_by_a_workspace(
+def test_a_prediction_may_be_away_by_a_share_or_by_little(
     predicted: int, taken: int, holds: bool, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Predicts:

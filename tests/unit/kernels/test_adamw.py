@@ -15,8 +15,8 @@ from paceline.kernels.adamw import LARGE, adamw_
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 NEAR = 1e-6
-"""Share of all that weights have moved: what fp32 rounds away. With 1 - 0.999 taken in fp32 it is 7e-6, and with
-1 - 0.999^t too up to 6e-5."""
+"""Share of all that weights have moved: what fp32 rounds away. With 1 - 0.999 taken in fp32 it is 7e-6, and
+more with 1 - 0.999^t, by a GPU's exp2."""
 
 RATE, BETA1, BETA2, EPS, DECAY, SCALE = 1e-3, 0.9, 0.999, 1e-8, 0.01, 4.0
 

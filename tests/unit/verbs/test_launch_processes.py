@@ -525,11 +525,13 @@ def test_a_rank_that_does_not_listen_yet_was_stopped_all_the_same(tmp_path: Path
 
 HANGS = (
     "signal.signal(signal.SIGTERM, lambda number, frame: Path('asked').touch())\n"
+    "from paceline.distributed.failures import tell_launcher\n"
     "with failures_told():\n"
     "    if rank == 1:\n"
     "        while not Path('asked').exists(): time.sleep(0.01)\n"
     "        time.sleep({seconds})\n"
-    "        raise Preempted('stopped by SIGTERM, and what was under way did not end\\n  where: read (data/x.py:7)')\n"
+    "        tell_launcher(Preempted('stopped by SIGTERM, and it did not end'), 'read (data/x.py:7)')\n"
+    "        sys.exit(75)\n"
     "    class LostRank(UserError): ranks = (1,)\n"
     "    raise LostRank('rank 1 of 2 has not reached a step')  # " + WAIT
 )

@@ -37,6 +37,8 @@ class Failure:
     """Whether the message is a traceback."""
     lost: Sequence[int] = ()
     """Ranks that it found gone."""
+    where: str = ""
+    """The lines that it hung at, where it was given up."""
     tail: str | None = None
     """The last of its standard error; None: that went straight to the terminal."""
 

@@ -134,8 +134,8 @@ class _Supervision:
         if self._failures() and not self._is_stop:
             cause = self._explained()
             for rank in self._ranks:
-                if rank.rank in cause.lost and rank.place:
-                    self._err.say(f"{self._host}paceline: rank {rank.rank} hung\n  where: {rank.place}")
+                if rank.rank in cause.lost and rank.where:
+                    self._err.say(f"{self._host}paceline: rank {rank.rank} hung\n  where: {rank.where}")
             # a rank that has not yet begun to listen ends by the signal itself
             is_early = cause.code - 128 in self._passed_on and not cause.is_bug
             return PREEMPTED if is_early and self._makes_run else cause.code

@@ -19,7 +19,7 @@ from paceline.distributed.sockets import STORE_FD
 from paceline.verbs.launch.causes import PREEMPTED, Failure
 from paceline.verbs.launch.screen import Errors, Lines, Screen
 
-REPORT = {"at", "code", "message", "is_bug", "lost"}
+REPORT = {"at", "code", "message", "is_bug", "lost", "where"}
 """What ``paceline.distributed.failures.tell_launcher`` writes."""
 
 
@@ -128,9 +128,9 @@ class RankProcess:
         return told
 
     @property
-    def place(self) -> str:
-        """Where it was, as it tells when it does not end and is given up; empty where it told nothing of that."""
-        return self.told["message"].partition("\n  where: ")[2] if self.told else ""
+    def where(self) -> str:
+        """Where it hung, as it tells when it is given up; empty where it told nothing of that."""
+        return str(self.told["where"]) if self.told else ""
 
     @property
     def stopped_process(self) -> int | None:
