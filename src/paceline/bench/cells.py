@@ -69,6 +69,8 @@ class Bench:
     batch_size: int
     gpus: int
     """That this machine has."""
+    gpu_uuids: tuple[str, ...] = ()
+    """Of those whose driver tells it, in CUDA's order."""
     seed: int
     """The first repeat's; each further one has the next."""
 
@@ -127,6 +129,8 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
     cache = bench.folder / "caches" / rung.name
     if cell.cold:
         shutil.rmtree(cache, ignore_errors=True)
+    cold = not cache.is_dir()  # a later cell's too, where somebody made room on the disk
+    cache.mkdir(parents=True, exist_ok=True)
     seed = bench.seed + cell.repeat
     ours, trained = rung.contender == OURS, None
     told: dict[str, Any] = {"log": folder / "log.txt", "limit_seconds": limit_seconds, "folder": folder}
@@ -136,7 +140,7 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
         processes=bench.gpus if rung.launched else 1,
         all_gpus=takes_all(rung),
     )
-    with Gauge(wanted=bench.gpus > 0) as gauge:
+    with Gauge(bench.gpu_uuids if takes_all(rung) else bench.gpu_uuids[:1]) as gauge:
         if ours:
             trained = train(bench.recipe, folder / "run", set_options({"seed": seed, **rung.settings}), **told)
             command, outcome = trained.command, trained.outcome
@@ -153,7 +157,7 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
         "contender": rung.contender,
         "settings": dict(rung.settings),
         "seed": seed,
-        "cold": cell.cold,
+        "cold": cold,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - outcome.seconds)),
         "load": round(load, 2),
         "whole_seconds": round(outcome.seconds, 3),

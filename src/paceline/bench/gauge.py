@@ -1,4 +1,4 @@
-"""What the driver says of the GPUs while a cell runs: memory in use by whomever, and energy; by nvidia-smi."""
+"""What the driver says of a cell's GPUs while it runs: memory in use by whomever, and energy; by nvidia-smi."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -19,19 +20,20 @@ class Gauge:
     """Reads from ``__enter__`` to ``__exit__``; without nvidia-smi it knows nothing.
 
     Args:
-        wanted: False: read nothing, on a machine without a GPU.
+        gpus: UUIDs of those that are read: others may be at somebody else's work. None of them: read nothing.
     """
 
-    def __init__(self, wanted: bool) -> None:
-        self._program = shutil.which("nvidia-smi") if wanted else None
-        # moment, MiB in use and watts of every round, over all GPUs
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self._gpus = tuple(gpus)
+        self._program = shutil.which("nvidia-smi") if gpus else None
+        # moment, MiB in use and watts of every round, over these GPUs
         self._readings: list[tuple[float, float, float]] = []
 
     def __enter__(self) -> Self:
         self._process: subprocess.Popen[str] | None = None
         if self._program is not None:
             query = ["--query-gpu=index,memory.used,power.draw", "--format=csv,noheader,nounits"]
-            command = [self._program, *query, f"--loop-ms={EVERY_MILLISECONDS}"]
+            command = [self._program, *query, f"--id={','.join(self._gpus)}", f"--loop-ms={EVERY_MILLISECONDS}"]
             null = subprocess.DEVNULL
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=null, stdin=null, text=True)
             self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
@@ -47,7 +49,7 @@ class Gauge:
             self._reader.join()
 
     def figures(self) -> dict[str, Any]:
-        """``peak_device_bytes``, above what was in use at the beginning, and ``energy_joules``; of all GPUs together.
+        """``peak_device_bytes``, above what was in use at the beginning, and ``energy_joules``; of these GPUs together.
 
         None where there are no two readings, or the GPU does not tell.
         """

@@ -284,14 +284,15 @@ class Climb:
         recipe = files / "recipe.yaml"
         ours = work.our_recipe(self._recipe, self._source, extent, files)
         write_atomically(recipe, ours.to_yaml().encode())
-        on_gpu = self._facts.cuda_problem is None
+        gpus = () if self._facts.cuda_problem else self._facts.gpus
         return Bench(
             folder=self._folder,
             extent=extent,
-            job=work.job(self._recipe, self._source, extent, files, workers=2 if on_gpu else 0),
+            job=work.job(self._recipe, self._source, extent, files, workers=2 if gpus else 0),
             recipe=recipe,
             batch_size=self._recipe.loop.batch_size,
-            gpus=0 if self._facts.cuda_problem else len(self._facts.gpus),
+            gpus=len(gpus),
+            gpu_uuids=tuple(gpu.uuid for gpu in gpus if gpu.uuid),
             seed=self._recipe.seed,
         )
 

@@ -51,7 +51,7 @@ class Standing:
     peak_gpu_bytes: Spread | None = None
     """Reserved by torch's allocator."""
     energy_joules: Spread | None = None
-    """What all GPUs took from the start of the process to its end."""
+    """What its GPUs took from the start of the process to its end."""
     quality: Spread | None = None
     losses: tuple[float, ...] = ()
     """Mean loss of each of ``POINTS`` pieces, over the cells."""

@@ -23,6 +23,7 @@ CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "CUDA_CACHE_PATH": "cuda",
+    "TORCH_EXTENSIONS_DIR": "extensions",
     "PACELINE_CACHE": "paceline",
 }
 """Variable -> folder of what is compiled, encoded or trained once."""

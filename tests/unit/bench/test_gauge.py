@@ -25,7 +25,7 @@ def figures(folder: Path, monkeypatch: pytest.MonkeyPatch, watts: str) -> dict[s
     program.write_text(PROGRAM.format(asked=folder / "asked", watts=watts))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    with Gauge(wanted=True) as gauge:
+    with Gauge(["GPU-1", "GPU-2"]) as gauge:
         time.sleep(0.6)
     return gauge.figures()
 
@@ -37,7 +37,9 @@ def test_the_peak_is_above_what_was_in_use_and_energy_is_power_over_time(
     assert found["peak_device_bytes"] == 600 * 2**20, "both GPUs had 200 MiB in use before"
     assert found["energy_joules"] is not None
     assert 200 * 0.15 < found["energy_joules"] < 200 * 5, "200 W over two tenths of a second, or more on a busy machine"
-    assert "--query-gpu=index,memory.used,power.draw" in (tmp_path / "asked").read_text()
+    asked = (tmp_path / "asked").read_text()
+    assert "--query-gpu=index,memory.used,power.draw" in asked
+    assert "--id=GPU-1,GPU-2" in asked, "of other GPUs nothing is read: they may be at somebody else's work"
 
 
 def test_a_gpu_without_a_meter_has_no_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +49,7 @@ def test_a_gpu_without_a_meter_has_no_energy(tmp_path: Path, monkeypatch: pytest
 
 def test_nothing_is_read_where_nothing_is_wanted_or_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for wanted in (True, False):
-        with Gauge(wanted=wanted) as gauge:
+    for gpus in (["GPU-1"], []):
+        with Gauge(gpus) as gauge:
             pass
         assert gauge.figures() == {"peak_device_bytes": None, "energy_joules": None}
