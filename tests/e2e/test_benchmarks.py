@@ -132,6 +132,26 @@ def test_a_batch_is_that_of_all_processes_or_of_each() -> None:
     assert {cell.work_of_one for cell in (*weak, *fixed)} == {"imdb_distilbert/batch64", "imdb_distilbert/batch128"}
 
 
+SETS_OFF = """
+import torch, workload
+found = []
+for multiple in (8, 64):
+    workload.allow_planned_attention(multiple)
+    found.append(torch.backends.cuda.cudnn_sdp_enabled())
+print(found)
+"""
+
+
+def test_attention_that_is_planned_for_each_width_is_for_peers_with_few_widths() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(CONTENDERS)}
+    done = subprocess.run([sys.executable, "-c", SETS_OFF], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[False, True]"
+    for script in sorted(CONTENDERS.glob("*.py")):
+        text = script.read_text()
+        if "padding(" in text and script.stem not in ("workload", "tutorial_loop"):
+            assert "    allow_planned_attention(" in text, script.name
+
+
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
     with pytest.raises(ValueError, match="6 samples are no whole share for each of 4 processes"):
         Group(contenders=("paceline",), batch_sizes=(6,), processes=(1, 4))
