@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.contract.bound import bound
 from paceline.contract.files import disk_errors
 
 POLL_SECONDS = 0.01
@@ -66,6 +67,8 @@ def run(
 ) -> Outcome:
     """Run ``command`` to its end, or to ``limit_seconds``, when it and what it started are killed.
 
+    It ends with this process, by kill -9 too.
+
     Args:
         command: program and arguments.
         environment: all its variables.
@@ -83,7 +86,7 @@ def run(
     with opened as file:
         started = time.perf_counter()
         process = subprocess.Popen(
-            command,
+            bound(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=file,
