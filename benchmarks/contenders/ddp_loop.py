@@ -23,6 +23,7 @@ from workload import (
     Settings,
     Texts,
     Window,
+    allow_planned_attention,
     padding,
     read_spec,
     start,
@@ -36,6 +37,7 @@ def main(folder: Path, settings: Settings) -> None:
     if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")
+    allow_planned_attention(settings["pad"])
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
         train(folder, settings, device)

@@ -21,6 +21,7 @@ from workload import (
     Settings,
     Texts,
     Window,
+    allow_planned_attention,
     padding,
     read_spec,
     share,
@@ -61,6 +62,7 @@ class AfterStep(TrainerCallback):
 
 def main(folder: Path, settings: Settings) -> None:
     spec = read_spec(folder)
+    allow_planned_attention(settings["pad"])
     set_seed(0)
     grouped = settings["mode"] == "grouped"
     ids = np.load(folder / "train.npy") if grouped else train_order(folder, settings)

@@ -21,6 +21,7 @@ from workload import (
     Share,
     Texts,
     Window,
+    allow_planned_attention,
     padding,
     read_spec,
     share,
@@ -89,6 +90,7 @@ def loader_of(folder: Path, settings: Settings) -> tuple[DataLoader, Recorded, n
 
 def main(folder: Path, settings: Settings) -> None:
     torch.set_float32_matmul_precision("high")
+    allow_planned_attention(settings["pad"])
     torch.manual_seed(0)
     # advice on workers and the like; the settings are what is measured
     warnings.filterwarnings("ignore", module="lightning")

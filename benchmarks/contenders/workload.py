@@ -31,6 +31,9 @@ PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch-lightni
 LAST_LOSSES = 50
 """Training losses, of the last steps, whose mean is reported."""
 
+FEW_WIDTHS = 64
+"""Tokens to which widths have to be rounded up so that a run has few of them."""
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # tokens are read, and loaders that fork would be warned of
 
 RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
@@ -112,6 +115,15 @@ def padding(multiple: int = 8, longest: int | None = None) -> Callable[[list[dic
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
     return collate
+
+
+def allow_planned_attention(multiple: int) -> None:
+    """cuDNN's attention for batches whose widths are rounded up to ``multiple``, where these are few.
+
+    In 16 bits, with a mask, torch prefers it on Hopper. It plans each further (batch, width) for tens of milliseconds
+    and more: of few widths, all in the steps of the warm-up.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(multiple >= FEW_WIDTHS)
 
 
 def text_model(folder: Path, seed: int = 0) -> torch.nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -132,6 +133,26 @@ def test_a_batch_is_that_of_all_processes_or_of_each() -> None:
     assert {cell.work_of_one for cell in (*weak, *fixed)} == {"imdb_distilbert/batch64", "imdb_distilbert/batch128"}
 
 
+SETS_OFF = """
+import torch, workload
+found = []
+for multiple in (8, 64):
+    workload.allow_planned_attention(multiple)
+    found.append(torch.backends.cuda.cudnn_sdp_enabled())
+print(found)
+"""
+
+
+def test_attention_that_is_planned_for_each_width_is_for_peers_with_few_widths() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(CONTENDERS)}
+    done = subprocess.run([sys.executable, "-c", SETS_OFF], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[False, True]"
+    for script in sorted(CONTENDERS.glob("*.py")):
+        text = script.read_text()
+        if "padding(" in text and script.stem not in ("workload", "tutorial_loop"):
+            assert "    allow_planned_attention(" in text, script.name
+
+
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
     with pytest.raises(ValueError, match="6 samples are no whole share for each of 4 processes"):
         Group(contenders=("paceline",), batch_sizes=(6,), processes=(1, 4))
@@ -175,6 +196,39 @@ def test_a_timeout_ends_ranks_in_sessions_of_their_own(tmp_path: Path) -> None:
     while is_running(told.fields["pid"]) and time.monotonic() < ends:
         time.sleep(0.02)
     assert not is_running(told.fields["pid"]), "a rank lived on, and would disturb the next cell"
+
+
+WATCHES = """
+import sys
+from pathlib import Path
+
+from paceline.bench.process import run
+from paceline.bench.start import environment
+
+sleeps = f"import os, time; open({sys.argv[1]!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+log = Path(sys.argv[1]).with_name("log")
+run([sys.executable, "-c", sleeps], environment=environment(), log=log, limit_seconds=600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux binds a process to its parent")
+@pytest.mark.timeout(60)
+def test_what_is_measured_does_not_outlive_who_measures_it(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    watching = subprocess.Popen([sys.executable, "-c", WATCHES, str(told)])
+    ends = time.monotonic() + 30
+    while not (told.exists() and told.read_text()) and time.monotonic() < ends:
+        time.sleep(0.02)
+    measured = int(told.read_text())
+    watching.kill()
+    watching.wait()
+    ends = time.monotonic() + 10
+    while is_running(measured) and time.monotonic() < ends:
+        time.sleep(0.02)
+    alive = is_running(measured)
+    if alive:
+        os.kill(measured, signal.SIGKILL)
+    assert not alive, "it would disturb what is measured next"
 
 
 @pytest.mark.slow

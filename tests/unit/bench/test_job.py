@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,9 +14,11 @@ import pytest
 import torch
 
 from paceline.bench.cells import CONTENDERS
+from paceline.bench.rungs import LADDERS, OURS
 from paceline.data.order import ShuffledOrder
 from paceline.optim.schedule import factors
 from paceline.recipe.parts import SchedulePart
+from paceline.testing.tiny import write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +74,28 @@ def test_biases_and_norms_do_not_decay(shared: ModuleType) -> None:
     told = {len(group["params"]): group["weight_decay"] for group in optimizer.param_groups}
     assert told == {1: 0.5, 3: 0.0}
     assert optimizer.defaults["betas"] == (0.8, 0.9)
+
+
+@pytest.fixture
+def attention_of_cudnn() -> Iterator[None]:
+    """torch's setting, put back afterwards."""
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(was)
+
+
+@pytest.mark.usefixtures("attention_of_cudnn")
+def test_texts_are_trained_on_without_the_attention_that_is_planned_anew_for_each_width(
+    shared: ModuleType, tmp_path: Path
+) -> None:
+    with (tmp_path / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), ("a good film", "good")])
+    job = {"seed": 0, "model": str(write_tiny_model(tmp_path / "model")), "train": str(tmp_path / "train.csv")}
+    shared.opened({**job, "labels": {"good": 0, "bad": 1}, "max_length": 8})
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize("contender", sorted({rung.contender for rung in LADDERS["text"]} - {OURS}))
+def test_every_contender_of_texts_opens_them_alike(contender: str) -> None:
+    assert "opened(job)" in (CONTENDERS / f"{contender}.py").read_text()

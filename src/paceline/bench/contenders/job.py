@@ -68,6 +68,9 @@ class Texts(Dataset):
 
 def opened(job):
     """The tokenizer, the training texts and the model, on the CPU and in training mode."""
+    # in 16 bits, with a mask, torch prefers cuDNN's attention on Hopper; it plans each further (batch, width) for tens
+    # of milliseconds and more, and here widths change from batch to batch
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(job["seed"])
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     train = Texts(job["train"], tokenizer, job["labels"], job["max_length"])
