@@ -15,11 +15,11 @@ from paceline._version import __version__
 from paceline.bench import budget as budgets
 from paceline.bench import work
 from paceline.bench.cells import Bench, Cell, empty, matmul_rate, measure, turns
-from paceline.bench.records import CUT_OFF, Records
+from paceline.bench.records import CUT_OFF, Record, Records
 from paceline.bench.rungs import EVERY, LADDERS, OURS, Rung, chosen, obstacle, without
 from paceline.bench.standings import Standing, standings
 from paceline.bench.work import Extent, Source
-from paceline.contract.errors import RunFolderError, UserError
+from paceline.contract.errors import DiskFullError, RunFolderError, UserError
 from paceline.contract.files import disk_errors, write_atomically
 from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
@@ -130,6 +130,7 @@ class Climb:
         """Measure what is missing, as far as it fits.
 
         Raises:
+            DiskFullError: no room even after caches are removed; what was measured is kept, and the same call goes on.
             UserError: no rung can run here, or not one cell fits into the budget.
         """
         with contextlib.ExitStack() as held:
@@ -241,9 +242,7 @@ class Climb:
         self._say(f"{PROBED_STEPS} steps of {rung.name}, to see how much fits")
         self._bench = self._bench_of(short)
         probe = Cell(replace(rung, name=PROBE), 0)
-        left = self._left()
-        assert left is not None
-        record = measure(probe, self._bench, limit_seconds=left, out_of_time=True)
+        record = self._record_of(probe)
         if record["status"] == CUT_OFF:
             budget = self._wanted.budget or 0
             why = f"{PROBED_STEPS} steps of {rung.name} were not done in the {budget:.0f} s"
@@ -313,12 +312,29 @@ class Climb:
                 break
             cell = kept[0]
             self._tell(self._outlook(cell.name, len(kept), left))
-            limit = self._wanted.limit if left is None else min(self._wanted.limit, left)
-            record = measure(cell, self._bench, limit_seconds=limit, out_of_time=limit != self._wanted.limit)
+            record = self._record_of(cell)
             self._records.add(record)
             if record["status"] == CUT_OFF:
                 break
         self._tell(self._outlook("", 0, self._left()))
+
+    def _record_of(self, cell: Cell) -> Record:
+        """Measure it; once more where the disk is full and there is something to remove.
+
+        Raises:
+            DiskFullError: it is full even then.
+        """
+        try:
+            return self._measured_now(cell)
+        except DiskFullError:
+            self._say(f"the disk is full; caches are removed, and {cell.name} is measured once more")
+            self._make_room()
+            return self._measured_now(cell)
+
+    def _measured_now(self, cell: Cell) -> Record:
+        left = self._left()
+        limit = self._wanted.limit if left is None else min(self._wanted.limit, left)
+        return measure(cell, self._bench, limit_seconds=limit, out_of_time=limit != self._wanted.limit)
 
     def _is_missing(self, cell: Cell) -> bool:
         """Not measured; and no cell of its rung ended badly, which the others would too."""

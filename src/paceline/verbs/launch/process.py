@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from paceline.contract.bound import bound
 from paceline.distributed.failures import REPORT_FD
 from paceline.distributed.sockets import STORE_FD
 from paceline.verbs.launch.causes import PREEMPTED, Failure
@@ -71,7 +71,7 @@ class RankProcess:
             if not draws:
                 variables.setdefault("PYTHONUNBUFFERED", "1")
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("bound.py")), str(os.getpid()), *command],
+                bound(command),
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=None if draws else subprocess.PIPE,
