@@ -35,8 +35,8 @@ class Link(ABC):
 
 
 class World(ABC):
-    """The processes of a run as one of them sees them. Where a method does not say otherwise, it is a collective: all ranks
-    call it, in the same order, and it returns when all of them have.
+    """The processes of a run as one of them sees them. Where a method does not say otherwise, it is a collective: all
+    ranks call it, in the same order, and it returns when all of them have.
 
     Values are small and plain (what JSON holds); tensors go through the engine's own collectives.
     """
