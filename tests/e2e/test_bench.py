@@ -153,6 +153,19 @@ def test_what_failed_is_run_again_when_that_is_asked(recipe: Recipe, stand_ins: 
     assert started(out) == ["a 0", "crash 0", "crash 0"]
 
 
+def test_a_cell_that_was_ended_by_the_limit_is_run_again_under_a_longer_one(
+    recipe: Recipe, stand_ins: Path, tmp_path: Path
+) -> None:
+    rungs, out = [rung("a", act="a"), rung("slow", act="slow", seconds=3), rung("b", act="crash")], tmp_path / "out"
+    for limit in (1.5, 1.5, 1.0):
+        found = climb(recipe, out, rungs, limit=limit)
+        assert [row.state for row in found.rows] == ["measured", "hung", "failed"]
+        assert started(out) == ["a 0", "slow 0", "crash 0"], "it has no more time than before"
+    found = climb(recipe, out, rungs, limit=60.0)
+    assert [row.state for row in found.rows] == ["measured", "measured", "failed"]
+    assert started(out)[3:] == ["slow 0"]
+
+
 def test_a_cell_that_finds_the_disk_full_is_run_once_more_after_room_is_made(
     recipe: Recipe, stand_ins: Path, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ FEWEST_HELDOUT = 256
 """Rows that a quality is measured on, where there are so many."""
 
 NOT_WELL = ("failed", "hung", "rubbish", "refused")
-"""Statuses of cells that are not run again."""
+"""Statuses of cells that are not run again; those that hung only with a longer limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,8 +335,15 @@ class Climb:
     def _is_missing(self, cell: Cell) -> bool:
         """Not measured; and no cell of its rung ended badly, which the others would too."""
         record = self._records.get(cell.rung.name, cell.repeat)
-        failed = any(each["rung"] == cell.rung.name and each["status"] in NOT_WELL for each in self._records)
-        return not failed and (record is None or record["status"] == CUT_OFF)
+        failed = any(each["rung"] == cell.rung.name and self._would_again(each) for each in self._records)
+        return not failed and (record is None or record["status"] != "ok")
+
+    def _would_again(self, record: Record) -> bool:
+        """Whether its cell ended badly, and has no more time now than it had."""
+        if record["status"] == "hung":
+            # rounded as the record is: what has just been ended by this limit had all of it
+            return (record.get("whole_seconds") or 0.0) >= round(self._wanted.limit, 3)
+        return record["status"] in NOT_WELL
 
     def _seconds_of(self, cell: Cell) -> float:
         return budgets.expected_seconds({"rung": cell.rung.name, "contender": cell.rung.contender}, self._records)
