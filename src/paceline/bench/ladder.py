@@ -196,12 +196,8 @@ class Climb:
         """Extent of the work, kept in the folder, so that a bench goes on with the same work."""
         path = self._folder / PLAN
         asked = {"recipe": self._recipe.resolved(), "steps": self._wanted.steps}
-        if path.exists():
-            try:
-                plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:
-                why = "it says what work the cells did; without it their figures stand for nothing"
-                raise RunFolderError(f"{path}: not whole", why, "choose another --out") from None
+        if path.exists() or (self._folder / CELLS).exists():
+            plan = _read_plan(path)
             if plan["asked"]["recipe"] != asked["recipe"] or asked["steps"] not in (None, plan["asked"]["steps"]):
                 why = "its cells did other work; figures of both would stand in one table"
                 raise RunFolderError(f"{self._folder}: a bench of another recipe", why, "choose another --out")
@@ -392,6 +388,28 @@ def _read_by(recipe: Recipe) -> str:
 
     reads = modality(recipe.model, read_config(recipe.model))
     return reads if reads in LADDERS else "text"
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    """bench.json, with every field that is read of it.
+
+    Raises:
+        RunFolderError: it is missing, or not whole.
+    """
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        # all that is read of it later
+        Source(**plan["source"]), Extent(**plan["extent"])
+        plan["asked"]["recipe"], plan["asked"]["steps"], plan["machine"]["cpu_count"], plan["paceline"]
+        if isinstance(plan["repeats"], int) and isinstance(plan["fitted"], bool):
+            return plan
+        problem = "not whole"
+    except FileNotFoundError:
+        problem = "missing"
+    except (ValueError, TypeError, KeyError):
+        problem = "not whole"
+    why = "it says what work the cells did; without it their figures stand for nothing"
+    raise RunFolderError(f"{path}: {problem}", why, "choose another --out")
 
 
 def _is_ours(folder: Path) -> bool:
