@@ -9,6 +9,7 @@ import pytest
 
 from paceline.bench import cells
 from paceline.bench.cells import Bench, Cell, measure
+from paceline.bench.process import Outcome
 from paceline.bench.rungs import OURS, Rung
 from paceline.bench.work import Extent
 
@@ -44,3 +45,19 @@ def test_a_summary_that_is_not_whole_is_told_of_its_cell(
         ("failed", "exit code 1, without a word") if code else ("rubbish", "it ended well, and left no whole summary")
     )
     assert (found["status"], found["why"]) == told
+
+
+@pytest.mark.parametrize(
+    ("log", "full"),
+    [
+        ("OSError: [Errno 28] No space left on device: 'kernel'", True),
+        ("OSError: [Errno 122] Disk quota exceeded", True),
+        ("paceline: /runs/a: no room for a checkpoint\n  why: 9 bytes needed, 1 bytes free", True),
+        ("RuntimeError: unable to write to file </torch_7_1_0>: No space left on device (28)", False),
+        ("NCCL WARN Error: failed to extend /dev/shm/nccl-a to 9 bytes\nNo space left on device", False),
+        ("RuntimeError: CUDA error", False),
+    ],
+)
+def test_a_full_disk_is_known_by_its_words_and_shared_memory_is_none(log: str, full: bool, tmp_path: Path) -> None:
+    assert bool(cells._no_room(Outcome("failed", 1.0, (), log, 1), tmp_path)) is full
+    assert not cells._no_room(Outcome("timeout", 1.0, (), log, 1), tmp_path), "it is the time that ran out"
