@@ -153,6 +153,19 @@ def test_what_failed_is_run_again_when_that_is_asked(recipe: Recipe, stand_ins: 
     assert started(out) == ["a 0", "crash 0", "crash 0"]
 
 
+def test_a_cell_that_was_ended_by_the_limit_is_run_again_under_a_longer_one(
+    recipe: Recipe, stand_ins: Path, tmp_path: Path
+) -> None:
+    rungs, out = [rung("a", act="a"), rung("slow", act="slow", seconds=3), rung("b", act="crash")], tmp_path / "out"
+    for limit in (1.5, 1.5, 1.0):
+        found = climb(recipe, out, rungs, limit=limit)
+        assert [row.state for row in found.rows] == ["measured", "hung", "failed"]
+        assert started(out) == ["a 0", "slow 0", "crash 0"], "it has no more time than before"
+    found = climb(recipe, out, rungs, limit=60.0)
+    assert [row.state for row in found.rows] == ["measured", "measured", "failed"]
+    assert started(out)[3:] == ["slow 0"]
+
+
 def test_a_cell_that_finds_the_disk_full_is_run_once_more_after_room_is_made(
     recipe: Recipe, stand_ins: Path, tmp_path: Path
 ) -> None:
@@ -269,10 +282,26 @@ def test_rows_that_no_ladder_is_for_are_refused(tmp_path: Path, recipe: Recipe, 
 def test_a_plan_that_is_not_whole_and_a_place_for_no_folder_are_told(
     recipe: Recipe, stand_ins: Path, tmp_path: Path
 ) -> None:
-    climb(recipe, tmp_path / "out", [rung("a")])
-    (tmp_path / "out" / ladder.PLAN).write_text('{"pace')
-    with pytest.raises(RunFolderError, match="not whole"):
-        climb(recipe, tmp_path / "out", [rung("a")])
+    out, rungs = tmp_path / "out", [rung("a")]
+    climb(recipe, out, rungs)
+    plan = json.loads((out / ladder.PLAN).read_text())
+    spoilt = ['{"pace', "[]", "7", "null", json.dumps({**plan, "extent": {"steps": 12}})]
+    spoilt += [json.dumps({**plan, field: None}) for field in ("asked", "source", "extent", "repeats", "fitted")]
+    spoilt += [
+        json.dumps({name: plan[name] for name in plan if name != field}) for field in ("asked", "source", "extent")
+    ]
+    for text in spoilt:
+        (out / ladder.PLAN).write_text(text)
+        with pytest.raises(RunFolderError, match=r"bench\.json: not whole(?s:.*)choose another --out"):
+            climb(recipe, out, rungs)
+    (out / ladder.PLAN).unlink()
+    with pytest.raises(RunFolderError, match=r"bench\.json: missing(?s:.*)choose another --out"):
+        climb(recipe, out, rungs)  # by another plan its cells would be of other work
+    (out / ladder.CELLS).unlink()
+    for text in ("{", "[]", '{"train_rows": 48}'):
+        (out / "work" / "source.json").write_text(text)
+        with pytest.raises(RunFolderError, match=r"source\.json: not whole(?s:.*)choose another --out"):
+            climb(recipe, out, rungs)
     with pytest.raises(RunFolderError, match="not a folder"):
         climb(recipe, Path("/proc/bench"), [rung("a")])
 

@@ -271,16 +271,17 @@ def _stages(outcome: Outcome, step_seconds: float) -> dict[str, float]:
 
 
 def _of_ours(trained: Trained, bench: Bench) -> Record:
-    outcome, told = trained.outcome, trained.summary
+    outcome, told = trained.outcome, trained.summary or {}
     if outcome.status != "ok":
         unwell = _unwell(outcome)
         return {**unwell, "status": "refused"} if outcome.code == UserError.exit_code else unwell
-    if told is None:
-        return {"status": "rubbish", "why": "it ended well, and left no summary"}
+    try:
+        phases, quality = dict(told["seconds"]), told["final"]["test"]["accuracy"]
+    except (KeyError, TypeError, ValueError):
+        return {"status": "rubbish", "why": "it ended well, and left no whole summary"}
     rate = trained.samples_per_second(bench.extent.warm_up)
     if len(trained.steps) != bench.extent.steps or not rate:
         return {"status": "rubbish", "why": f"{bench.extent.steps} steps were due; found {len(trained.steps)}"}
-    phases = told["seconds"]
     stages = {
         "import": phases.get("start", 0.0) + phases.get("import", 0.0),
         "data": phases.get("data", 0.0),
@@ -293,7 +294,7 @@ def _of_ours(trained: Trained, bench: Bench) -> Record:
     stages["other"] = max(0.0, outcome.seconds - sum(stages.values()))
     return {
         "status": "ok",
-        "quality": told["final"]["test"]["accuracy"],
+        "quality": quality,
         "losses": [round(_number(line.fields["loss"]), 6) for line in trained.steps],
         "samples_per_second": round(rate, 2),
         "peak_allocated_bytes": told.get("peak_bytes"),

@@ -40,7 +40,7 @@ FEWEST_HELDOUT = 256
 """Rows that a quality is measured on, where there are so many."""
 
 NOT_WELL = ("failed", "hung", "rubbish", "refused")
-"""Statuses of cells that are not run again."""
+"""Statuses of cells that are not run again; those that hung only with a longer limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +196,8 @@ class Climb:
         """Extent of the work, kept in the folder, so that a bench goes on with the same work."""
         path = self._folder / PLAN
         asked = {"recipe": self._recipe.resolved(), "steps": self._wanted.steps}
-        if path.exists():
-            try:
-                plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:
-                why = "it says what work the cells did; without it their figures stand for nothing"
-                raise RunFolderError(f"{path}: not whole", why, "choose another --out") from None
+        if path.exists() or (self._folder / CELLS).exists():
+            plan = _read_plan(path)
             if plan["asked"]["recipe"] != asked["recipe"] or asked["steps"] not in (None, plan["asked"]["steps"]):
                 why = "its cells did other work; figures of both would stand in one table"
                 raise RunFolderError(f"{self._folder}: a bench of another recipe", why, "choose another --out")
@@ -339,8 +335,15 @@ class Climb:
     def _is_missing(self, cell: Cell) -> bool:
         """Not measured; and no cell of its rung ended badly, which the others would too."""
         record = self._records.get(cell.rung.name, cell.repeat)
-        failed = any(each["rung"] == cell.rung.name and each["status"] in NOT_WELL for each in self._records)
-        return not failed and (record is None or record["status"] == CUT_OFF)
+        failed = any(each["rung"] == cell.rung.name and self._would_again(each) for each in self._records)
+        return not failed and (record is None or record["status"] != "ok")
+
+    def _would_again(self, record: Record) -> bool:
+        """Whether its cell ended badly, and has no more time now than it had."""
+        if record["status"] == "hung":
+            # rounded as the record is: what has just been ended by this limit had all of it
+            return (record.get("whole_seconds") or 0.0) >= round(self._wanted.limit, 3)
+        return record["status"] in NOT_WELL
 
     def _seconds_of(self, cell: Cell) -> float:
         return budgets.expected_seconds({"rung": cell.rung.name, "contender": cell.rung.contender}, self._records)
@@ -392,6 +395,28 @@ def _read_by(recipe: Recipe) -> str:
 
     reads = modality(recipe.model, read_config(recipe.model))
     return reads if reads in LADDERS else "text"
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    """bench.json, with every field that is read of it.
+
+    Raises:
+        RunFolderError: it is missing, or not whole.
+    """
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        # all that is read of it later
+        Source(**plan["source"]), Extent(**plan["extent"])
+        plan["asked"]["recipe"], plan["asked"]["steps"], plan["machine"]["cpu_count"], plan["paceline"]
+        if isinstance(plan["repeats"], int) and isinstance(plan["fitted"], bool):
+            return plan
+        problem = "not whole"
+    except FileNotFoundError:
+        problem = "missing"
+    except (ValueError, TypeError, KeyError):
+        problem = "not whole"
+    why = "it says what work the cells did; without it their figures stand for nothing"
+    raise RunFolderError(f"{path}: {problem}", why, "choose another --out")
 
 
 def _is_ours(folder: Path) -> bool:

@@ -52,6 +52,7 @@ class Exchange:
         self._store = AnsweringStore(store, timeout_seconds)
         self._rank, self._size, self.timeout_seconds = rank, size, timeout_seconds
         self._turn = self._firsts = 0
+        self._own = ""
 
     def all(self, at: str, value: Any = None) -> list[Any]:
         """Each rank's value, in rank order. Waits on while a rank that goes first on its machine shows signs of life.
@@ -72,8 +73,21 @@ class Exchange:
             found = [json.loads(text) for text in self._store.multi_get(keys)]
             # whoever is in this turn has read all of the last one
             self._store.delete_key(f"{self._turn - 1}/{self._rank}")
+            if self._own:
+                self._store.set(f"at/{self._rank}", self._own)
         check_places([place for place, _ in found])
         return [value for _, value in found]
+
+    @contextmanager
+    def at(self, what: str) -> Iterator[None]:
+        """Inside, those who wait in vain for this rank are told that it was last seen at ``what``."""
+        before, self._own = self._own, what
+        with self._reaching_store():
+            self._store.set(f"at/{self._rank}", what)
+        try:
+            yield
+        finally:
+            self._own = before
 
     @contextmanager
     def first(self, leader: int, what: str) -> Iterator[None]:
