@@ -110,6 +110,9 @@ def run(question: str, size: str, settings: Sequence[str], where: Sequence[str],
         return {"error": outcome.error.strip()[-1500:]}
     return {
         "losses": [line.fields["loss"] for line in trained.steps],
+        # where two ways part, and where a slow one waits
+        "gradient_norms": [line.fields["gradient_norm"] for line in trained.steps],
+        "step_seconds": [line.fields["seconds"] for line in trained.steps],
         "samples_per_second": trained.samples_per_second(len(trained.steps) // 2),
         "execution": summary["execution"],
         "memory": summary["memory"],

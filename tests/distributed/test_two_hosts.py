@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CalledProcessError
+from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -100,6 +103,10 @@ def assert_as_undisturbed(place: Path, name: str) -> None:
         assert far < 1e-6, f"{key}: {far:.1e} away, relative to its norm"
 
 
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def newest_step(folder: Path) -> int:
     """Of the checkpoints that say that they are whole; 0: none yet."""
     return max(
@@ -182,11 +189,16 @@ class Ending:
     """Command lines of processes that were still there."""
 
 
+def until(steps: int) -> list[str]:
+    """Options of a run that ends after so many steps, which all have one learning rate, however many there are."""
+    settings = ("loop.epochs=100000", f"loop.max_steps={steps}", "schedule.type=constant", "schedule.warmup=0")
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 @pytest.fixture(scope="module")
 def cut(workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Ending]:
     """A run whose link goes down after the third checkpoint: the end of each rank, or what it was at the deadline."""
-    endless = ["--set", "loop.epochs=100000", "--set", "loop.max_steps=100000"]
-    arguments = ["recipe.yaml", "--out", "cut", "--timeout", str(LINK_TIMEOUT), *endless]
+    arguments = ["recipe.yaml", "--out", "cut", "--timeout", str(LINK_TIMEOUT), *until(100_000)]
     with two_hosts(tmp_path_factory.mktemp("cut"), workplace) as hosts:
         ranks = [by_hand(host, rank, 2, *arguments) for rank, host in enumerate(hosts)]
         started = time.monotonic()
@@ -223,3 +235,20 @@ def test_the_link_goes_down_seen_by_the_second_host(cut: list[Ending]) -> None:
     assert "paceline: rank 1: rank 0 " in ending.said, "neither it nor the lost rank is named"
     assert "Traceback" not in ending.said, ending.said
     assert ending.left == []
+
+
+def test_the_run_goes_on_when_the_link_is_up_again(
+    workplace: Path, hosts: tuple[Host, Host], cut: list[Ending]
+) -> None:
+    """It loses the steps since the last checkpoint and those under way, and ends with an undisturbed run's bits."""
+    folder = workplace / "cut"
+    kept = newest_step(folder)
+    made = max(record["step"] for record in records(folder) if record["kind"] == "step")
+    assert made <= kept + 2, f"{made} steps were made, and the last checkpoint is of step {kept}"
+    for out, recipe_or_run in (("cut", [str(folder), "--resume"]), ("uncut", ["recipe.yaml", "--out", "uncut"])):
+        ranks = [by_hand(host, rank, 2, *recipe_or_run, *until(kept + 4)) for rank, host in enumerate(hosts)]
+        for rank in ranks:
+            assert rank.ended(60) == 0, rank.said()
+        assert newest_step(workplace / out) == kept + 4
+    found, expected = (load_file(workplace / run / "model" / "model.safetensors") for run in ("cut", "uncut"))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

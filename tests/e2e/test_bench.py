@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from paceline.bench import cells, ladder
 from paceline.bench.ladder import Climb, Ladder, Outlook, Wanted
 from paceline.bench.records import Records
 from paceline.bench.rungs import IMAGES, Rung
-from paceline.contract.errors import RecipeError, RunFolderError, UserError
+from paceline.contract.errors import DiskFullError, RecipeError, RunFolderError, UserError
 from paceline.recipe import Recipe
 from paceline.run_folder.lock import hold
 from paceline.testing.tiny import tiny_distilbert_config, tiny_resnet_config, tiny_vit_config, write_tiny_model
@@ -41,6 +42,9 @@ for event in ("imported", "data", "model", "first_update", "trained", "evaluated
     print(json.dumps({"event": event}), flush=True)
 if settings["act"] == "crash":
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
+folder = os.path.dirname(sys.argv[0])
+if settings["act"] == "fill" and os.path.exists(os.path.join(folder, settings["until"])):
+    raise OSError(28, os.strerror(28))
 if settings["act"] == "hang":
     time.sleep(600)
 if settings["act"] == "rubbish":
@@ -149,6 +153,58 @@ def test_what_failed_is_run_again_when_that_is_asked(recipe: Recipe, stand_ins: 
     assert started(out) == ["a 0", "crash 0", "crash 0"]
 
 
+def test_a_cell_that_was_ended_by_the_limit_is_run_again_under_a_longer_one(
+    recipe: Recipe, stand_ins: Path, tmp_path: Path
+) -> None:
+    rungs, out = [rung("a", act="a"), rung("slow", act="slow", seconds=3), rung("b", act="crash")], tmp_path / "out"
+    for limit in (1.5, 1.5, 1.0):
+        found = climb(recipe, out, rungs, limit=limit)
+        assert [row.state for row in found.rows] == ["measured", "hung", "failed"]
+        assert started(out) == ["a 0", "slow 0", "crash 0"], "it has no more time than before"
+    found = climb(recipe, out, rungs, limit=60.0)
+    assert [row.state for row in found.rows] == ["measured", "measured", "failed"]
+    assert started(out)[3:] == ["slow 0"]
+
+
+def test_a_cell_that_finds_the_disk_full_is_run_once_more_after_room_is_made(
+    recipe: Recipe, stand_ins: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (out / "caches" / "old").mkdir(parents=True)
+    (out / "caches" / "old" / "kernel").touch()
+    found = climb(recipe, out, [rung("a"), rung("b", act="fill", until="../caches/old/kernel")])
+    assert [(row.state, row.why) for row in found.rows] == [("measured", "")] * 2
+    assert started(out) == ["well 0", "fill 0", "fill 0"]
+
+
+def test_a_disk_that_stays_full_ends_the_bench_and_the_same_command_goes_on(
+    recipe: Recipe, stand_ins: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (out / "work").mkdir(parents=True)
+    (out / "work" / "filler").touch()
+    rungs = [rung("a"), rung("b", act="fill", until="../work/filler"), rung("c")]
+    once = Climb(recipe, Wanted(repeats=1), out, ladder=rungs)
+    with pytest.raises(DiskFullError, match=r"no room for b-0(?s:.*)No space left(?s:.*)the same command goes on"):
+        once.run()
+    assert once.found is not None
+    assert [row.state for row in once.found.rows] == ["measured", "missing", "missing"]
+    assert started(out) == ["well 0", "fill 0", "fill 0"]
+    (out / "work" / "filler").unlink()
+    found = climb(recipe, out, rungs)
+    assert [row.state for row in found.rows] == ["measured"] * 3
+    assert started(out)[3:] == ["fill 0", "well 0"], "what was measured is measured again"
+
+
+def test_a_cell_that_fails_without_a_word_on_a_full_disk_failed_for_that(
+    recipe: Recipe, stand_ins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    climb(recipe, tmp_path / "out", [rung("a")])
+    monkeypatch.setattr(cells.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**30, 2**30, 4096))
+    with pytest.raises(DiskFullError, match=r"4,096 bytes free"):
+        climb(recipe, tmp_path / "out", [rung("a"), rung("b", act="crash")])
+
+
 def test_two_benches_in_one_folder_are_refused(recipe: Recipe, stand_ins: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     climb(recipe, out, [rung("a")])
@@ -226,10 +282,26 @@ def test_rows_that_no_ladder_is_for_are_refused(tmp_path: Path, recipe: Recipe, 
 def test_a_plan_that_is_not_whole_and_a_place_for_no_folder_are_told(
     recipe: Recipe, stand_ins: Path, tmp_path: Path
 ) -> None:
-    climb(recipe, tmp_path / "out", [rung("a")])
-    (tmp_path / "out" / ladder.PLAN).write_text('{"pace')
-    with pytest.raises(RunFolderError, match="not whole"):
-        climb(recipe, tmp_path / "out", [rung("a")])
+    out, rungs = tmp_path / "out", [rung("a")]
+    climb(recipe, out, rungs)
+    plan = json.loads((out / ladder.PLAN).read_text())
+    spoilt = ['{"pace', "[]", "7", "null", json.dumps({**plan, "extent": {"steps": 12}})]
+    spoilt += [json.dumps({**plan, field: None}) for field in ("asked", "source", "extent", "repeats", "fitted")]
+    spoilt += [
+        json.dumps({name: plan[name] for name in plan if name != field}) for field in ("asked", "source", "extent")
+    ]
+    for text in spoilt:
+        (out / ladder.PLAN).write_text(text)
+        with pytest.raises(RunFolderError, match=r"bench\.json: not whole(?s:.*)choose another --out"):
+            climb(recipe, out, rungs)
+    (out / ladder.PLAN).unlink()
+    with pytest.raises(RunFolderError, match=r"bench\.json: missing(?s:.*)choose another --out"):
+        climb(recipe, out, rungs)  # by another plan its cells would be of other work
+    (out / ladder.CELLS).unlink()
+    for text in ("{", "[]", '{"train_rows": 48}'):
+        (out / "work" / "source.json").write_text(text)
+        with pytest.raises(RunFolderError, match=r"source\.json: not whole(?s:.*)choose another --out"):
+            climb(recipe, out, rungs)
     with pytest.raises(RunFolderError, match="not a folder"):
         climb(recipe, Path("/proc/bench"), [rung("a")])
 

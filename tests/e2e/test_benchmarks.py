@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -195,6 +196,39 @@ def test_a_timeout_ends_ranks_in_sessions_of_their_own(tmp_path: Path) -> None:
     while is_running(told.fields["pid"]) and time.monotonic() < ends:
         time.sleep(0.02)
     assert not is_running(told.fields["pid"]), "a rank lived on, and would disturb the next cell"
+
+
+WATCHES = """
+import sys
+from pathlib import Path
+
+from paceline.bench.process import run
+from paceline.bench.start import environment
+
+sleeps = f"import os, time; open({sys.argv[1]!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+log = Path(sys.argv[1]).with_name("log")
+run([sys.executable, "-c", sleeps], environment=environment(), log=log, limit_seconds=600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux binds a process to its parent")
+@pytest.mark.timeout(60)
+def test_what_is_measured_does_not_outlive_who_measures_it(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    watching = subprocess.Popen([sys.executable, "-c", WATCHES, str(told)])
+    ends = time.monotonic() + 30
+    while not (told.exists() and told.read_text()) and time.monotonic() < ends:
+        time.sleep(0.02)
+    measured = int(told.read_text())
+    watching.kill()
+    watching.wait()
+    ends = time.monotonic() + 10
+    while is_running(measured) and time.monotonic() < ends:
+        time.sleep(0.02)
+    alive = is_running(measured)
+    if alive:
+        os.kill(measured, signal.SIGKILL)
+    assert not alive, "it would disturb what is measured next"
 
 
 @pytest.mark.slow

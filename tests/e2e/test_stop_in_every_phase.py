@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -264,4 +265,25 @@ def test_a_rank_that_hangs_is_told_with_the_lines_it_was_at(place: Path) -> None
     assert process.returncode == 2, errors
     assert "paceline: rank 1 of 2 has not reached 'an all-reduce'" in errors, errors
     assert "paceline: rank 1 hung\n  where: called (" in errors, errors
+    reached = r"rank 0 reached number (\d+), all_reduce of \d+ Float; rank 1 reached number (\d+), \w+ of \d+ \w+"
+    differs = r"the first that differs is number (\d+): rank 0 made all_reduce of \d+ Float; rank 1 made none"
+    found = re.search(rf"paceline: collectives of default_pg \(gloo 0\): {reached}\n  {differs}\n", errors)
+    assert found, errors
+    assert int(found[1]) >= int(found[3]) == int(found[2]) + 1, errors
     assert "Traceback" not in errors
+
+
+def test_a_disk_that_hangs_under_a_checkpoint_is_told(place: Path) -> None:
+    """The first rank writes it, and a checkpoint under way is seen through: the other waits for its next steps."""
+    words = ["recipe.yaml", "--out", "run", "--processes", "2", "--timeout", "5"]
+    where = "paceline.run.checkpoint.store.fsync_folder"
+    with started(place, *words, where=where, call=4, rank="0") as process:
+        await_file(process, place / "hangs")
+        began = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+        assert time.monotonic() < began + 5 + 10 + 2
+    assert process.returncode == 2, errors
+    assert "paceline: rank 1: rank 0 of 2 has not reached" in errors, errors
+    assert "last seen at 'saving a checkpoint'" in errors, errors
+    assert "Traceback" not in errors
+    finished(place, str(place / "run"), "--resume")

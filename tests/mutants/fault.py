@@ -31,6 +31,11 @@ class Fault:
         """As pytest is given them, from the repository's root."""
         return tuple(f"tests/{test}" for test in self.tests)
 
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether its tests are skipped where there is no GPU: they would find nothing there."""
+        return any(test.startswith("gpu/") for test in self.tests)
+
     def survives(self, failed: set[str]) -> list[str]:
         """Its tests that are not among those that ``failed``."""
         return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -123,6 +124,40 @@ def test_the_exit_code_tells(
     monkeypatch.setattr(program, "failures", lambda fault, _: broken if fault is None else failed)
     assert program.main(["--only", SKIPPED.name]) == code
     assert told in capsys.readouterr().out
+
+
+ON_A_GPU = next(fault for fault in FAULTS if fault.needs_gpu)
+
+
+@pytest.mark.parametrize("gpu", [True, False], ids=["a GPU", "none"])
+def test_a_fault_whose_tests_need_a_gpu_is_named_where_there_is_none(
+    gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its tests would be skipped, which is no failure."""
+    seen = list[str]()
+
+    def failures(fault: Fault | None, tests: Sequence[str]) -> set[str]:
+        seen.extend(tests)
+        return set() if fault is None else {*tests}
+
+    monkeypatch.setattr(program, "failures", failures)
+    monkeypatch.setattr(program, "has_gpu", lambda: gpu)
+    assert program.main(["--only", ON_A_GPU.name, "--only", SKIPPED.name]) == 0
+    told = capsys.readouterr().out
+    assert (ON_A_GPU.node_ids[0] in seen) == gpu == (f"{ON_A_GPU.name} is found" in told)
+    assert (f"{ON_A_GPU.name} needs a GPU, and this machine has none" in told) == (not gpu) == ("1 need" in told)
+    assert program.main(["--only", ON_A_GPU.name]) == 0
+
+
+def test_claims_that_need_a_gpu_or_a_compiler_have_faults_that_stand_ins_show() -> None:
+    for claim, test in OF_STAND_INS.items():
+        assert sum(f"unit/check/test_gpu_claims.py::{test}" in fault.tests for fault in FAULTS) >= 3, claim
+
+
+OF_STAND_INS = {
+    "compile": "test_compiled_blocks_of_padded_texts_are_those_as_written",
+    "capture": "test_replayed_steps_take_what_is_given_now",
+}
 
 
 def test_a_name_that_is_unknown_is_told_with_those_that_are_known() -> None:

@@ -21,8 +21,8 @@ from paceline.bench.rungs import OURS, Rung
 from paceline.bench.start import SOURCE, Trained, drop_large, environment, script_command, set_options, train
 from paceline.bench.turns import in_turns
 from paceline.bench.work import Extent
-from paceline.contract.errors import UserError
-from paceline.contract.files import write_atomically
+from paceline.contract.errors import DiskFullError, UserError
+from paceline.contract.files import disk_errors, write_atomically
 
 CONTENDERS = Path(__file__).with_name("contenders")
 SHARED = "job"
@@ -33,6 +33,15 @@ ALL_DEVICES = -1
 
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 """The line of a traceback that names what was raised."""
+
+NO_ROOM = re.compile("No space left on device|Disk quota exceeded|: no room for ")
+"""In the log of a process that found a disk full; the last is paceline's."""
+
+SHARED_MEMORY = re.compile("/dev/shm|</torch_|shared memory")
+"""In the log of one that found the memory full that processes share, which no room on a disk would help."""
+
+NEARLY_FULL = 2**20
+"""Bytes free below which a process is taken to have failed for that: its last words may have had no room either."""
 
 KEPT_OF_WHY = 300
 """Letters of a reason."""
@@ -121,16 +130,20 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
     Returns:
         The record, of ``status`` ``ok``; ``failed``, ``hung``, ``rubbish``, ``refused`` (by paceline, for its settings)
         or ``cut off``, with ``why``.
+
+    Raises:
+        DiskFullError: there is no room for its files, or it failed for that. Its weights are removed.
     """
     load = os.getloadavg()[0]
     rung, folder = cell.rung, bench.folder / "cells" / cell.name
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     cache = bench.folder / "caches" / rung.name
     if cell.cold:
         shutil.rmtree(cache, ignore_errors=True)
     cold = not cache.is_dir()  # a later cell's too, where somebody made room on the disk
-    cache.mkdir(parents=True, exist_ok=True)
+    with disk_errors(bench.folder / cell.name):
+        folder.mkdir(parents=True)
+        cache.mkdir(parents=True, exist_ok=True)
     seed = bench.seed + cell.repeat
     ours, trained = rung.contender == OURS, None
     told: dict[str, Any] = {"log": folder / "log.txt", "limit_seconds": limit_seconds, "folder": folder}
@@ -147,6 +160,12 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
         else:
             command = _command(cell, bench, folder, seed)
             outcome = run(command, **told)
+    problem = _no_room(outcome, folder)
+    if problem:
+        empty(folder)
+        raise DiskFullError(
+            f"{bench.folder}: no room for {cell.name}", problem, "free some space there; the same command goes on"
+        )
     found = _of_ours(trained, bench) if trained else _of_contender(outcome, bench, folder)
     if found["status"] == "hung" and out_of_time:
         found = {"status": CUT_OFF, "why": "the budget was spent"}
@@ -252,16 +271,17 @@ def _stages(outcome: Outcome, step_seconds: float) -> dict[str, float]:
 
 
 def _of_ours(trained: Trained, bench: Bench) -> Record:
-    outcome, told = trained.outcome, trained.summary
+    outcome, told = trained.outcome, trained.summary or {}
     if outcome.status != "ok":
         unwell = _unwell(outcome)
         return {**unwell, "status": "refused"} if outcome.code == UserError.exit_code else unwell
-    if told is None:
-        return {"status": "rubbish", "why": "it ended well, and left no summary"}
+    try:
+        phases, quality = dict(told["seconds"]), told["final"]["test"]["accuracy"]
+    except (KeyError, TypeError, ValueError):
+        return {"status": "rubbish", "why": "it ended well, and left no whole summary"}
     rate = trained.samples_per_second(bench.extent.warm_up)
     if len(trained.steps) != bench.extent.steps or not rate:
         return {"status": "rubbish", "why": f"{bench.extent.steps} steps were due; found {len(trained.steps)}"}
-    phases = told["seconds"]
     stages = {
         "import": phases.get("start", 0.0) + phases.get("import", 0.0),
         "data": phases.get("data", 0.0),
@@ -274,7 +294,7 @@ def _of_ours(trained: Trained, bench: Bench) -> Record:
     stages["other"] = max(0.0, outcome.seconds - sum(stages.values()))
     return {
         "status": "ok",
-        "quality": told["final"]["test"]["accuracy"],
+        "quality": quality,
         "losses": [round(_number(line.fields["loss"]), 6) for line in trained.steps],
         "samples_per_second": round(rate, 2),
         "peak_allocated_bytes": told.get("peak_bytes"),
@@ -296,6 +316,15 @@ def _unwell(outcome: Outcome) -> Record:
         where = f" after {last[0]!r}" if last else ""
         return {"status": "hung", "why": f"ended after {outcome.seconds:.0f} s{where}"}
     return {"status": "failed", "why": _reason(outcome), "error": outcome.error}
+
+
+def _no_room(outcome: Outcome, folder: Path) -> str:
+    """What says that a process failed because the disk is full; empty where nothing does."""
+    if outcome.status != "failed":
+        return ""
+    free = shutil.disk_usage(folder).free
+    said = NO_ROOM.search(outcome.error) and not SHARED_MEMORY.search(outcome.error)
+    return f"{_reason(outcome)}; {free:,} bytes free" if said or free < NEARLY_FULL else ""
 
 
 def _reason(outcome: Outcome) -> str:

@@ -15,11 +15,11 @@ from paceline._version import __version__
 from paceline.bench import budget as budgets
 from paceline.bench import work
 from paceline.bench.cells import Bench, Cell, empty, matmul_rate, measure, turns
-from paceline.bench.records import CUT_OFF, Records
+from paceline.bench.records import CUT_OFF, Record, Records
 from paceline.bench.rungs import EVERY, LADDERS, OURS, Rung, chosen, obstacle, without
 from paceline.bench.standings import Standing, standings
 from paceline.bench.work import Extent, Source
-from paceline.contract.errors import RunFolderError, UserError
+from paceline.contract.errors import DiskFullError, RunFolderError, UserError
 from paceline.contract.files import disk_errors, write_atomically
 from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
@@ -40,7 +40,7 @@ FEWEST_HELDOUT = 256
 """Rows that a quality is measured on, where there are so many."""
 
 NOT_WELL = ("failed", "hung", "rubbish", "refused")
-"""Statuses of cells that are not run again."""
+"""Statuses of cells that are not run again; those that hung only with a longer limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +130,7 @@ class Climb:
         """Measure what is missing, as far as it fits.
 
         Raises:
+            DiskFullError: no room even after caches are removed; what was measured is kept, and the same call goes on.
             UserError: no rung can run here, or not one cell fits into the budget.
         """
         with contextlib.ExitStack() as held:
@@ -195,12 +196,8 @@ class Climb:
         """Extent of the work, kept in the folder, so that a bench goes on with the same work."""
         path = self._folder / PLAN
         asked = {"recipe": self._recipe.resolved(), "steps": self._wanted.steps}
-        if path.exists():
-            try:
-                plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:
-                why = "it says what work the cells did; without it their figures stand for nothing"
-                raise RunFolderError(f"{path}: not whole", why, "choose another --out") from None
+        if path.exists() or (self._folder / CELLS).exists():
+            plan = _read_plan(path)
             if plan["asked"]["recipe"] != asked["recipe"] or asked["steps"] not in (None, plan["asked"]["steps"]):
                 why = "its cells did other work; figures of both would stand in one table"
                 raise RunFolderError(f"{self._folder}: a bench of another recipe", why, "choose another --out")
@@ -241,9 +238,7 @@ class Climb:
         self._say(f"{PROBED_STEPS} steps of {rung.name}, to see how much fits")
         self._bench = self._bench_of(short)
         probe = Cell(replace(rung, name=PROBE), 0)
-        left = self._left()
-        assert left is not None
-        record = measure(probe, self._bench, limit_seconds=left, out_of_time=True)
+        record = self._record_of(probe)
         if record["status"] == CUT_OFF:
             budget = self._wanted.budget or 0
             why = f"{PROBED_STEPS} steps of {rung.name} were not done in the {budget:.0f} s"
@@ -313,18 +308,42 @@ class Climb:
                 break
             cell = kept[0]
             self._tell(self._outlook(cell.name, len(kept), left))
-            limit = self._wanted.limit if left is None else min(self._wanted.limit, left)
-            record = measure(cell, self._bench, limit_seconds=limit, out_of_time=limit != self._wanted.limit)
+            record = self._record_of(cell)
             self._records.add(record)
             if record["status"] == CUT_OFF:
                 break
         self._tell(self._outlook("", 0, self._left()))
 
+    def _record_of(self, cell: Cell) -> Record:
+        """Measure it; once more where the disk is full and there is something to remove.
+
+        Raises:
+            DiskFullError: it is full even then.
+        """
+        try:
+            return self._measured_now(cell)
+        except DiskFullError:
+            self._say(f"the disk is full; caches are removed, and {cell.name} is measured once more")
+            self._make_room()
+            return self._measured_now(cell)
+
+    def _measured_now(self, cell: Cell) -> Record:
+        left = self._left()
+        limit = self._wanted.limit if left is None else min(self._wanted.limit, left)
+        return measure(cell, self._bench, limit_seconds=limit, out_of_time=limit != self._wanted.limit)
+
     def _is_missing(self, cell: Cell) -> bool:
         """Not measured; and no cell of its rung ended badly, which the others would too."""
         record = self._records.get(cell.rung.name, cell.repeat)
-        failed = any(each["rung"] == cell.rung.name and each["status"] in NOT_WELL for each in self._records)
-        return not failed and (record is None or record["status"] == CUT_OFF)
+        failed = any(each["rung"] == cell.rung.name and self._would_again(each) for each in self._records)
+        return not failed and (record is None or record["status"] != "ok")
+
+    def _would_again(self, record: Record) -> bool:
+        """Whether its cell ended badly, and has no more time now than it had."""
+        if record["status"] == "hung":
+            # rounded as the record is: what has just been ended by this limit had all of it
+            return (record.get("whole_seconds") or 0.0) >= round(self._wanted.limit, 3)
+        return record["status"] in NOT_WELL
 
     def _seconds_of(self, cell: Cell) -> float:
         return budgets.expected_seconds({"rung": cell.rung.name, "contender": cell.rung.contender}, self._records)
@@ -376,6 +395,28 @@ def _read_by(recipe: Recipe) -> str:
 
     reads = modality(recipe.model, read_config(recipe.model))
     return reads if reads in LADDERS else "text"
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    """bench.json, with every field that is read of it.
+
+    Raises:
+        RunFolderError: it is missing, or not whole.
+    """
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        # all that is read of it later
+        Source(**plan["source"]), Extent(**plan["extent"])
+        plan["asked"]["recipe"], plan["asked"]["steps"], plan["machine"]["cpu_count"], plan["paceline"]
+        if isinstance(plan["repeats"], int) and isinstance(plan["fitted"], bool):
+            return plan
+        problem = "not whole"
+    except FileNotFoundError:
+        problem = "missing"
+    except (ValueError, TypeError, KeyError):
+        problem = "not whole"
+    why = "it says what work the cells did; without it their figures stand for nothing"
+    raise RunFolderError(f"{path}: {problem}", why, "choose another --out")
 
 
 def _is_ours(folder: Path) -> bool:

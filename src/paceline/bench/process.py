@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.contract.bound import bound
+from paceline.contract.files import disk_errors
+
 POLL_SECONDS = 0.01
 """How often a followed file is looked at: the error of what is read off it."""
 
@@ -64,6 +67,8 @@ def run(
 ) -> Outcome:
     """Run ``command`` to its end, or to ``limit_seconds``, when it and what it started are killed.
 
+    It ends with this process, by kill -9 too.
+
     Args:
         command: program and arguments.
         environment: all its variables.
@@ -71,12 +76,17 @@ def run(
         limit_seconds: wall time.
         follow: a file of JSON lines that it writes.
         folder: it is started in; None: this process's own.
+
+    Raises:
+        DiskFullError: there is no room for the log.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb", buffering=0) as file:
+    with disk_errors(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        opened = log.open("wb", buffering=0)
+    with opened as file:
         started = time.perf_counter()
         process = subprocess.Popen(
-            command,
+            bound(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=file,

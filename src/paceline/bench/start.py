@@ -77,7 +77,7 @@ class Trained:
     command: list[str]
     outcome: Outcome
     summary: dict[str, Any] | None
-    """summary.json; None where it left none."""
+    """summary.json; None where it left none, or none that is whole."""
     steps: tuple[Line, ...]
     """Its records of steps, and when they were seen."""
 
@@ -110,10 +110,16 @@ def train(
     command = [sys.executable, "-m", "paceline", "train", str(recipe), *options, "--out", str(out)]
     follow = out / "metrics.jsonl"
     outcome = run(command, environment=environment, log=log, limit_seconds=limit_seconds, follow=follow, folder=folder)
-    summary = out / "summary.json"
-    told = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else None
     steps = tuple(line for line in outcome.lines if line.fields.get("kind") == "step")
-    return Trained(command, outcome, told, steps)
+    return Trained(command, outcome, _summary(out / "summary.json"), steps)
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return told if isinstance(told, dict) else None
 
 
 def drop_large(out: Path) -> None:

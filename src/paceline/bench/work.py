@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract.errors import RecipeError
+from paceline.contract.errors import RecipeError, RunFolderError
 from paceline.contract.files import disk_errors, write_atomically
 from paceline.recipe import Recipe
 
@@ -67,11 +67,16 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
 
     Raises:
         RecipeError: rows that no ladder is for, or none to be tested on.
+        RunFolderError: what an earlier call has written is not whole.
         UserError: what ``train`` would say of data and model.
     """
     told = folder / "source.json"
     if told.exists():
-        return Source(**json.loads(told.read_text(encoding="utf-8")))
+        try:
+            return Source(**json.loads(told.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            why = "it says which rows and labels the files beside it hold"
+            raise RunFolderError(f"{told}: not whole", why, "choose another --out") from None
     import numpy as np
 
     from paceline.data.sources import read

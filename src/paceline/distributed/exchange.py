@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.contract.errors import PacelineError, Preempted, UserError
 from paceline.distributed.answers import AnsweringStore, Silence
+from paceline.machine.cluster import named
 
 GRACE_SECONDS = 2.0
 """How long a failing rank waits for the others to hear of it, and they for one another to say what they saw."""
@@ -51,6 +52,7 @@ class Exchange:
         self._store = AnsweringStore(store, timeout_seconds)
         self._rank, self._size, self.timeout_seconds = rank, size, timeout_seconds
         self._turn = self._firsts = 0
+        self._own = ""
 
     def all(self, at: str, value: Any = None) -> list[Any]:
         """Each rank's value, in rank order. Waits on while a rank that goes first on its machine shows signs of life.
@@ -71,8 +73,21 @@ class Exchange:
             found = [json.loads(text) for text in self._store.multi_get(keys)]
             # whoever is in this turn has read all of the last one
             self._store.delete_key(f"{self._turn - 1}/{self._rank}")
+            if self._own:
+                self._store.set(f"at/{self._rank}", self._own)
         check_places([place for place, _ in found])
         return [value for _, value in found]
+
+    @contextmanager
+    def at(self, what: str) -> Iterator[None]:
+        """Inside, those who wait in vain for this rank are told that it was last seen at ``what``."""
+        before, self._own = self._own, what
+        with self._reaching_store():
+            self._store.set(f"at/{self._rank}", what)
+        try:
+            yield
+        finally:
+            self._own = before
 
     @contextmanager
     def first(self, leader: int, what: str) -> Iterator[None]:
@@ -254,18 +269,6 @@ def check_places(places: Sequence[str]) -> None:
     if len(set(places)) > 1:
         where = "; ".join(f"{named([rank])} is at {place!r}" for rank, place in enumerate(places))
         raise RuntimeError(f"the ranks are at different places of the program: {where}")
-
-
-def named(ranks: Collection[int]) -> str:
-    """``rank 2``; ``ranks 0, 1``; ``ranks 0-6, 9``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
 
 
 def seconds(number: float) -> str:

@@ -211,6 +211,9 @@ class ProcessGroupWorld(World):
         with span("communicate"):
             self._exchange.all(what)
 
+    def at(self, what: str) -> AbstractContextManager[None]:
+        return self._exchange.at(what)
+
     def announce(self, error: BaseException) -> bool:
         self._exchange.announce(error)
         return True

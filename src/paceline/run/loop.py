@@ -153,7 +153,7 @@ class Loop:
             return
         with self.job.watch.phase("train"):
             self.progress = self._records.rest(self.progress)
-        with self.job.watch.phase("checkpoint"), span("checkpoint"), self.job.stop.noted():
+        with self.job.watch.phase("checkpoint"), span("checkpoint"), self.job.stop.noted(), self._at_checkpoint():
             self.job.assembled.engine.settle()
             tensors, state = self.job.assembled.engine.state()
             whole = {
@@ -189,9 +189,13 @@ class Loop:
 
     def _see_saved(self) -> None:
         """Wait until what was asked to be saved is on the disk."""
-        with self.job.watch.phase("checkpoint"), self.job.stop.noted():
+        with self.job.watch.phase("checkpoint"), self.job.stop.noted(), self._at_checkpoint():
             self.job.store.wait()
         self._tell_committed()
+
+    def _at_checkpoint(self) -> AbstractContextManager[None]:
+        """Inside, the disk may keep this rank waiting."""
+        return self.job.world.at("saving a checkpoint")
 
     def _seen_through(self) -> AbstractContextManager[None]:
         """Inside, what a stop waits for: a step or the batch of an evaluation; not for one that hangs."""

@@ -35,8 +35,8 @@ class Link(ABC):
 
 
 class World(ABC):
-    """The processes of a run as one of them sees them. Every method but ``alone_first`` is a collective: all ranks call
-    it, in the same order, and it returns when all of them have.
+    """The processes of a run as one of them sees them. Where a method does not say otherwise, it is a collective: all
+    ranks call it, in the same order, and it returns when all of them have.
 
     Values are small and plain (what JSON holds); tensors go through the engine's own collectives.
     """
@@ -93,6 +93,14 @@ class World(ABC):
         Args:
             what: is being done; named when the first rank fails.
         """
+
+    def at(self, what: str) -> AbstractContextManager[None]:
+        """Inside, this rank does something of its own, which ranks that wait for it in vain are told; no collective.
+
+        Args:
+            what: it does, such as ``saving a checkpoint``.
+        """
+        return nullcontext()
 
     def announce(self, error: BaseException) -> bool:
         """Let every rank that waits for this one, which will not come, fail with its error; no collective.

@@ -40,10 +40,9 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from paceline.distributed.exchange import named
 from paceline.distributed.group import INTERFACES, joined
 from paceline.distributed.sockets import STORE_FD, listen
-from paceline.machine.cluster import Place
+from paceline.machine.cluster import Place, named
 from paceline.seams import World
 
 PRELOADED = (

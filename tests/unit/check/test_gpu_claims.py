@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +23,11 @@ from paceline.engine.torch_engine import TorchEngine
 from paceline.recipe import Recipe
 from paceline.techniques import compile as compiling
 from paceline.testing.tiny import TEXTS, tiny_bert_config
+from tests.unit.check.recorded_graphs import with_recorded_graphs
 
 
-@pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def made(folder: Path, **more: Any) -> Subject:
     """Twenty samples of a BERT of two layers with dropout, on the CPU."""
-    folder = tmp_path_factory.mktemp("subject")
     with (folder / "rows.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "label"])
@@ -38,9 +38,15 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
             "model": {"config": config, "vocabulary_size": 300},
             "data": {"source": str(folder / "rows.csv")},
             "device": "cpu",
+            **more,
         }
     )
     return subject_of(recipe, 20, folder)
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return made(tmp_path_factory.mktemp("subject"))
 
 
 def with_prepared(subject: Subject, *settings: str) -> Subject:
@@ -75,6 +81,31 @@ def test_what_the_compiler_makes_is_what_is_compared(subject: Subject, compiler:
     compiler["factor"] = 1.01
     with pytest.raises(Broken, match="compiled and as written differ in the gradient of"):
         compiled.check(compiles)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch traces what is compiled as ever, and runs the graph as it was traced: that needs no compiler."""
+    compiles = torch.compile
+
+    def traces(function: Any, *, backend: Any, options: Any, **given: Any) -> Any:
+        return compiles(function, backend="eager", **given)
+
+    monkeypatch.setattr(torch, "compile", traces)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# torch hides both while it traces, in a way that turning warnings into errors defeats
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_compiled_blocks_of_padded_texts_are_those_as_written(subject: Subject, traced: None) -> None:
+    """Each with its own weights, the mask, and in the numbers' own format."""
+    padded = replace(subject, recipe=subject.recipe.with_settings(["techniques.packing=false"]))
+    told = compiled.check(with_prepared(padded, "techniques.compile=true"))
+    assert "each of 2 blocks and the embeddings" in told
+    assert float(told.split("differ by ")[1].split(" ")[0]) < 1e-6
 
 
 class CompilerError(torch._dynamo.exc.TorchDynamoException):
@@ -166,6 +197,39 @@ def test_a_captured_update_that_is_not_made_is_found(
     monkeypatch.setattr(TorchEngine, "update", forgets_the_last)
     with pytest.raises(Broken, match="captured and eager differ in the change of"):
         capture.check(on_a_gpu)
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """Its classes have weights, so that each batch is divided by another number.
+
+    Without early pooling, whose dropout on a CPU goes by the number of texts in a row: a captured run has more rooms.
+    """
+    more = {"task": {"class_weights": {"good": 1.0, "bad": 3.0}}, "techniques": {"early_pooling": False}}
+    return made(tmp_path_factory.mktemp("weighted"), **more)
+
+
+@pytest.fixture
+def recorded(weighted: Subject, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    """The subject of a recipe for a GPU, whose graphs are recorded on the CPU, of steps and updates alike."""
+    with_recorded_graphs(monkeypatch)
+
+    class Records(Subject):
+        def with_settings(self, settings: Any, world_size: int = 1) -> Recipe:
+            found = [*settings]
+            eager = super().with_settings([*found, "device=cpu", "techniques.capture=false"], world_size)
+            captures = found[-1] == "techniques.capture=true"
+            return eager.with_settings(["techniques.capture=true"]) if captures else eager
+
+    monkeypatch.setattr(Subject, "numbers", lambda self, *_, **__: torch.random.fork_rng(devices=[]))
+    gpu = with_prepared(weighted, "device=cuda", "techniques.capture=true")
+    values = {name: getattr(gpu, name) for name in gpu.__dataclass_fields__}
+    return Records(**{**values, "recipe": gpu.recipe.with_settings(["device=cuda"])})
+
+
+def test_replayed_steps_take_what_is_given_now(recorded: Subject) -> None:
+    """This step's samples, denominator, learning rate and dropout, and not those of the capture."""
+    assert "differ by 0.0e+00" in capture.check(recorded)
 
 
 # ---- states on a GPU

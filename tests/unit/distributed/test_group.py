@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch.distributed as dist
 
 from paceline.contract.errors import UserError
 from paceline.distributed.agree import agree
-from paceline.distributed.exchange import LostRank, named
+from paceline.distributed.exchange import Exchange, LostRank
+from paceline.machine.cluster import named
 from paceline.seams import Alone, World
 from paceline.testing.distributed import run_distributed
 
@@ -180,6 +182,19 @@ def is_out_of_step(world: World) -> None:
 def test_ranks_at_different_places_are_told_so() -> None:
     with pytest.raises(RuntimeError, match=r"rank 0 is at 'reading'; rank 1 is at 'writing'"):
         run_distributed(is_out_of_step, 2)
+
+
+def test_a_rank_that_is_waited_for_in_vain_is_told_with_what_it_does() -> None:
+    """Also after it has met the others amid that."""
+    store = dist.HashStore()
+    one, other = (Exchange(store, rank, 2, timeout_seconds=0.3) for rank in range(2))
+    with one.at("saving a checkpoint"):
+        with ThreadPoolExecutor() as pool:
+            assert list(pool.map(lambda rank: rank.all("values", 1), (one, other))) == [[1, 1], [1, 1]]
+        with pytest.raises(
+            LostRank, match=r"(?s)rank 0 of 2 has not reached 'a step'.*last seen at 'saving a checkpoint'"
+        ):
+            other.all("a step")
 
 
 def number_of_keys(world: World, rounds: int) -> int:

@@ -253,6 +253,19 @@ def test_a_warning_before_anything_is_saved_queues_the_job_again_but_not_for_eve
     assert "given up" in done.stdout
 
 
+def test_a_start_that_the_warning_ends_before_it_listens_is_queued_again(cluster: Cluster) -> None:
+    """Python takes a second to begin; until then the signal ends it, as srun's exit code says."""
+    cluster.program("srun", "kill -USR2 $$")
+    done = cluster.start()
+    assert done.returncode == 0, done.stdout
+    assert "scontrol requeue 7" in cluster.called()
+    assert "stopped by SIGUSR2 before anything was saved" in done.stdout
+    for other in ("kill -USR1 $$", "kill -TERM $$", "exit 12"):
+        cluster.program("srun", other)
+        assert cluster.start().returncode != 0
+        assert "scontrol requeue 7" not in cluster.called(), other
+
+
 def test_the_word_of_an_earlier_start_does_not_queue_a_job_again(cluster: Cluster) -> None:
     cluster.program("srun", f'echo "stopped by SIGUSR2" >> "${STOPPED_FILE}"; exit 75')
     cluster.start()

@@ -7,6 +7,7 @@ its own; else the job's order).
 from __future__ import annotations
 
 import functools
+import gc
 import tempfile
 
 import torch
@@ -84,6 +85,11 @@ def main():
             trainer.batches_given = loader(job, train, padding(tokenizer), batches(job, len(train)))
         after.trainer = trainer
         trainer.train()
+    # what still holds the loader when Python ends makes it wait five seconds for each worker
+    after.trainer = None
+    trainer.accelerator.free_memory()
+    del trainer
+    gc.collect()
     device = best_device()
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings["precision"])
     autocast = functools.partial(torch.autocast, device.type, dtype=dtype, enabled=dtype is not None)

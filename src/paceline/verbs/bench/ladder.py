@@ -42,6 +42,7 @@ def bench(
         say: is given lines for people.
 
     Raises:
+        DiskFullError: no room; what was measured is kept.
         UserError: a rung that is none, a folder that is in use or holds something else, no time for one cell.
     """
     folder = Path(out) if out is not None else Path(FOLDER.format(name=recipe.name))

@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from paceline.contract.bound import bound
 from paceline.distributed.failures import REPORT_FD
 from paceline.distributed.sockets import STORE_FD
 from paceline.verbs.launch.causes import PREEMPTED, Failure
@@ -59,6 +59,8 @@ class RankProcess:
         """Exit code, as shells count; None while it runs."""
         self.told: dict[str, Any] | None = None
         """What it first told of its failure."""
+        self.collectives: dict[str, Any] = {}
+        """What it first told of its last collectives, as ``recorded`` has them."""
         self._ended_at = 0.0
         self._asked_to_end_at: float | None = None
         self._errors = Errors(err, name)
@@ -71,7 +73,7 @@ class RankProcess:
             if not draws:
                 variables.setdefault("PYTHONUNBUFFERED", "1")
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("bound.py")), str(os.getpid()), *command],
+                bound(command),
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=None if draws else subprocess.PIPE,
@@ -180,6 +182,8 @@ class RankProcess:
             report = json.loads(line)
             if self.told is None and isinstance(report, dict) and report.keys() == REPORT:
                 self.told = report
+            if isinstance(report, dict) and report.keys() == {"collectives"}:
+                self.collectives = self.collectives or report["collectives"]
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

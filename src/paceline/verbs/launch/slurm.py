@@ -280,8 +280,9 @@ _ONLY_ON = """\
     exit 2"""
 
 _AGAIN = """\
-# only after the warning: what scancel sends is to end the job, and after a preemption Slurm itself queues it again
-if grep -qsw "stopped by SIG{signal}" "$run/preempted" "$word"; then
+# only after the warning: what scancel sends is to end the job, and after a preemption Slurm itself queues it again;
+# a start that does not listen yet is ended by the signal itself
+if grep -qsw "stopped by SIG{signal}" "$run/preempted" "$word" || [ "$code" -eq $((128 + $(kill -l {signal}))) ]; then
     say "$(cat "$run/preempted" 2>/dev/null || echo "stopped by SIG{signal} before anything was saved")"
     say "queued again"
     scontrol requeue "$SLURM_JOB_ID"

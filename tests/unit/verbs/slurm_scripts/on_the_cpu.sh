@@ -72,8 +72,9 @@ if [ -e "$run/summary.json" ]; then
     say "the run is finished: $run"
     exit 0
 fi
-# only after the warning: what scancel sends is to end the job, and after a preemption Slurm itself queues it again
-if grep -qsw "stopped by SIGUSR1" "$run/preempted" "$word"; then
+# only after the warning: what scancel sends is to end the job, and after a preemption Slurm itself queues it again;
+# a start that does not listen yet is ended by the signal itself
+if grep -qsw "stopped by SIGUSR1" "$run/preempted" "$word" || [ "$code" -eq $((128 + $(kill -l USR1))) ]; then
     say "$(cat "$run/preempted" 2>/dev/null || echo "stopped by SIGUSR1 before anything was saved")"
     say "queued again"
     scontrol requeue "$SLURM_JOB_ID"
