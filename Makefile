@@ -2,6 +2,8 @@
 
 VENV := .venv
 export PYTHON
+# a module is compiled once, not anew by every process that a test starts
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 # tests run side by side: one worker a core, and not more than memory for a torch each allows

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import gc
 import itertools
 import multiprocessing
 import os
@@ -18,11 +20,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from paceline.memory.expandable import ask_for_it
 from paceline.memory.predict import Predictor
@@ -77,6 +80,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 HOME = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is imported and collected stays: Python need not look through it for garbage, now or in any test."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
+
+
+@pytest.fixture(scope="session", autouse=True)
+def command_line_is_made_once() -> Iterator[None]:
+    """Typer makes it anew for every command, which takes longer than many a command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -204,7 +225,7 @@ def _precision_holders() -> dict[str, Any]:
 
 def _changed_variables(before: dict[str, str]) -> list[str]:
     now = dict(os.environ)
-    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    names = sorted({name for name, _ in before.items() ^ now.items()})
     leaked = [name for name in names if name not in LIBRARY_VARIABLES and not name.startswith("KMP_")]
     for name in leaked:
         if name in before:

@@ -121,6 +121,7 @@ def test_torchrun(tmp_path: Path, module: str) -> None:
     ("body", "code", "ends", "counts"),
     [
         (
+            "    world.all_reduce(torch.ones(1))\n"
             "    if rank == 1: fails(); raise ZeroDivisionError('the cause')\n    world.all_reduce(torch.ones(1))",
             1,
             "ZeroDivisionError: the cause\npaceline: rank 1 failed first; the others were ended\n",
@@ -168,6 +169,22 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit(tmp_path: Path) -> None
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("paceline: rank 1 hangs: its process "), done.stderr
     assert "rank 1 of 2 has not reached 'the end' within 3 s" in done.stderr
+
+
+def test_ranks_that_wait_in_different_collectives_are_told_which(tmp_path: Path) -> None:
+    body = (
+        "    world.all_reduce(torch.ones(3))\n"
+        "    if rank: torch.distributed.broadcast(torch.ones(2, 4), 0)\n    else: world.all_reduce(torch.ones(2, 4))"
+    )
+    prepare(tmp_path, body, timeout=3)
+    done = run(tmp_path, "-c", LAUNCH)
+    assert done.returncode == 1, done.stderr
+    one, other = "all_reduce of 2x4 Float", "broadcast of 2x4 Float"
+    told = (
+        f"paceline: collectives of default_pg (gloo 0): rank 0 reached number 2, {one}; rank 1 reached number 2, "
+        f"{other}\n  the first that differs is number 2: rank 0 made {one}; rank 1 made {other}\n"
+    )
+    assert done.stderr.endswith(told), done.stderr
 
 
 @pytest.mark.parametrize("body", ["world.barrier('the end')", "world.any(False)"])

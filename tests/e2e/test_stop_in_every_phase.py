@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -264,6 +265,11 @@ def test_a_rank_that_hangs_is_told_with_the_lines_it_was_at(place: Path) -> None
     assert process.returncode == 2, errors
     assert "paceline: rank 1 of 2 has not reached 'an all-reduce'" in errors, errors
     assert "paceline: rank 1 hung\n  where: called (" in errors, errors
+    reached = r"rank 0 reached number (\d+), all_reduce of \d+ Float; rank 1 reached number (\d+), \w+ of \d+ \w+"
+    differs = r"the first that differs is number (\d+): rank 0 made all_reduce of \d+ Float; rank 1 made none"
+    found = re.search(rf"paceline: collectives of default_pg \(gloo 0\): {reached}\n  {differs}\n", errors)
+    assert found, errors
+    assert int(found[1]) >= int(found[3]) == int(found[2]) + 1, errors
     assert "Traceback" not in errors
 
 

@@ -99,3 +99,20 @@ def test_a_signal_to_two_ranks_that_compile(tmp_path: Path) -> None:
         await_file(process, tmp_path / "hangs")
         time.sleep(1)
         assert "so nothing is lost: start it again" in asked(process)
+
+
+@TWO
+@pytest.mark.timeout(300)
+def test_a_rank_that_hangs_is_told_with_the_collectives_of_all(tmp_path: Path) -> None:
+    """The other's GPU waits in NCCL, and its host in gloo: whichever of them ends first, the ranks are compared."""
+    (tmp_path / "texts.csv").write_text("\n".join(["text,label", *ROWS, ""]))
+    write_recipe(tmp_path, write_tiny_model(tmp_path / "model", tiny_bert_config()), tmp_path / "texts.csv", **LONG)
+    words = ["recipe.yaml", "--out", "run", "--set", "device=cuda", "--set", "techniques.capture=false", "--gpus", "2"]
+    with started(
+        tmp_path, *words, "--timeout", "20", where="paceline.engine.step.Step.micro", call=9, rank="1"
+    ) as process:
+        await_file(process, tmp_path / "hangs")
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode not in (0, 75), errors
+    assert "paceline: rank 1 hung\n  where: called (" in errors, errors
+    assert "rank 1 made none" in errors, errors

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.contract.errors import UserError
-from paceline.distributed.exchange import check_places, named
+from paceline.distributed.exchange import check_places
+from paceline.machine.cluster import named
 from paceline.seams import World
 
 MOST_SHOWN = 8

@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.contract.errors import PacelineError, Preempted, UserError
 from paceline.distributed.answers import AnsweringStore, Silence
+from paceline.machine.cluster import named
 
 GRACE_SECONDS = 2.0
 """How long a failing rank waits for the others to hear of it, and they for one another to say what they saw."""
@@ -268,18 +269,6 @@ def check_places(places: Sequence[str]) -> None:
     if len(set(places)) > 1:
         where = "; ".join(f"{named([rank])} is at {place!r}" for rank, place in enumerate(places))
         raise RuntimeError(f"the ranks are at different places of the program: {where}")
-
-
-def named(ranks: Collection[int]) -> str:
-    """``rank 2``; ``ranks 0, 1``; ``ranks 0-6, 9``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
 
 
 def seconds(number: float) -> str:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 
 from paceline.contract.errors import INTERRUPTED, PacelineError, Preempted, UserError
+from paceline.distributed.recorder import recorded
 from paceline.machine.cluster import LAUNCHER, find_place
 
 REPORT_FD = "PACELINE_REPORT_FD"
@@ -18,6 +19,9 @@ REPORT_FD = "PACELINE_REPORT_FD"
 
 REPORT_CHARACTERS = 10_000
 """No message to the launcher is longer. Six bytes a character at most, it fits into a pipe: telling never waits."""
+
+PIPE_BYTES = 2**16
+"""What a pipe takes while nobody reads."""
 
 REPEAT_SECONDS = 5.0
 """How long a rank of torchrun's waits before it says what the first rank of its machine may be saying: torchrun ends it
@@ -48,7 +52,8 @@ def failures_told(rank: int | None = None) -> Iterator[None]:
 def tell_launcher(error: BaseException, where: str = "") -> bool:
     """Tell our launcher that this rank fails, as early as possible; of a rank it believes the first telling.
 
-    Whoever takes connections down on an error calls this before: what the others then run into is a consequence.
+    Whoever takes connections down on an error calls this before: what the others then run into is a consequence. The
+    last collectives of this rank follow.
 
     Args:
         error: what this rank fails of.
@@ -70,9 +75,14 @@ def tell_launcher(error: BaseException, where: str = "") -> bool:
     report = {"at": time.monotonic(), "code": _exit_code(error), "is_bug": is_bug, "message": text, "lost": lost}
     report["where"] = where
     try:
-        os.write(int(os.environ[REPORT_FD]), json.dumps(report).encode() + b"\n")
+        written = os.write(int(os.environ[REPORT_FD]), json.dumps(report).encode() + b"\n")
     except (KeyError, ValueError, OSError):
         return False
+    # after what counts: torch's recorder may wait for a GPU that hangs, and its format is torch's own
+    with contextlib.suppress(Exception):
+        last = json.dumps({"collectives": found}).encode() + b"\n" if (found := recorded()) else b""
+        if written + len(last) <= PIPE_BYTES:
+            os.write(int(os.environ[REPORT_FD]), last)
     return True
 
 

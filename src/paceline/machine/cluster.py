@@ -7,7 +7,7 @@ srun, mpirun and horovodrun say is read in ``jobs.py``.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -326,3 +326,15 @@ def _given_twice(started: Starter, given: Mapping[str, str]) -> UserError:
         f"the other time by {by.get(started, ', '.join(f'{name}={text}' for name, text in given.items()))}",
         "leave the options out" if started in by else f"leave the options out, or unset {' '.join(given)}",
     )
+
+
+def named(ranks: Collection[int]) -> str:
+    """``rank 2``; ``ranks 0, 1``; ``ranks 0-6, 9``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"

@@ -18,8 +18,8 @@ from torch import Tensor
 from paceline.contract.errors import RecipeError
 from paceline.contract.records import EvaluationRecord
 from paceline.contract.spans import activity
-from paceline.distributed.exchange import named
 from paceline.engine.evaluate import Infer, evaluate
+from paceline.machine.cluster import named
 from paceline.machine.device import is_gpu
 from paceline.memory.exhausted import place_of
 from paceline.recipe import Recipe

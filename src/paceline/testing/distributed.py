@@ -40,10 +40,9 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from paceline.distributed.exchange import named
 from paceline.distributed.group import INTERFACES, joined
 from paceline.distributed.sockets import STORE_FD, listen
-from paceline.machine.cluster import Place
+from paceline.machine.cluster import Place, named
 from paceline.seams import World
 
 PRELOADED = (
@@ -52,6 +51,7 @@ PRELOADED = (
     "transformers.models.bert.modeling_bert",
     "torchmetrics.classification",
     "torchmetrics.regression",
+    "pytest",  # of the modules whose functions are run
 )
 """Slow to import: loaded before forking where the caller has loaded them too."""
 

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.contract.errors import DataError, Preempted, UserError
-from paceline.distributed.failures import REPEAT_SECONDS, REPORT_CHARACTERS, REPORT_FD, failures_told, tell_launcher
+from paceline.distributed import failures
+from paceline.distributed.failures import (
+    PIPE_BYTES,
+    REPEAT_SECONDS,
+    REPORT_CHARACTERS,
+    REPORT_FD,
+    failures_told,
+    tell_launcher,
+)
 from paceline.machine.cluster import LAUNCHER
 
 HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -134,3 +142,23 @@ def test_a_bug_of_another_rank_keeps_its_traceback(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="ours"), failures_told():
         raise ValueError("ours")
+
+
+def test_the_last_collectives_come_after_the_failure(launcher: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a line of their own: asking for them may fail, or never come to its end."""
+    last = {"default_pg (gloo 0)": {"at": 1, "ops": {"1": "all_reduce of 3 Float"}}}
+    monkeypatch.setattr(failures, "recorded", lambda: last)
+    assert tell_launcher(UserError("late"))
+    first, second = os.read(launcher, 65536).splitlines()
+    assert json.loads(first)["message"] == "late"
+    assert json.loads(second) == {"collectives": last}
+    monkeypatch.setattr(failures, "recorded", lambda: {"x" * PIPE_BYTES: last})
+    assert tell_launcher(UserError("late"))
+    assert len(os.read(launcher, 2 * PIPE_BYTES).splitlines()) == 1, "telling would wait for who reads"
+
+    def fails() -> None:
+        raise KeyError("profiling_name")
+
+    monkeypatch.setattr(failures, "recorded", fails)
+    assert tell_launcher(UserError("late"))
+    assert len(os.read(launcher, 65536).splitlines()) == 1

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from paceline.contract.errors import UserError
 from paceline.distributed.agree import agree
-from paceline.distributed.exchange import Exchange, LostRank, named
+from paceline.distributed.exchange import Exchange, LostRank
+from paceline.machine.cluster import named
 from paceline.seams import Alone, World
 from paceline.testing.distributed import run_distributed
 

@@ -549,3 +549,28 @@ def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
     code, _, err = ended(tmp_path, 2, TOLD + HANGS.format(seconds=1.5), grace_seconds=0.5)
     expected = "paceline: rank 1 of 2 has not reached a step\npaceline: rank 1 hung\n  where: read (data/x.py:7)\n"
     assert (code, err) == (2, expected)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_told"),
+    [("Timed out waiting 3000ms for recv", True), ("a.csv: empty", False)],
+    ids=["waited", "own"],
+)
+def test_collectives_are_told_where_ranks_waited_in_vain(tmp_path: Path, message: str, is_told: bool) -> None:
+    """A failure with a cause of its own also leaves others in a collective, and says enough."""
+    code, _, err = ended(
+        tmp_path,
+        2,
+        f"""
+from paceline.contract.errors import UserError
+from paceline.distributed import failures
+told = {{"all": {{"at": 2 - rank, "ops": {{str(n): "all_reduce of 8 Float" for n in range(1, 3 - rank)}}}}}}
+failures.recorded = lambda: told
+with failures.failures_told():
+    raise UserError({message!r})
+""",
+    )
+    assert code == 2
+    told = "paceline: collectives of all: rank 0 reached number 2, all_reduce of 8 Float; rank 1 reached number 1, "
+    assert (told in err) == is_told, err
+    assert ("is number 2: rank 0 made all_reduce of 8 Float; rank 1 made none" in err) == is_told

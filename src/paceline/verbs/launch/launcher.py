@@ -20,6 +20,7 @@ from paceline.contract.last_resort import GIVE_UP_SECONDS
 from paceline.contract.stop import Stop
 from paceline.distributed.sockets import listen
 from paceline.verbs.launch.causes import PREEMPTED, Failure, blamed, described, first_cause
+from paceline.verbs.launch.collectives import differences
 from paceline.verbs.launch.process import RankProcess
 from paceline.verbs.launch.ranks import Ranks
 from paceline.verbs.launch.screen import Screen
@@ -136,6 +137,9 @@ class _Supervision:
             for rank in self._ranks:
                 if rank.rank in cause.lost and rank.where:
                     self._err.say(f"{self._host}paceline: rank {rank.rank} hung\n  where: {rank.where}")
+            if cause.doubt == 2:
+                for text in differences({rank.rank: rank.collectives for rank in self._ranks}):
+                    self._err.say(f"{self._host}paceline: {text}")
             # a rank that has not yet begun to listen ends by the signal itself
             is_early = cause.code - 128 in self._passed_on and not cause.is_bug
             return PREEMPTED if is_early and self._makes_run else cause.code

@@ -59,6 +59,8 @@ class RankProcess:
         """Exit code, as shells count; None while it runs."""
         self.told: dict[str, Any] | None = None
         """What it first told of its failure."""
+        self.collectives: dict[str, Any] = {}
+        """What it first told of its last collectives, as ``recorded`` has them."""
         self._ended_at = 0.0
         self._asked_to_end_at: float | None = None
         self._errors = Errors(err, name)
@@ -180,6 +182,8 @@ class RankProcess:
             report = json.loads(line)
             if self.told is None and isinstance(report, dict) and report.keys() == REPORT:
                 self.told = report
+            if isinstance(report, dict) and report.keys() == {"collectives"}:
+                self.collectives = self.collectives or report["collectives"]
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
