@@ -33,6 +33,7 @@ def main() -> None:
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, note)
+    import paceline.contract.calls  # noqa: F401 - for the last resort
     from paceline.contract.errors import Preempted
     from paceline.contract.last_resort import LastResort
     from paceline.contract.stop import NOT_BEGUN, Stop
@@ -107,7 +108,8 @@ def _given_up(number: signal.Signals, words: str) -> int:
 
     makes_run = _makes_run()
     said = f"stopped by {number.name}, and what was under way did not end{'; ' + words if makes_run else ''}"
-    where = _place()
+    # loaded at the start; nothing is imported here, for an import may be what hangs
+    where = sys.modules["paceline.contract.calls"].innermost_calls(sys.modules["threading"].main_thread())
     error = Preempted(f"{said}\n  where: {where}" if where else said)
     code = error.exit_code if makes_run else 128 + number
     if makes_run:
@@ -118,19 +120,6 @@ def _given_up(number: signal.Signals, words: str) -> int:
     if not told and (cluster is None or cluster.rank_in(os.environ) == 0):
         os.write(2, f"paceline: {error}\n".encode())
     return code
-
-
-def _place() -> str:
-    """Where the main thread is: the innermost calls, the last one first."""
-    frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
-    calls: list[str] = []
-    while frame is not None:
-        file = "/".join(frame.f_code.co_filename.split("/")[-2:])
-        calls.append(f"{frame.f_code.co_name} ({file}:{frame.f_lineno})")
-        if calls[-1].startswith("_ask (contract/stop.py:"):  # the signal's own handler, while an import is seen through
-            calls.clear()
-        frame = frame.f_back
-    return ", called by ".join(calls[:3])
 
 
 if __name__ == "__main__":

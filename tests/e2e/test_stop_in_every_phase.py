@@ -24,6 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SECONDS = 10
 
+SLOW_MACHINE = 6
+"""Seconds more than the docs say, where other tests run too."""
+
 CODE = """
 import os, pkgutil, sys, time
 
@@ -261,7 +264,7 @@ def test_a_rank_that_hangs_is_told_with_the_lines_it_was_at(place: Path) -> None
         await_file(process, place / "hangs")
         began = time.monotonic()
         _, errors = process.communicate(timeout=60)
-        assert time.monotonic() < began + 5 + 8 + 2
+        assert time.monotonic() < began + 5 + 8 + SLOW_MACHINE
     assert process.returncode == 2, errors
     assert "paceline: rank 1 of 2 has not reached 'an all-reduce'" in errors, errors
     assert "paceline: rank 1 hung\n  where: called (" in errors, errors
@@ -281,7 +284,7 @@ def test_a_disk_that_hangs_under_a_checkpoint_is_told(place: Path) -> None:
         await_file(process, place / "hangs")
         began = time.monotonic()
         _, errors = process.communicate(timeout=60)
-        assert time.monotonic() < began + 5 + 10 + 2
+        assert time.monotonic() < began + 5 + 8 + SLOW_MACHINE
     assert process.returncode == 2, errors
     assert "paceline: rank 1: rank 0 of 2 has not reached" in errors, errors
     assert "last seen at 'saving a checkpoint'" in errors, errors

@@ -8,6 +8,7 @@ wait by asking again and again, so that a signal is answered meanwhile and the f
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any, final
 
 from torch.distributed.distributed_c10d import Store
 
+from paceline.contract.calls import at_work
 from paceline.contract.errors import PacelineError, Preempted, UserError
 from paceline.distributed.answers import AnsweringStore, Silence
 from paceline.machine.cluster import named
@@ -109,7 +111,7 @@ class Exchange:
             yield
             return
         try:
-            with self._pulse(pulse):
+            with self._pulse(pulse, what):
                 yield
         except BaseException as error:
             with suppress(RuntimeError):  # the error says more than a lost store
@@ -222,15 +224,20 @@ class Exchange:
         )
 
     @contextmanager
-    def _pulse(self, counter: str) -> Iterator[None]:
-        """Show signs of life inside, from a thread of its own."""
-        over = threading.Event()
+    def _pulse(self, counter: str, what: str) -> Iterator[None]:
+        """Show signs of life inside, from a thread of its own; and say where it is that takes long."""
+        over, began, tell_after = threading.Event(), time.monotonic(), self.timeout_seconds
 
         def beat() -> None:
+            nonlocal tell_after
             with suppress(RuntimeError):
                 while not over.wait(min(PULSE_SECONDS, self.timeout_seconds / 4)):
                     self._store.add(counter, 1)
                     self._store.add(_PULSE, 1)
+                    if time.monotonic() - began > tell_after:
+                        waited, tell_after = seconds(round(tell_after, 1)), 2 * tell_after
+                        told = f"for {waited} the other ranks have waited for rank {self._rank}, which is {what}"
+                        sys.stderr.write(f"paceline: {told}\n  where: {at_work('paceline-prepare')}\n")
 
         thread = threading.Thread(target=beat, name="paceline-pulse", daemon=True)
         thread.start()

@@ -225,6 +225,26 @@ def test_the_first_rank_of_a_machine_is_done_before_the_others_begin(size: int) 
     assert all(begun >= done for begun, _ in others)
 
 
+def test_ranks_that_wait_long_for_the_first_are_told_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    """It may take as long as it wants to, so nothing ends."""
+    store = dist.HashStore()
+    one, other = (Exchange(store, rank, 2, timeout_seconds=0.2) for rank in range(2))
+
+    def follows() -> None:
+        with other.first(0, "reading the data"):
+            pass
+
+    with ThreadPoolExecutor() as pool:
+        with one.first(0, "reading the data"):
+            waits = pool.submit(follows)
+            time.sleep(0.9)
+        waits.result()
+    said = capfd.readouterr().err
+    assert said.count("for 0.2 s the other ranks have waited for rank 0, which is reading the data") == 1, said
+    assert said.count("for 0.4 s") == 1, said
+    assert "where: test_ranks_that_wait_long_for_the_first_are_told_where_it_is (distributed/test_group.py:" in said
+
+
 def nests_alone_first(world: World) -> list[str]:
     done = []
     with world.alone_first("preparing"):
