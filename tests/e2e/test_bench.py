@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import cells, ladder
+from paceline.bench.folder import CELLS, PLAN
 from paceline.bench.ladder import Climb, Ladder, Outlook, Wanted
 from paceline.bench.records import Records
 from paceline.bench.rungs import IMAGES, Rung
@@ -284,20 +285,20 @@ def test_a_plan_that_is_not_whole_and_a_place_for_no_folder_are_told(
 ) -> None:
     out, rungs = tmp_path / "out", [rung("a")]
     climb(recipe, out, rungs)
-    plan = json.loads((out / ladder.PLAN).read_text())
+    plan = json.loads((out / PLAN).read_text())
     spoilt = ['{"pace', "[]", "7", "null", json.dumps({**plan, "extent": {"steps": 12}})]
     spoilt += [json.dumps({**plan, field: None}) for field in ("asked", "source", "extent", "repeats", "fitted")]
     spoilt += [
         json.dumps({name: plan[name] for name in plan if name != field}) for field in ("asked", "source", "extent")
     ]
     for text in spoilt:
-        (out / ladder.PLAN).write_text(text)
+        (out / PLAN).write_text(text)
         with pytest.raises(RunFolderError, match=r"bench\.json: not whole(?s:.*)choose another --out"):
             climb(recipe, out, rungs)
-    (out / ladder.PLAN).unlink()
+    (out / PLAN).unlink()
     with pytest.raises(RunFolderError, match=r"bench\.json: missing(?s:.*)choose another --out"):
         climb(recipe, out, rungs)  # by another plan its cells would be of other work
-    (out / ladder.CELLS).unlink()
+    (out / CELLS).unlink()
     for text in ("{", "[]", '{"train_rows": 48}'):
         (out / "work" / "source.json").write_text(text)
         with pytest.raises(RunFolderError, match=r"source\.json: not whole(?s:.*)choose another --out"):
@@ -403,7 +404,7 @@ def test_two_processes_do_the_same_work_on_images(
     vit = digits.with_settings([f"model.config={json.dumps(tiny_vit_config())}"])  # no statistics over a rank's images
     found = Climb(vit, Wanted(repeats=1, steps=6), tmp_path / "out", ladder=rungs).run()
     assert [(row.state, row.why) for row in found.rows] == [("measured", "")] * 2
-    plain, ddp = (record["losses"] for record in Records(tmp_path / "out" / ladder.CELLS))
+    plain, ddp = (record["losses"] for record in Records(tmp_path / "out" / CELLS))
     assert plain == pytest.approx(ddp, abs=2e-4)
 
 

@@ -79,7 +79,7 @@ class Bench:
     gpus: int
     """That this machine has."""
     gpu_uuids: tuple[str, ...] = ()
-    """Of those whose driver tells it, in CUDA's order."""
+    """Theirs, where the driver tells them, in CUDA's order."""
     seed: int
     """The first repeat's; each further one has the next."""
 
@@ -145,21 +145,8 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
         folder.mkdir(parents=True)
         cache.mkdir(parents=True, exist_ok=True)
     seed = bench.seed + cell.repeat
-    ours, trained = rung.contender == OURS, None
-    told: dict[str, Any] = {"log": folder / "log.txt", "limit_seconds": limit_seconds, "folder": folder}
-    told["environment"] = environment(
-        cache,
-        sources=(SOURCE,) if ours else (),
-        processes=bench.gpus if rung.launched else 1,
-        all_gpus=takes_all(rung),
-    )
     with Gauge(bench.gpu_uuids if takes_all(rung) else bench.gpu_uuids[:1]) as gauge:
-        if ours:
-            trained = train(bench.recipe, folder / "run", set_options({"seed": seed, **rung.settings}), **told)
-            command, outcome = trained.command, trained.outcome
-        else:
-            command = _command(cell, bench, folder, seed)
-            outcome = run(command, **told)
+        command, outcome, trained = _carried_out(cell, bench, folder, cache, seed, limit_seconds)
     problem = _no_room(outcome, folder)
     if problem:
         empty(folder)
@@ -185,6 +172,26 @@ def measure(cell: Cell, bench: Bench, *, limit_seconds: float, out_of_time: bool
         **found,
         "command": command,
     }
+
+
+def _carried_out(
+    cell: Cell, bench: Bench, folder: Path, cache: Path, seed: int, limit_seconds: float
+) -> tuple[list[str], Outcome, Trained | None]:
+    """The command, how it ended, and of paceline's own runs what they left."""
+    rung = cell.rung
+    ours = rung.contender == OURS
+    told: dict[str, Any] = {"log": folder / "log.txt", "limit_seconds": limit_seconds, "folder": folder}
+    told["environment"] = environment(
+        cache,
+        sources=(SOURCE,) if ours else (),
+        processes=bench.gpus if rung.launched else 1,
+        all_gpus=takes_all(rung),
+    )
+    if ours:
+        trained = train(bench.recipe, folder / "run", set_options({"seed": seed, **rung.settings}), **told)
+        return trained.command, trained.outcome, trained
+    command = _command(cell, bench, folder, seed)
+    return command, run(command, **told), None
 
 
 def empty(folder: Path) -> None:

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline._version import __version__
 from paceline.bench import budget as budgets
 from paceline.bench import work
-from paceline.bench.cells import Bench, Cell, empty, matmul_rate, measure, turns
+from paceline.bench.cells import Bench, Cell, matmul_rate, measure, turns
+from paceline.bench.folder import CELLS, NEEDS, make_room, read_plan, take, write_plan
 from paceline.bench.records import CUT_OFF, Record, Records
 from paceline.bench.rungs import EVERY, LADDERS, OURS, Rung, chosen, obstacle, without
 from paceline.bench.standings import Standing, standings
 from paceline.bench.work import Extent, Source
 from paceline.contract.errors import DiskFullError, RunFolderError, UserError
-from paceline.contract.files import disk_errors, write_atomically
+from paceline.contract.files import write_atomically
 from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
-from paceline.run_folder.lock import hold
 from paceline.run_folder.origin import git_state
 
-CELLS, PLAN = "cells.jsonl", "bench.json"
-NEEDS = ("contender", "status")
-"""Fields of a cell, beside those that name it."""
 PROBED_STEPS = 8
 PROBE = "probe"
 
@@ -138,25 +134,10 @@ class Climb:
             return self._climb()
 
     def _open(self, held: contextlib.ExitStack) -> None:
-        folder = self._folder
-        with disk_errors(folder):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, FileNotFoundError, NotADirectoryError):
-                raise RunFolderError(f"{folder}: not a folder", fix="choose another --out") from None
-        if any(folder.iterdir()) and not (folder / PLAN).exists() and not _is_ours(folder):
-            raise RunFolderError(
-                f"{folder}: holds something else", "a bench has its folder to itself", "choose another --out"
-            )
-        hold(folder, held)
-        self._records = Records(folder / CELLS, self._make_room, needs=NEEDS)
+        take(self._folder, held)
+        self._records = Records(self._folder / CELLS, partial(make_room, self._folder), needs=NEEDS)
         if self._wanted.again:
             self._records.forget(NOT_WELL)
-
-    def _make_room(self) -> None:
-        shutil.rmtree(self._folder / "caches", ignore_errors=True)
-        for cell in (self._folder / "cells").glob("*"):
-            empty(cell)
 
     def _climb(self) -> Ladder:
         self._find_states()
@@ -165,7 +146,7 @@ class Climb:
             why = "; ".join(dict.fromkeys(f"{name}: {told[1]}" for name, told in self._states.items()))
             raise UserError("bench: none of the rungs asked for can run here", why)
         plan = self._plan(able)
-        self._bench = self._settled(plan)
+        self._bench = self._bench_of(Extent(**plan["extent"]))
         try:
             self._measure(turns(able, self._repeats))
         finally:  # also after Ctrl-C: what was measured is worth reading
@@ -194,10 +175,9 @@ class Climb:
 
     def _plan(self, able: Sequence[Rung]) -> dict[str, Any]:
         """Extent of the work, kept in the folder, so that a bench goes on with the same work."""
-        path = self._folder / PLAN
         asked = {"recipe": self._recipe.resolved(), "steps": self._wanted.steps}
-        if path.exists() or (self._folder / CELLS).exists():
-            plan = _read_plan(path)
+        plan = read_plan(self._folder)
+        if plan is not None:
             if plan["asked"]["recipe"] != asked["recipe"] or asked["steps"] not in (None, plan["asked"]["steps"]):
                 why = "its cells did other work; figures of both would stand in one table"
                 raise RunFolderError(f"{self._folder}: a bench of another recipe", why, "choose another --out")
@@ -224,7 +204,7 @@ class Climb:
             "machine": self._facts.plain(),
             "commit": git_state(Path(__file__).parent),
         }
-        write_atomically(path, json.dumps(plan, indent=2, ensure_ascii=False).encode())
+        write_plan(self._folder, plan)
         return plan
 
     def _fitted(self, extent: Extent, able: Sequence[Rung]) -> Extent:
@@ -268,9 +248,6 @@ class Climb:
             return extent
         heldout = max(FEWEST_HELDOUT, steps * self._recipe.loop.batch_size // 4)
         return work.cut_to(self._recipe, self._source, steps, heldout)
-
-    def _settled(self, plan: dict[str, Any]) -> Bench:
-        return self._bench_of(Extent(**plan["extent"]))
 
     def _bench_of(self, extent: Extent) -> Bench:
         """Writes the files of this extent."""
@@ -324,7 +301,7 @@ class Climb:
             return self._measured_now(cell)
         except DiskFullError:
             self._say(f"the disk is full; caches are removed, and {cell.name} is measured once more")
-            self._make_room()
+            make_room(self._folder)
             return self._measured_now(cell)
 
     def _measured_now(self, cell: Cell) -> Record:
@@ -395,38 +372,3 @@ def _read_by(recipe: Recipe) -> str:
 
     reads = modality(recipe.model, read_config(recipe.model))
     return reads if reads in LADDERS else "text"
-
-
-def _read_plan(path: Path) -> dict[str, Any]:
-    """bench.json, with every field that is read of it.
-
-    Raises:
-        RunFolderError: it is missing, or not whole.
-    """
-    try:
-        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        # all that is read of it later
-        Source(**plan["source"]), Extent(**plan["extent"])
-        plan["asked"]["recipe"], plan["asked"]["steps"], plan["machine"]["cpu_count"], plan["paceline"]
-        if isinstance(plan["repeats"], int) and isinstance(plan["fitted"], bool):
-            return plan
-        problem = "not whole"
-    except FileNotFoundError:
-        problem = "missing"
-    except (ValueError, TypeError, KeyError):
-        problem = "not whole"
-    why = "it says what work the cells did; without it their figures stand for nothing"
-    raise RunFolderError(f"{path}: {problem}", why, "choose another --out")
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether an earlier bench began here and was ended before its plan was written."""
-    return {path.name for path in folder.iterdir()} <= {
-        ".lock",
-        ".gitignore",
-        "work",
-        "cells",
-        "caches",
-        "contenders",
-        CELLS,
-    }

@@ -99,15 +99,9 @@ def run(
         reader = threading.Thread(target=_read, args=(process.stdout, started, file, printed), daemon=True)
         reader.start()
         followed = _Followed(follow, started) if follow else None
-        ended, timed_out = _Ended(process), False
+        ended = _Ended(process)
         try:
-            while not ended.yet():
-                if time.perf_counter() - started > limit_seconds:
-                    timed_out = True
-                    break
-                if followed:
-                    followed.look()
-                time.sleep(POLL_SECONDS)
+            timed_out = not _await(ended, started + limit_seconds, followed)
             seconds = time.perf_counter() - started
         finally:
             # loaders and compilers that outlive their process would disturb the next one
@@ -121,6 +115,17 @@ def run(
     error = "" if status == "ok" else _last_lines(log)
     ordered = tuple(sorted(lines, key=lambda line: line.seconds))
     return Outcome(status, seconds, ordered, error, ended.code, ended.peak_bytes)
+
+
+def _await(ended: _Ended, deadline: float, followed: _Followed | None) -> bool:
+    """Wait for the end, or until the deadline, and take in meanwhile what is followed; whether it came to its end."""
+    while not ended.yet():
+        if time.perf_counter() > deadline:
+            return False
+        if followed:
+            followed.look()
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 class _Ended:

@@ -72,11 +72,7 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
     """
     told = folder / "source.json"
     if told.exists():
-        try:
-            return Source(**json.loads(told.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
-            why = "it says which rows and labels the files beside it hold"
-            raise RunFolderError(f"{told}: not whole", why, "choose another --out") from None
+        return _read_source(told)
     import numpy as np
 
     from paceline.data.sources import read
@@ -122,6 +118,14 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
     )
     write_atomically(told, json.dumps(asdict(found), indent=2, ensure_ascii=False).encode())
     return found
+
+
+def _read_source(path: Path) -> Source:
+    try:
+        return Source(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        why = "it says which rows and labels the files beside it hold"
+        raise RunFolderError(f"{path}: not whole", why, "choose another --out") from None
 
 
 def _write_rows(dataset: Dataset, table: Table, order: Ids, path: Path) -> None:

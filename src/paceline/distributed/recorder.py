@@ -11,10 +11,10 @@ import sys
 from typing import Any
 
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""Of torch: NCCL's recorder, where there is one, and gloo's."""
+"""Torch's functions: NCCL's recorder, where there is one, and gloo's."""
 
 MOST, BEFORE = 40, 8
-"""Of each group so many are told, and so many of them from before the one that is under way: with GPUs, the host runs
+"""So many of a group are told, and so many of them from before the one that is under way: with GPUs, the host runs
 ahead."""
 
 Collectives = dict[str, dict[str, Any]]

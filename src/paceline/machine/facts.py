@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline._version import __version__
-from paceline.contract.records import FORMERLY, plain
+from paceline.contract.plain import FORMERLY, plain
 
 PACKAGES = (
     "paceline",

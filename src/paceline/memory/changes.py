@@ -244,7 +244,7 @@ def _is_group(count: int, size: int, gpus: int) -> bool:
 def _tensor(count: int, size: int) -> Change:
     told = "GPUs share each block and wait for each other four times in it, which wants NVLink"
     return Change(
-        settings=(f"{entry_of('tensor').setting}={size}",),
+        settings=(f"parallel.tensor={size}",),
         gpus=count,
         slowdown=TENSOR_SLOWDOWN,
         speed=f"up to about {TENSOR_SLOWDOWN:.0%} slower, not measured: {told}",
@@ -260,7 +260,7 @@ def _pipeline(recipe: Recipe, count: int, size: int) -> Change:
     waiting = (size - 1) / (pieces + size - 1)  # as strategies.pipeline.schedule counts it, which needs torch
     return Change(
         settings=(
-            f"{entry_of('pipeline').setting}={size}",
+            f"parallel.pipeline={size}",
             *([f"loop.micro_batch_size={samples}"] if samples < now else []),
         ),
         gpus=count,

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from paceline.contract.errors import RunFolderError, excerpt
 from paceline.contract.files import disk_errors
+from paceline.contract.plain import FORMERLY, plain
 from paceline.contract.records import (
-    FORMERLY,
     CheckpointRecord,
     EvaluationRecord,
     MemoryPlan,
@@ -26,7 +26,6 @@ from paceline.contract.records import (
     RunStarted,
     StepRecord,
     TraceRecord,
-    plain,
 )
 
 KINDS: dict[str, type[Record]] = {

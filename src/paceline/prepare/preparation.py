@@ -106,10 +106,8 @@ def prepare_run(
         quarantine: takes rows that cannot be used, where the recipe says to skip them.
         mesh: of whose ranks the first on each machine downloads and encodes, for the others to read.
     """
-    if recipe.model.train == "lora":
-        require_peft()
     world = mesh.whole
-    _refuse_several_passes(recipe)
+    _refuse_what_cannot_be(recipe)
     told: list[str] = []  # of the model
     with Beside(watch) as beside:
         awake = beside.start("model", partial(_wake, _gpu_here())) if recipe.device == "cuda" else None
@@ -117,8 +115,7 @@ def prepare_run(
             import_readers(recipe.model)
         with watch.phase("model"), world.alone_first("reading the model's configuration"):
             recipe, shapes, config, processor = _configured(recipe, rows)
-        if world.local_rank:
-            _while_waiting(recipe, config, watch)
+        _while_waiting(recipe, config, watch, world)
         with contextlib.ExitStack() as turn:
             with watch.phase("data"):
                 turn.enter_context(world.alone_first("reading and encoding the data"))
@@ -174,8 +171,10 @@ def _built(
     return build_for(recipe, model, dataset, torch.device(recipe.device), images, mesh=mesh), images
 
 
-def _refuse_several_passes(recipe: Recipe) -> None:
-    """Refuse windows and views that a run cannot learn from."""
+def _refuse_what_cannot_be(recipe: Recipe) -> None:
+    """Refuse adapters without their library, and windows and views that a run cannot learn from."""
+    if recipe.model.train == "lora":
+        require_peft()
     if "windows" in recipe.techniques.tta:
         raise RecipeError(
             "techniques.tta = windows: a run has no use for it",
@@ -198,8 +197,10 @@ def _refuse_several_passes(recipe: Recipe) -> None:
         )
 
 
-def _while_waiting(recipe: Recipe, config: PretrainedConfig | None, watch: Stopwatch) -> None:
+def _while_waiting(recipe: Recipe, config: PretrainedConfig | None, watch: Stopwatch, world: World) -> None:
     """What a rank gets done that waits for another's turn."""
+    if world.local_rank == 0:
+        return
     with watch.importing():
         import_class(recipe.model, config)
     _wake_tracer(recipe, watch)

@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from paceline.contract.errors import RunFolderError
 from paceline.contract.files import OpenFolder, disk_errors, write_atomically
-from paceline.contract.records import RunRecord, plain
+from paceline.contract.plain import plain
+from paceline.contract.records import RunRecord
 from paceline.contract.redaction import redacted, redacted_command
 from paceline.machine.jobs import job_of
 from paceline.recipe import Recipe

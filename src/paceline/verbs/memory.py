@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from paceline.contract.errors import PacelineError, RecipeError, UserError, excerpt
 from paceline.contract.files import write_atomically
-from paceline.contract.records import FORMERLY, MemoryPlan, MemoryStages, StageRecord, plain
+from paceline.contract.plain import FORMERLY, plain
+from paceline.contract.records import MemoryPlan, MemoryStages, StageRecord
 from paceline.machine.facts import Facts, Gpu, this_machine
 from paceline.memory.measure import measure, taken_by_others
 from paceline.memory.predict import PlanFailed, Predictor

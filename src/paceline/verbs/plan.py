@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from paceline.contract.errors import RecipeError, UserError
-from paceline.contract.records import Decision, MemoryPlan, plain
+from paceline.contract.plain import plain
+from paceline.contract.records import Decision, MemoryPlan
 from paceline.machine.facts import Facts, Gpu, this_machine
 from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory.changes import (

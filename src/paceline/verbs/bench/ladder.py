@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.ladder import CELLS, NEEDS, Climb, Ladder, Outlook, Wanted
+from paceline.bench.folder import CELLS, NEEDS
+from paceline.bench.ladder import Climb, Ladder, Outlook, Wanted
 from paceline.bench.records import Records
 from paceline.bench.rungs import EVERY, LADDERS, chosen, obstacle
 from paceline.contract.files import disk_errors, write_atomically
