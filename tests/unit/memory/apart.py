@@ -7,6 +7,7 @@ other, and prints what failed. A test runs one script and fails with all that di
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -86,6 +87,7 @@ def _as_program(rank: int, script: str, arguments: Sequence[str], cache: str) ->
     warnings.simplefilter("ignore")
     os.environ.update({"PACELINE_CACHE": cache, "CUDA_VISIBLE_DEVICES": ""})
     os.chdir(ROOT)
+    gc.freeze()  # a check collects what it left in cycles, and need not look through all that was here before it
     sys.argv[1:] = arguments
     try:
         runpy.run_module(script, run_name="__main__", alter_sys=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import gc
 import json
 import os
 import traceback
@@ -108,6 +109,7 @@ def recipe(model: dict[str, Any], *settings: str) -> Recipe:
 @functools.cache
 def _traced(config: str, settings: tuple[str, ...]) -> Found:
     reads, writes = os.pipe()
+    gc.freeze()  # a trace collects what it leaves in cycles: not what it was forked with
     child = os.fork()
     if child == 0:
         with os.fdopen(writes, "w") as out:
