@@ -16,7 +16,7 @@ DEEPSPEED := .venv-deepspeed
 
 help:
 	@echo "make demo       install, then train a small classifier offline on the CPU"
-	@echo "make test       the test suite (about 7 minutes on 2 cores)"
+	@echo "make test       the test suite (about 6 minutes on 2 cores)"
 	@echo "make test-full  the test suite and the slow tests"
 	@echo "make test-deepspeed  what needs the package deepspeed, in an environment of its own"
 	@echo "make soak       fifty kills of a run on four ranks, any process at any time (10 minutes at most)"
