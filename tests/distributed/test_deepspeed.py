@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from paceline.contract.errors import CheckpointError, UserError
@@ -21,6 +22,9 @@ from paceline.seams import Alone, Tensors, World
 from paceline.strategies.deepspeed import library
 from paceline.testing.distributed import run_distributed
 from paceline.testing.tiny import TEXTS, write_tiny_model
+from tests.e2e.full_ranks import by_hand
+from tests.e2e.test_out_of_memory import Full
+from tests.e2e.whole_runs import recipe
 from tests.parity.test_deepspeed import CASES, WITHOUT, Case, assembled, inputs, outcome
 
 pytestmark = [pytest.mark.deepspeed, WITHOUT]
@@ -102,6 +106,12 @@ def test_a_run_goes_on_on_other_ranks_and_under_other_strategies(
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "imdb_distilbert_deepspeed.yaml"
 
 
+def write_reviews(path: Path) -> Path:
+    rows = [{"text": f"{TEXTS[at % 4]} number {at}", "label": ("fine", "dull")[at % 2]} for at in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
 def typed(*arguments: str | Path) -> None:
     command = [sys.executable, "-m", "paceline", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -116,9 +126,7 @@ def test_the_recipe_runs_goes_on_elsewhere_and_is_evaluated(
 ) -> None:
     # beside accelerate, transformers loads DeepSpeed for the tiny model, which sets this and leaves it
     monkeypatch.setenv(library.NVML, "0")
-    model, data, run = write_tiny_model(tmp_path / "tiny"), tmp_path / "reviews.jsonl", tmp_path / "run"
-    rows = [{"text": f"{TEXTS[at % 4]} number {at}", "label": ("fine", "dull")[at % 2]} for at in range(40)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    model, data, run = write_tiny_model(tmp_path / "tiny"), write_reviews(tmp_path / "reviews.jsonl"), tmp_path / "run"
     settings = ["loop.max_steps=2", "loop.batch_size=6", "loop.micro_batch_size=2", "loop.checkpoint_every=2"]
     settings += ["data.max_length=16", "observe.report=false", f"parallel.stage={stage}", "device=cpu"]
     sets = [part for setting in settings for part in ("--set", setting)]
@@ -218,9 +226,7 @@ def steps_of(run: Path) -> int:
 @pytest.mark.timeout(400)
 def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.NVML, "0")
-    model, data, run = write_tiny_model(tmp_path / "tiny"), tmp_path / "reviews.jsonl", tmp_path / "run"
-    rows = [{"text": f"{TEXTS[at % 4]} number {at}", "label": ("fine", "dull")[at % 2]} for at in range(40)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    model, data, run = write_tiny_model(tmp_path / "tiny"), write_reviews(tmp_path / "reviews.jsonl"), tmp_path / "run"
     settings = ["loop.max_steps=100000", "loop.epochs=100000", "loop.batch_size=6", "loop.checkpoint_every=never"]
     settings += ["loop.evaluate_every=never", "loop.save_best=false", "parallel.stage=2", "device=cpu"]
     settings += ["data.max_length=16", "observe.report=false"]
@@ -246,3 +252,29 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on(tmp_path: Path, monk
     done = steps_of(run)
     typed("train", run, "--resume", "--processes", "2", "--set", f"loop.max_steps={done + 2}")
     assert json.loads((run / "summary.json").read_text())["steps"] == done + 2
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("stage", "in_backward"), [(2, True), (3, False)])
+def test_a_full_rank_ends_all_and_what_it_advises_goes_on(
+    stage: int, in_backward: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(library.NVML, "0")
+    model, data = write_tiny_model(tmp_path / "tiny"), write_reviews(tmp_path / "reviews.jsonl")
+    parallel = {"strategy": "deepspeed", "stage": stage}
+    chosen = recipe(model, data, loop={"max_steps": 6, "checkpoint_every": 1}, parallel=parallel)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(chosen.plain()), encoding="utf-8")
+    full = Full(most=2, rank=1, from_step=3, in_backward=in_backward)
+    failed, other = by_hand(tmp_path, full, ["train", "recipe.yaml", "--out", "run"])
+    what = f"out of memory in the {'back' if in_backward else 'for'}ward pass of step "
+    for done in (failed, other):
+        assert done.code == 2, done.errors
+        assert "Traceback" not in done.errors
+        assert "fix: --set loop.micro_batch_size=2" in done.errors
+        assert "on_oom" not in done.errors, "a change is advised that is refused here"
+    assert f"paceline: rank 1: {what}" in failed.errors
+    assert f"paceline: rank 1 failed: {what}" in other.errors
+    assert other.ended - failed.ended < 30
+    settings = ("--set", "loop.micro_batch_size=2")
+    typed("train", tmp_path / "run", "--resume", "--processes", "2", *settings)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 6

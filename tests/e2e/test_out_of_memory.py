@@ -25,6 +25,8 @@ from paceline.engine.torch_engine import TorchEngine
 from paceline.recipe import Recipe
 from paceline.run.checkpoint.store import CheckpointStore
 from paceline.seams import StepInput
+from paceline.strategies.deepspeed.engine import DeepSpeedEngine
+from paceline.strategies.pipeline.passes import PipelinePasses
 from paceline.testing.distributed import run_processes
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 from paceline.verbs.train import resume, train
@@ -60,6 +62,7 @@ class Full:
 def fill(full: Full, patch: pytest.MonkeyPatch) -> None:
     """Plant the error in this process."""
     micro, accumulate, infer = Step.micro, TorchEngine.accumulate, TorchEngine.infer
+    passes, theirs = PipelinePasses.__call__, DeepSpeedEngine.accumulate
     at = {"step": 0}
 
     def noted(engine: Any, given: StepInput) -> Any:
@@ -67,12 +70,21 @@ def fill(full: Full, patch: pytest.MonkeyPatch) -> None:
         return accumulate(engine, given)
 
     def filled(step: Any, batch: Any, denominator: Any, first: bool, last: bool) -> Any:
-        if len(batch.labels) > full.most and max(1, at["step"]) >= full.from_step and not full.evaluations:
-            step = replace(step, objective=partial(full_objective, step.objective))
-        return micro(step, batch, denominator, first, last)
+        return micro(replace(step, objective=partial(full_objective, step.objective)), batch, denominator, first, last)
+
+    def staged(given: Any, step: Any, *others: Any) -> Any:
+        return passes(given, replace(step, objective=partial(full_objective, step.objective)), *others)
+
+    def sharded(engine: Any, given: StepInput) -> Any:
+        at["step"] = given.step + 1
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(engine, "_objective", partial(full_objective, engine._objective))
+            return theirs(engine, given)
 
     def full_objective(objective: Any, batch: Any) -> Any:
         loss, extra = objective(batch)
+        if len(batch.labels) <= full.most or max(1, at["step"]) < full.from_step or full.evaluations:
+            return loss, extra
         if not full.in_backward:
             _raise(loss)
         loss.register_hook(_raise)
@@ -85,6 +97,8 @@ def fill(full: Full, patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(TorchEngine, "accumulate", noted)
     patch.setattr(Step, "micro", filled)
+    patch.setattr(PipelinePasses, "__call__", staged)
+    patch.setattr(DeepSpeedEngine, "accumulate", sharded)
     patch.setattr(TorchEngine, "infer", inferred)
 
 
@@ -375,14 +389,14 @@ def test_where_not_even_one_sample_fits_the_full_rank_is_the_cause(
     assert_told(other, failed, f"out of memory in the forward pass of {place}: loop.micro_batch_size = {size}")
 
 
-def assert_told(other: Ended, failed: Ended, what: str) -> None:
+def assert_told(other: Ended, failed: Ended, what: str, rank: int = 1) -> None:
     assert failed.error is not None
     assert other.error is not None
     assert (failed.error.exit_code, failed.error.kind) == (2, "MemoryFullError")
     assert str(failed.error).startswith(what)
     assert "--set techniques.recompute=true" in str(failed.error)
     assert (other.error.exit_code, other.error.kind) == (2, "LostRank")
-    assert str(other.error).startswith(f"rank 1 failed: {what}")
+    assert str(other.error).startswith(f"rank {rank} failed: {what}")
 
 
 def test_split_is_refused_where_ranks_meet_in_every_block(

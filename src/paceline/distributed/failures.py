@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 
-from paceline.contract.errors import INTERRUPTED, PacelineError, Preempted, UserError
+from paceline.contract.errors import INTERRUPTED, MemoryFullError, PacelineError, Preempted, UserError
 from paceline.distributed.recorder import recorded
 from paceline.machine.cluster import LAUNCHER, find_place
 
@@ -22,6 +23,15 @@ REPORT_CHARACTERS = 10_000
 
 PIPE_BYTES = 2**16
 """What a pipe takes while nobody reads."""
+
+LOST_CONNECTION = re.compile(
+    r"connection (was |has been )?(closed|reset|refused|aborted)|broken pipe|socket closed|(read|write) error \[|"
+    r"connectFullMesh|recvValue|recvBytes|sendBytes|failed to recv|DistNetworkError|DistStoreError|"
+    r"ncclRemoteError|remote process (has )?(exited|crashed)|communicator was aborted|watchdog caught collective|"
+    r"timed out (after )?waiting",
+    re.IGNORECASE,
+)
+"""How gloo, NCCL and torch's stores put it that another rank is gone."""
 
 REPEAT_SECONDS = 5.0
 """How long a rank of torchrun's waits before it says what the first rank of its machine may be saying: torchrun ends it
@@ -73,7 +83,7 @@ def tell_launcher(error: BaseException, where: str = "") -> bool:
     # an error that names the ranks it lost is a consequence of what happened to them
     lost = list(getattr(error, "ranks", ()))
     report = {"at": time.monotonic(), "code": _exit_code(error), "is_bug": is_bug, "message": text, "lost": lost}
-    report["where"] = where
+    report |= {"where": where, "is_own": isinstance(error, MemoryFullError)}
     try:
         written = os.write(int(os.environ[REPORT_FD]), json.dumps(report).encode() + b"\n")
     except (KeyError, ValueError, OSError):

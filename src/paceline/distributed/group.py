@@ -27,7 +27,7 @@ from paceline.contract.errors import RecipeError, UserError, nearest
 from paceline.contract.spans import span
 from paceline.distributed.agree import agree
 from paceline.distributed.exchange import Exchange
-from paceline.distributed.failures import tell_launcher
+from paceline.distributed.failures import LOST_CONNECTION, tell_launcher
 from paceline.distributed.reach import check_reach
 from paceline.distributed.roll_call import call_roll
 from paceline.distributed.stores import leaving, open_store
@@ -49,6 +49,8 @@ OPENING = "opening the process group"
 ALL_REDUCE = "an all-reduce"
 
 MESSAGE = "a message between two ranks"
+
+COLLECTIVE = "what ranks do together in a pass"
 
 PACKAGES = ("paceline", "torch", "transformers")
 
@@ -100,7 +102,8 @@ def joined(
             _open_group(group_backend, place, device, store, exchange, timeout_seconds)
             # one that is done before another has opened its end would be taken by it for one that crashed
             exchange.all(OPENING)
-            yield world
+            with _lost_named(exchange):
+                yield world
             exchange.leave()
     except BaseException as error:
         # before anything is taken down, for what the others then run into is a consequence
@@ -113,6 +116,24 @@ def joined(
         dist.destroy_process_group()
         exchange.close()
         del store
+
+
+@contextmanager
+def _lost_named(exchange: Exchange) -> Iterator[None]:
+    """Inside, a collective of other libraries that fails for want of a rank is told as that rank's failure.
+
+    FSDP and DeepSpeed ask torch for theirs, where nobody of ours stands between.
+
+    Raises:
+        LostRank: in place of torch's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        explained = exchange.explained(error, COLLECTIVE) if LOST_CONNECTION.search(str(error)) else error
+        if explained is error:
+            raise
+        raise explained from None
 
 
 @contextmanager

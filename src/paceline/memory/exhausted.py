@@ -23,7 +23,7 @@ from paceline.memory.search import usable_bytes
 from paceline.observe.formats import size
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose, num_processes
-from paceline.recipe.techniques import CATALOGUE, opened, shards
+from paceline.recipe.techniques import CATALOGUE, opened
 
 SHOWN: Final = 3
 """Changes that a message offers."""
@@ -122,6 +122,8 @@ class Situation:
     """Samples that are kept together in a micro-batch: a smaller one would not come of asking for it."""
     has_states: bool = False
     """Whether the run would go on from a checkpoint, with the optimizer's states in it."""
+    can_split: bool = True
+    """Whether a step could be made again in smaller micro-batches (``loop.on_oom: split``)."""
     offers: Callable[[Shortage], Sequence[TracedChange]] = lambda _: ()
     """What would make it fit, as traced."""
 
@@ -159,7 +161,7 @@ def exhausted(error: BaseException, at: Situation) -> MemoryFullError:
     fix += "; " if fix else "a GPU with more memory, shorter texts or smaller images, or a smaller model; "
     if at.plan_command and not traced:
         fix += f"{at.plan_command} says what fits; "
-    if now > 1 and _splits(names, at.recipe):
+    if now > 1 and _splits(names, at):
         fix += f"--set loop.on_oom=split halves {'batches' if batched else 'micro-batches'} by itself; "
     return MemoryFullError(
         f"out of memory {phase}: {setting} = {now}",
@@ -298,14 +300,10 @@ def _is_among(plain: Sequence[str], advice: Advice) -> bool:
     return any(setting.partition("=")[0] in told for setting in plain)
 
 
-def _splits(names: Sequence[str], recipe: Recipe) -> bool:
+def _splits(names: Sequence[str], at: Situation) -> bool:
     """Whether ``on_oom: split`` would have been of use."""
-    return (
-        recipe.loop.on_oom == "fail"
-        and not shards(recipe.parallel.strategy)
-        and recipe.model.train != "features"
-        and SPLITTABLE in names
-    )
+    recipe = at.recipe
+    return at.can_split and recipe.loop.on_oom == "fail" and recipe.model.train != "features" and SPLITTABLE in names
 
 
 def _typed(settings: Sequence[str], made: TracedChange | None) -> str:

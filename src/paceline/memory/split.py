@@ -197,4 +197,4 @@ def check_split(recipe: Recipe, why_not_retried: str) -> None:
     if recipe.model.train == "features":
         raise RecipeError(what, "model.train = features makes no step that could be split", fix)
     if why_not_retried:
-        raise RecipeError(what, why_not_retried, f"{fix}, or another parallel.strategy")
+        raise RecipeError(what, why_not_retried, f"{fix}, or share the run in another way (parallel)")

@@ -50,6 +50,7 @@ def situation(request: Request, loop: Loop | None = None, beside: PlanBeside | N
         plan_command=shlex.join(words),
         fewest=fewest_together(loop.job.assembled.build.model) if loop else 1,
         has_states=saved,
+        can_split=loop is None or not loop.job.course.strategy.why_not_retried(),
         offers=offers,
     )
 

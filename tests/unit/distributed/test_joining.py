@@ -732,16 +732,17 @@ def test_the_launcher_is_told_too() -> None:
     assert other.startswith("rank 1 failed: data.source = x")
 
 
-def fails_in_a_sum(rank: int, init_method: str) -> str:
+def fails_in_a_sum(rank: int, init_method: str, ours: bool) -> str:
     with joined(at(rank, 2, init_method), device=CPU, timeout_seconds=30) as world:
         if rank == 0:
             raise ValueError("bad batch")
-        world.all_reduce(torch.ones(1))
+        (world.all_reduce if ours else torch.distributed.all_reduce)(torch.ones(1))
     return "passed"
 
 
-def test_a_failure_reaches_ranks_that_wait_in_a_sum() -> None:
-    found = run_processes(outcome, 2, "fails_in_a_sum", tcp())
+@pytest.mark.parametrize("ours", [True, False], ids=["of ours", "of another library"])
+def test_a_failure_reaches_ranks_that_wait_in_a_sum(ours: bool) -> None:
+    found = run_processes(outcome, 2, "fails_in_a_sum", tcp(), ours)
     assert found[0][0] == "ValueError: bad batch"
     assert found[1][0].startswith("LostRank: rank 0 failed: ValueError: bad batch"), found[1]
     assert found[1][1] < LONG_SECONDS

@@ -126,9 +126,9 @@ def test_plain_advice_where_nothing_is_traced() -> None:
     assert (told.exit_code, told.phase) == (2, "in the backward pass of step 3 of 9")
 
 
-@pytest.mark.parametrize("setting", ["loop.on_oom=split", "parallel.strategy=fsdp"])
-def test_splitting_is_not_advised_where_it_is_on_or_refused(setting: str) -> None:
-    assert "split" not in exhausted(through(*IN_A_STEP), situation(setting)).fix
+def test_splitting_is_not_advised_where_it_is_on_or_refused() -> None:
+    for given in (situation("loop.on_oom=split"), situation(can_split=False)):
+        assert "split" not in exhausted(through(*IN_A_STEP), given).fix
 
 
 def test_splitting_is_advised_of_a_runs_evaluations_and_of_no_others() -> None:

@@ -11,6 +11,9 @@ NCCL = "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call 
 STORE = "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed."
 
 
+FULL = Failure(rank=0, at=1, code=2, message="out of memory", is_own=True)
+
+
 def told(rank: int, at: float, message: str, code: int = 1, lost: tuple[int, ...] = ()) -> Failure:
     return Failure(rank=rank, at=at, code=code, message=message, is_bug=code == 1, lost=lost)
 
@@ -42,6 +45,7 @@ def test_the_first_cause(failures: list[Failure], rank: int) -> None:
         (told(1, 1, "a.csv:3: empty\n  fix: it", 2), [], "paceline: rank 1: a.csv:3: empty\n  fix: it"),
         (told(1, 1, "a.csv:3: empty", 2), [told(2, 2, "a.csv:3: empty", 2)], "paceline: a.csv:3: empty"),
         (told(0, 1, "a.csv:3: empty", 2), [], "paceline: a.csv:3: empty"),
+        (FULL, [], "paceline: rank 0: out of memory"),
         (
             told(1, 1, "Traceback\nValueError: b"),
             [],

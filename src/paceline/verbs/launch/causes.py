@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from paceline.contract.errors import Preempted, UserError
+from paceline.distributed.failures import LOST_CONNECTION
 
 PREEMPTED: Final = Preempted.exit_code
-
-_LOST_CONNECTION = re.compile(
-    r"connection (was |has been )?(closed|reset|refused|aborted)|broken pipe|socket closed|(read|write) error \[|"
-    r"connectFullMesh|recvValue|recvBytes|sendBytes|failed to recv|DistNetworkError|DistStoreError|"
-    r"ncclRemoteError|remote process (has )?(exited|crashed)|communicator was aborted|watchdog caught collective|"
-    r"timed out (after )?waiting",
-    re.IGNORECASE,
-)
-"""How gloo, NCCL and torch's stores put it that another rank is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +30,15 @@ class Failure:
     """Ranks that it found gone."""
     where: str = ""
     """The lines that it hung at, where it was given up."""
+    is_own: bool = False
+    """Whether the others cannot have found the same: this rank's device was full."""
     tail: str | None = None
     """The last of its standard error; None: that went straight to the terminal."""
 
     @property
     def doubt(self) -> int:
         """0: a cause of its own; 1: that is not known; 2: it lost other ranks, or the connection to them."""
-        if self.lost or _LOST_CONNECTION.search(self.message or self.tail or ""):
+        if self.lost or LOST_CONNECTION.search(self.message or self.tail or ""):
             return 2
         # an abort is how NCCL's watchdog ends a process, too
         ended_itself = self.code < 128 or self.code == 128 + signal.SIGABRT
@@ -93,7 +86,7 @@ def described(cause: Failure, failures: Sequence[Failure], num_ranks: int, passe
     if cause.message:
         # what all ranks find, or the first says for all, is no matter of one rank
         is_common = (
-            cause.rank == 0
+            (cause.rank == 0 and not (cause.is_own and num_ranks > 1))
             or cause.message.startswith(f"rank {cause.rank} ")
             or any(f.message == cause.message and f.rank != cause.rank for f in failures)
         )

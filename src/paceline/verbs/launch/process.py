@@ -19,7 +19,7 @@ from paceline.distributed.sockets import STORE_FD
 from paceline.verbs.launch.causes import PREEMPTED, Failure
 from paceline.verbs.launch.screen import Errors, Lines, Screen
 
-REPORT = {"at", "code", "message", "is_bug", "lost", "where"}
+REPORT = {"at", "code", "message", "is_bug", "is_own", "lost", "where"}
 """What ``paceline.distributed.failures.tell_launcher`` writes."""
 
 
