@@ -216,6 +216,17 @@ def test_ranks_that_share_blocks_are_beside_ddp_and_auto_leaves_off_what_needs_w
     [
         ((), 3, "3 processes, which are no whole number of groups of 2.*parallel.tensor=3, or start 2 processes"),
         (("parallel.strategy=fsdp",), 4, "cannot work with parallel.strategy = fsdp"),
+        (
+            ("parallel.strategy=deepspeed",),
+            4,
+            r"cannot work with parallel\.tensor other than 1.*parallel.strategy=auto",
+        ),
+        (
+            ("parallel.pipeline=2",),
+            4,
+            "parallel.pipeline = 2.*cannot work with parallel.tensor other than 1.*know one cut of a tensor.*"
+            "--set parallel.pipeline=1",
+        ),
         (("techniques.compile=true",), 2, "cannot work with techniques.compile = true: processes meet inside"),
         (("techniques.fused_qkv=true",), 2, "cannot work with techniques.fused_qkv = true"),
         (("model.train=features",), 2, "no step is made"),

@@ -60,14 +60,19 @@ def test_offload_of_older_recipes_is_read(written: str, meant: str) -> None:
     assert Recipe.parse(yaml.safe_load(given.to_yaml())).resolved() == given.resolved()
 
 
-def test_a_folder_to_offload_to_is_refused_with_the_reason() -> None:
-    with pytest.raises(RecipeError, match=r"libaio.*set offload: optimizer"):
-        recipe(ON, "parallel.offload=/nvme")
+@pytest.mark.parametrize(
+    ("where", "what"), [("/nvme", "is a folder"), ("./swap", "is a folder"), ("nvme", "is a disk")]
+)
+def test_a_disk_to_offload_to_is_refused_with_the_reason(where: str, what: str) -> None:
+    with pytest.raises(RecipeError, match=rf"offload: {what}; .*libaio.*set offload: optimizer") as told:
+        recipe(ON, f"parallel.offload={where}")
+    assert told.value.exit_code == 2
+    assert recipe(ON, "parallel.offload=optimizer").parallel.offload == "optimizer", "what is advised is refused"
 
 
 def test_offload_is_one_of_its_words() -> None:
     with pytest.raises(RecipeError, match="'none', 'optimizer' or 'parameters'"):
-        recipe("parallel.offload=nvme")
+        recipe("parallel.offload=disk")
 
 
 @pytest.mark.parametrize(

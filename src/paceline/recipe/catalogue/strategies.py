@@ -79,7 +79,7 @@ AXES: tuple[TechniqueEntry, ...] = (
             NO_STEP,
             Rule("model.train=head", "all stages but the last would have nothing to train"),
             Rule("model.train=lora", "not tried beside adapters"),
-            Rule("parallel.tensor!=1", "not tried beside blocks that processes share"),
+            Rule("parallel.tensor!=1", "norm and checkpoints know one cut of a tensor: over stages, or within a block"),
             Rule("parallel.strategy=fsdp", "its shards are of whole models"),
             Rule("parallel.strategy=deepspeed", "its engine makes its own passes"),
             Rule("parallel.strategy=dp", "it is one process"),

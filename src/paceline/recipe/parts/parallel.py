@@ -27,6 +27,9 @@ else:
     Offload = Literal[OWN_SETTINGS["offload"].values]
     Schedule = Literal[AXIS_SETTINGS["schedule"].values]
 
+NVME = "nvme"
+"""What DeepSpeed's own configuration calls a disk."""
+
 _FORMERLY = {True: "parameters", False: "none"}
 """What ``offload`` was when it was there or not."""
 
@@ -73,11 +76,14 @@ class ParallelPart(Part):
         kept = {k: v for k, v in given.items() if k != "sum_words"}
         if isinstance(kept.get("offload"), bool):
             kept["offload"] = _FORMERLY[kept["offload"]]
-        if "/" in str(kept.get("offload")):
+        away = str(kept.get("offload"))
+        if "/" in away or away == NVME:
+            what = "is a folder" if "/" in away else "is a disk"
             why = (
-                "DeepSpeed reaches NVMe by an operator compiled against libaio, and none of its operators is used here"
+                "DeepSpeed reaches NVMe by an operator compiled against libaio, and none of its operators is used here;"
+                " nor do checkpoints and the first comparison know shards that are not in memory"
             )
-            raise ValueError(f"offload: is a folder; {why}; set offload: optimizer, which keeps states in main memory")
+            raise ValueError(f"offload: {what}; {why}; set offload: optimizer, which keeps states in main memory")
         return kept
 
     @model_validator(mode="after")
