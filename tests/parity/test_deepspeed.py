@@ -256,3 +256,10 @@ def tolerance_of(case: Case) -> float:
 def test_as_ddp(name: str) -> None:
     for rank, (expected, theirs) in enumerate(run_distributed(both, 2, CASES[name])):
         assert_equal(expected, theirs, tolerance_of(CASES[name]), first=rank == 0)
+
+
+@pytest.mark.parametrize("name", ["stage 2, accumulated and ragged", "stage 3, offloaded and accumulated"])
+def test_four_ranks_as_ddp(name: str) -> None:
+    """Seven samples a step in twos: one rank has one, others two."""
+    for rank, (expected, theirs) in enumerate(run_distributed(both, 4, CASES[name])):
+        assert_equal(expected, theirs, tolerance_of(CASES[name]), first=rank == 0)

@@ -272,6 +272,58 @@ def test_with_dropout_ranks_stay_equal_and_their_heads_have_masks_of_their_own(f
     assert alone(case).losses != pytest.approx(first.losses, rel=1e-4), "nothing was dropped"
 
 
+SEEDS = 50
+
+
+def drawn(world: World, case: Case) -> tuple[Tensor, Tensor]:
+    """Losses [seeds] of one batch, and gradients [seeds, width] of a norm below all blocks."""
+    mesh = Mesh.over(world, tensor=2) if world.size > 1 else Mesh()
+    run = assembled(case, mesh)
+    batch, norm = run.build.layout.collate(np.arange(8)), run.build.model.bert.embeddings.LayerNorm.weight
+    losses, gradients = [], []
+    for seed in range(SEEDS):
+        go_back = run.engine.mark()
+        losses.append(run.engine.accumulate_batches([batch], 8, step=seed).loss.clone())
+        gradients.append(norm.grad.clone())
+        go_back()
+    return torch.stack(losses), torch.stack(gradients)
+
+
+def test_dropout_within_shared_blocks_has_the_expectation_of_one_process() -> None:
+    """Each rank draws its own masks inside of blocks, so that no single step is one process's."""
+    case = Case("bert", DROPOUT["bert"])
+    shared, own = run_distributed(drawn, 2, case)[0], drawn(Alone(), case)
+    for what, one, other in zip(("losses", "gradients"), shared, own, strict=True):
+        assert not torch.equal(one, other), f"{what}: nothing was dropped"
+        error = ((one.var(0) + other.var(0)) / SEEDS).sum().sqrt()
+        distance = (one.mean(0) - other.mean(0)).norm()
+        assert 0 < distance < 3 * error, f"the means of {what} differ by {distance:.1e}, standard error {error:.1e}"
+
+
+def one_rank_overflows(world: World) -> tuple[bool, bool, list[str]]:
+    """Whether the update was made where one rank's shards of gradients are infinite, and after it; what changed."""
+    mesh = Mesh.over(world, tensor=2)
+    run = assembled(Case("bert", optimizer="adamw"), mesh)
+    before = {name: p.detach().clone() for name, p in run.build.model.named_parameters()}
+    batches = [run.build.layout.collate(np.arange(first, first + 3)) for first in (0, 3)]
+    run.engine.accumulate_batches(batches, 6)
+    if world.rank == 1:
+        cut = run.build.model.get_parameter(sorted(cuts_of(run.build.model))[0])
+        assert cut.grad is not None
+        cut.grad.fill_(torch.inf)
+    made = bool(run.engine.update().finite)
+    changed = [name for name, p in run.build.model.named_parameters() if not torch.equal(p, before[name])]
+    run.engine.accumulate_batches(batches, 6)
+    return made, bool(run.engine.update().finite), changed
+
+
+def test_all_ranks_skip_an_update_that_is_not_finite_in_the_shards_of_one() -> None:
+    for made, later, changed in run_distributed(one_rank_overflows, 2):
+        assert not made
+        assert not changed
+        assert later
+
+
 @pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "albert"])
 def test_recomputed_blocks_draw_the_same_masks_again(family: str) -> None:
     # ALBERT passes one block many times, and recomputes it as often before it is passed again
