@@ -264,9 +264,9 @@ def test_a_full_rank_ends_all_and_what_it_advises_goes_on(
     parallel = {"strategy": "deepspeed", "stage": stage}
     chosen = recipe(model, data, loop={"max_steps": 6, "checkpoint_every": 1}, parallel=parallel)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(chosen.plain()), encoding="utf-8")
-    full = Full(most=2, rank=1, from_step=3, in_backward=in_backward)
+    full = Full(most=1, rank=1, from_step=3, in_backward=in_backward)
     failed, other = by_hand(tmp_path, full, ["train", "recipe.yaml", "--out", "run"])
-    what = f"out of memory in the {'back' if in_backward else 'for'}ward pass of step "
+    what = f"out of memory in the {'back' if in_backward else 'for'}ward pass of step 3 of 6: "
     for done in (failed, other):
         assert done.code == 2, done.errors
         assert "Traceback" not in done.errors
