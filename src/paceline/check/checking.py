@@ -59,7 +59,7 @@ def _tried(claim: Claim, subject: Subject) -> Finding:
             _found(claim, "failed", error.told),
             tensor=error.tensor,
             away=error.away,
-            likely=error.likely or claim.likely,
+            likely=claim.likely,
             switch=error.switch or claim.switch,
         )
     except torch.OutOfMemoryError:

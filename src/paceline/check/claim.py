@@ -54,12 +54,9 @@ class Broken(Exception):
         told: what differs, in a sentence without its end.
         tensor: the first that differs.
         away: how far.
-        likely: what is to blame; empty: what the claim says.
         switch: what turns it off; empty: what the claim says.
     """
 
-    def __init__(
-        self, told: str, *, tensor: str | None = None, away: float | None = None, likely: str = "", switch: str = ""
-    ) -> None:
+    def __init__(self, told: str, *, tensor: str | None = None, away: float | None = None, switch: str = "") -> None:
         super().__init__(told)
-        self.told, self.tensor, self.away, self.likely, self.switch = told, tensor, away, likely, switch
+        self.told, self.tensor, self.away, self.switch = told, tensor, away, switch

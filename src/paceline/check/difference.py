@@ -87,6 +87,23 @@ def furthest(expected: Measured, found: Measured) -> float:
     return seen.furthest if seen else 0.0
 
 
+def within(expected: Measured, found: Measured, tolerance: float, ways: str) -> float:
+    """The largest difference of all.
+
+    Raises:
+        Broken: one is larger than ``tolerance``.
+    """
+    seen = difference(expected, found, tolerance)
+    if seen is not None:
+        raise different(seen, ways)
+    return furthest(expected, found)
+
+
+def copied(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Copies on the CPU of what an engine's state holds: ``kind: name`` -> tensor."""
+    return {f"{kind}: {name}": t.detach().cpu().clone() for kind in tensors for name, t in tensors[kind].items()}
+
+
 def same_up_to_rounding(compute: Callable[[bool], Computed], ways: str) -> float:
     """Compute in fp32, and once more in fp64 where that cannot tell; the largest difference that was accepted.
 

@@ -78,7 +78,8 @@ def encode_texts(
             if kept == "all":
                 types.append(np.fromiter(chain.from_iterable(given), dtype=np.uint8))
             else:
-                second += map(_second_begins, given)
+                # where the first token of type 1 stands, or the length where every token is of type 0
+                second += (len(each) - sum(each) for each in given)
     short = np.array(lengths, dtype=np.int64)
     offsets = np.concatenate(([0], short.cumsum()))
     whole = _whole_lengths(tokenizer, texts, pairs, short, cut, max_length, keep_going)
@@ -373,8 +374,3 @@ def _kept_types(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | Non
     if tokenizer.pad_token_type_id or sorted(types) != types or max(types, default=0) > 1:
         return "all"
     return "none" if pairs is None and not any(types) else "second"
-
-
-def _second_begins(types: list[int]) -> int:
-    """Position of the first token of type 1, or the length where every token is of type 0."""
-    return len(types) - sum(types)

@@ -153,7 +153,7 @@ def exhausted(error: BaseException, at: Situation) -> MemoryFullError:
     plain_advice = _plain_advice(at, names, setting, now)
     advice += [(plain, None) for plain in plain_advice if not _is_among(plain, advice)]
     if at.has_states:  # of the old kind, which the new one cannot go on with
-        advice = [(settings, made) for settings, made in advice if not any(map(_is_of_states, settings))]
+        advice = [one for one in advice if not any(setting.startswith("optimizer.type=") for setting in one[0])]
     settings = [setting for settings, _ in advice[:SHOWN] for setting in settings]
     fix = ", or ".join(_typed(settings, made) for settings, made in advice[:SHOWN])
     fix += "; " if fix else "a GPU with more memory, shorter texts or smaller images, or a smaller model; "
@@ -270,10 +270,6 @@ def _held(error: BaseException, shortage: Shortage, held: Mapping[str, int]) -> 
     told += f" ({', '.join(kinds)})" if kinds else ""
     told += f", torch's allocator kept {size(shortage.cached or 0)} more"
     return told + (f", the driver and other programs {size(others)}" if others > 0 else "")
-
-
-def _is_of_states(setting: str) -> bool:
-    return setting.startswith("optimizer.type=")
 
 
 def _plain_advice(at: Situation, names: Sequence[str], setting: str, now: int) -> list[tuple[str, ...]]:

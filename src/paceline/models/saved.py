@@ -131,7 +131,8 @@ def load_saved(folder: Path, *, factory: str | None = None, trust_remote_code: b
         ModelError: no such folder, files that are missing or damaged, or a factory that is not the one saved.
     """
     folder = Path(folder)
-    _recover(folder)
+    if not folder.exists() and _previous(folder).is_dir():  # a replacement was cut off between its two renames
+        _previous(folder).rename(folder)
     require_files(folder, (FILE, CONFIG, *CONFIG_FILES, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json"))
     saved = read_saved(folder)
     if saved.factory is None:
@@ -357,12 +358,6 @@ def _replace(folder: Path, partial: Path) -> None:
     partial.rename(folder)
     fsync_folder(folder.parent)
     shutil.rmtree(previous, ignore_errors=True)
-
-
-def _recover(folder: Path) -> None:
-    """Undo the first rename of a replacement that was cut off before its second."""
-    if not folder.exists() and _previous(folder).is_dir():
-        _previous(folder).rename(folder)
 
 
 def _settle(folder: Path) -> None:

@@ -17,7 +17,7 @@ from paceline.check.checking import findings
 from paceline.check.claim import Broken, Claim, Finding, NotApplicable
 from paceline.check.claims import CLAIMS, chosen
 from paceline.contract.errors import RecipeError, UserError
-from paceline.verbs.check import Checked, parse_budget
+from paceline.verbs.check import Checked
 from paceline.verbs.check_shown import left_out, lines, summary
 
 
@@ -99,17 +99,6 @@ def test_claims_are_chosen_by_name_in_their_own_order() -> None:
     assert [claim.name for claim in chosen(["resume", "labels"])] == ["labels", "resume"]
     with pytest.raises(UserError, match="did you mean 'resume'"):
         chosen(["labels", "resum"])
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2m", 120), ("1.5 H", 5400), ("45", 45)])
-def test_a_budget_is_a_time(text: str, seconds: float) -> None:
-    assert parse_budget(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "0", "-3s", "2 days", "m"])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="90s, 2m or 1h"):
-        parse_budget(text)
 
 
 def finding(**changes: Any) -> Finding:

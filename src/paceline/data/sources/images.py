@@ -30,7 +30,7 @@ def is_image(value: object) -> bool:
     if isinstance(value, Mapping):
         return isinstance(value.get("bytes"), bytes)
     if isinstance(value, np.ndarray):
-        return value.dtype == np.uint8 and _is_picture_shape(value.shape)
+        return value.dtype == np.uint8 and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3)))
     return hasattr(value, "convert") and hasattr(value, "getbands")
 
 
@@ -136,10 +136,6 @@ def check_size(shape: Sequence[int], first: Sequence[int], *, file: str, line: i
             why=f"this one is {shape[1]} × {shape[0]} pixels, the first {first[1]} × {first[0]}",
             fix=f"--set data.image_size={max(8, side)} resizes all of them",
         )
-
-
-def _is_picture_shape(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
 
 
 def _opened(value: object) -> Any:
