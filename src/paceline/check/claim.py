@@ -12,17 +12,23 @@ Status = Literal["passed", "failed", "not applicable", "left out"]
 class Claim:
     """Something that is promised of a run.
 
-    ``module`` has a function ``check``: a ``Subject`` to what was seen, in words, where the claim holds.
+    Its room has a function ``check``: a ``Subject`` to what was seen, in words, where the claim holds.
     """
 
     name: str
     says: str
     """In a line, for people."""
-    module: str
+    room: str = ""
+    """The module in ``paceline.check``; empty: it is called as the claim is."""
     switch: str = ""
     """Settings that do without what the claim is about, as they are typed; empty: there are none."""
     likely: str = ""
     """What is to blame most of the time when it fails."""
+
+    @property
+    def module(self) -> str:
+        """The whole name of its room."""
+        return f"paceline.check.{self.room or self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)

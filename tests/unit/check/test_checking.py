@@ -34,10 +34,10 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Claim]:
     """Makes a claim whose room does what it is given."""
 
     def made(name: str, check: Callable[[Any], str], **more: str) -> Claim:
-        module = ModuleType(f"room_{name}")
+        module = ModuleType(f"paceline.check.room_{name}")
         module.check = check  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        return Claim(name=name, says=f"{name} holds", module=module.__name__, **more)
+        return Claim(name=name, says=f"{name} holds", room=f"room_{name}", **more)
 
     return made
 
