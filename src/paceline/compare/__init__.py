@@ -10,7 +10,7 @@
 """
 
 from paceline.compare.rounding import Results, beyond, beyond_rounding, tolerance_of
-from paceline.compare.trial import CHECKED_SAMPLES, exactly, failure, results, spread, trial_of
+from paceline.compare.trial import CHECKED_SAMPLES, exactly, results, spread, trial_of
 
 __all__ = [
     "CHECKED_SAMPLES",
@@ -18,7 +18,6 @@ __all__ = [
     "beyond",
     "beyond_rounding",
     "exactly",
-    "failure",
     "results",
     "spread",
     "tolerance_of",

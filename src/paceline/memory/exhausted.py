@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from paceline.contract.errors import MemoryFullError, PacelineError, UserError
+from paceline.contract.errors import MemoryFullError, PacelineError, UserError, first_line
 from paceline.contract.records import MemoryPlan
 from paceline.contract.spans import came_out_of
 from paceline.machine.facts import Facts, Gpu
@@ -260,7 +260,7 @@ def _held(error: BaseException, shortage: Shortage, held: Mapping[str, int]) -> 
     """What the device was full of."""
     kinds = [f"{kind} {size(num_bytes)}" for kind, num_bytes in held.items() if num_bytes]
     if shortage.allocated is None or shortage.total is None or shortage.free is None:
-        said = (str(error).splitlines() or [""])[0]
+        said = first_line(error)
         return f"{said}; alive were {', '.join(kinds)}, activations and all else" if kinds else said
     if held:
         kinds.append(f"activations and all else {size(max(0, shortage.allocated - sum(held.values())))}")

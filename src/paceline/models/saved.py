@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from paceline.contract.errors import DiskFullError, ModelError
+from paceline.contract.errors import DiskFullError, ModelError, in_a_line
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
 from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
@@ -309,9 +309,7 @@ def _read_adapters(
 
 
 def _told(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return "nested too deeply" if isinstance(error, RecursionError) else in_a_line(error)
 
 
 def _read_factory(folder: Path, saved: SavedModel, factory: str | None) -> nn.Module:
