@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.contract.errors import DataError
+from paceline.data.sources.rows import not_installed
 
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
@@ -39,9 +40,7 @@ def require_pillow(name: str) -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise DataError(
-            "images need Pillow", file=name, why="it is not installed", fix='pip install "paceline[images]"'
-        ) from None
+        raise not_installed("images need Pillow", "images", name) from None
 
 
 class Picture(Protocol):
