@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.check.claim import Broken
+from paceline.compare import apart
 
 NEAR = 1e-4
 """Differences in fp32, in units of the norm, that need no closer look."""
@@ -194,7 +195,4 @@ def _both_nan(one: Tensor, other: Tensor) -> bool:
 
 
 def _distance(expected: Tensor, found: Tensor, norm: float) -> float:
-    distance = float((expected.double() - found.double().to(expected.device)).norm())
-    if distance == 0:
-        return 0.0
-    return distance / norm if norm > 0 and math.isfinite(distance) else math.inf
+    return apart(expected.double(), found.double().to(expected.device), norm)
