@@ -2,8 +2,9 @@
 
 Inside ``forks()`` whatever starts ``python -m ...``, ``-c ...`` or a script through ``subprocess`` gets a process that
 is its own child, with an id, a session, variables, a folder, open files, signals and an exit code as ``exec`` would
-give them, and ``/proc`` shows its words and variables. Only the imports are made already. What such a process starts
-itself is forked as well: ranks of a launcher, a process that plans. An interpreter is really started
+give them, and ``/proc`` shows its words and variables. Only the imports are made already, and it has a child from the
+beginning: what it starts itself, ranks of a launcher or a process that plans, is forked from that. An interpreter is
+really started
 
 * where it would read something else when it imports: another ``OMP_NUM_THREADS``, a Hub of its own;
 * for options and for arguments of ``subprocess`` that are not known here;
