@@ -29,6 +29,7 @@ import typer.main
 
 from paceline.memory.expandable import ask_for_it
 from paceline.memory.predict import Predictor
+from tests.forked.asking import forks, starts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,8 +50,10 @@ KEPT_PROCESSES = (
     "multiprocessing.forkserver",
     "torch/_inductor/compile_worker",
     "paceline.testing",
+    "tests.forked",
 )
-"""In the command lines of processes that serve more than one test: Python's own, torch's compilers, pools of ranks."""
+"""In the command lines of processes that serve more than one test: Python's own, torch's compilers, pools of ranks,
+the server of forked interpreters (what it forks shows words of its own)."""
 
 CACHES = {".coverage", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__"}
 """Names that tools, not tests, may add to the repository's root."""
@@ -112,6 +115,20 @@ def disks_are_not_waited_for() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", flushed)
+        yield
+
+
+@pytest.fixture
+def forked_interpreters() -> Iterator[None]:
+    """Python commands that the test starts are forked from an interpreter that has imported torch."""
+    with forks():
+        yield
+
+
+@pytest.fixture
+def real_interpreters(forked_interpreters: None) -> Iterator[None]:
+    """Those of a test are started anew, where those of its module are forked."""
+    with starts():
         yield
 
 

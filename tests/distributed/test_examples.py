@@ -21,6 +21,8 @@ from paceline.seams import World
 from paceline.testing.distributed import run_distributed
 from paceline.testing.tiny import TEXTS, write_tiny_model
 
+pytestmark = pytest.mark.usefixtures("forked_interpreters")
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "imdb_bert_ddp.yaml"
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))

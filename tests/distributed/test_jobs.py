@@ -20,6 +20,8 @@ from paceline.testing.ports import free_port
 from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import train
 
+pytestmark = pytest.mark.usefixtures("forked_interpreters")
+
 SLOW = pytest.mark.slow
 
 OTHERS = ("mpirun", "pmi", "horovodrun")
@@ -124,7 +126,11 @@ TORCHRUN = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.mark.slow
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("size", [2, 4])
-def test_tasks_of_srun_end_with_the_weights_of_torchrun(size: int, tmp_path: Path) -> None:
+def test_tasks_of_srun_end_with_the_weights_of_torchrun(
+    size: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if size == 2:
+        request.getfixturevalue("real_interpreters")
     chosen = recipe(tmp_path)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(chosen.plain()))
     base = {name: text for name, text in os.environ.items() if not name.startswith(ALONE)}

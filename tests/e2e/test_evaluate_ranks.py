@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.commands import reviews, write_csv
 from tests.e2e.test_inference import train_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(170), pytest.mark.usefixtures("forked_interpreters")]
 
 
 def evaluated(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ from paceline.verbs.launch.launcher import GRACE_SECONDS, SETTLE_SECONDS
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(120),
+    pytest.mark.usefixtures("forked_interpreters"),
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 

@@ -24,6 +24,8 @@ from tests.e2e.commands import Paceline, in_process
 from tests.unit.memory.plans import HERE
 from tests.unit.memory.test_stages import EAGER, TINY, bert, plan
 
+pytestmark = pytest.mark.usefixtures("forked_interpreters")
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "memory_anatomy.yaml"
 GPU = gpu_for("h200")
@@ -205,7 +207,7 @@ def test_a_process_whose_asker_was_killed_lets_go_of_the_gpu() -> None:
             process.kill()
 
 
-def test_the_command_answers_without_torch(tmp_path: Path) -> None:
+def test_the_command_answers_without_torch(tmp_path: Path, real_interpreters: None) -> None:
     code = "import sys, paceline.verbs.memory; print(*{'torch', 'transformers', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == [], "a machine without a GPU is told at once"

@@ -24,7 +24,10 @@ from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_ti
 from paceline.verbs import plan as planning
 from tests.e2e.commands import Paceline, in_process, reviews, write_csv
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plans are traced on Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="plans are traced on Linux"),
+    pytest.mark.usefixtures("forked_interpreters"),
+]
 
 NETS = """
 import torch
@@ -221,7 +224,9 @@ def test_a_run_that_does_not_fit_is_told_what_would(paceline: Paceline, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_command_that_is_ended_leaves_no_process(tmp_path: Path, end: signal.Signals) -> None:
+def test_a_command_that_is_ended_leaves_no_process(
+    tmp_path: Path, end: signal.Signals, real_interpreters: None
+) -> None:
     command = [sys.executable, "-m", "paceline", "plan", write_recipe(tmp_path), "--gpu", "v100-32gb"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         workers = wait_for(lambda: children(process.pid))

@@ -17,7 +17,7 @@ import yaml
 
 from tests.e2e.whole_runs import lines, recipe
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("forked_interpreters")]
 
 SLOW_LOSS = """
 import time
@@ -114,8 +114,6 @@ def started(place: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # where the tests run in the background Ctrl-C is ignored, and a child would inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process
@@ -168,7 +166,7 @@ def test_asked_to_stop(workplace: Path, number: signal.Signals) -> None:
     assert_as_undisturbed(workplace, name)
 
 
-def test_ctrl_c_twice(workplace: Path) -> None:
+def test_ctrl_c_twice(workplace: Path, real_interpreters: None) -> None:
     with started(workplace, "recipe.yaml", "--out", "twice") as process:
         when(process, lambda: steps(workplace / "twice") >= 2)
         process.send_signal(signal.SIGINT)

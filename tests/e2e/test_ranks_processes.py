@@ -26,6 +26,7 @@ from tests.e2e.whole_runs import STEPS, recipe
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(170),
+    pytest.mark.usefixtures("forked_interpreters"),
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
@@ -65,8 +66,6 @@ def started(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # where the tests run in the background Ctrl-C is ignored, and a child would inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process

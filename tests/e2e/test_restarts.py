@@ -19,6 +19,8 @@ from paceline.verbs.train import train
 from tests.e2e.ranks import on_ranks
 from tests.e2e.whole_runs import STEPS, Crashed, Disturb, assert_same, lines, outcome, recipe
 
+pytestmark = pytest.mark.usefixtures("forked_interpreters")
+
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -20,7 +20,7 @@ import yaml
 from paceline.testing.ports import free_port
 from tests.e2e.whole_runs import recipe
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("forked_interpreters")]
 
 SECONDS = 10
 
@@ -239,7 +239,7 @@ def test_a_rank_that_hangs_takes_the_others_with_it(place: Path) -> None:
     finished(place, str(place / "run"), "--resume")
 
 
-def test_a_thread_that_never_ends_does_not_hold_the_process(place: Path) -> None:
+def test_a_thread_that_never_ends_does_not_hold_the_process(place: Path, real_interpreters: None) -> None:
     """As a download has one, which Python waits for on its way out; and a second signal does not end it by itself."""
     (place / "endless.py").write_text(
         "import threading, time\n"

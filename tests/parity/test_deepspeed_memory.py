@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -86,12 +87,13 @@ class Passes(nn.Module):
         return logits
 
 
-def peaks(stage: int, world: World, ranks: int, *, theirs: bool) -> dict[str, float]:
+def peaks(stage: int, world: World, ranks: int, *, theirs: bool, autocast: bool = False) -> dict[str, float]:
     """Phase -> the highest sum of all tensors in it, in weights' bytes.
 
     Args:
         world: of the ranks that run; the planned engine runs alone, whatever it plans for.
         ranks: of the run.
+        autocast: matrices are multiplied in bf16.
     """
     torch.manual_seed(0)
     passes = Passes()
@@ -108,7 +110,7 @@ def peaks(stage: int, world: World, ranks: int, *, theirs: bool) -> dict[str, fl
         for step in range(STEPS):
             for index in range(MICRO_BATCHES):
                 engine.set_gradient_accumulation_boundary(index == MICRO_BATCHES - 1)
-                with found.during(f"forward {step}.{index}"):
+                with found.during(f"forward {step}.{index}"), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                     loss = engine(torch.randint(0, 4000, (2, 4))).sum()
                 with found.during(f"backward {step}.{index}"):
                     engine.backward(loss)
@@ -135,3 +137,10 @@ def test_what_is_planned_is_what_is_held(stage: int, ranks: int) -> None:
         apart = found[phase] - expected[phase]
         close = CLOSE if ranks == 1 else MATRIX
         assert min(abs(apart), abs(apart - sooner)) < close, (phase, found, expected)
+
+
+def test_under_autocast_stage_3_keeps_no_copies_of_weights() -> None:
+    expected, found = (peaks(3, Alone(), 1, theirs=theirs, autocast=True) for theirs in (True, False))
+    assert functional.linear.__module__ == "torch._C._nn", "DeepSpeed's stays in torch's place"
+    for phase in ("forward 1.1", "backward 1.1"):
+        assert abs(found[phase] - expected[phase]) < CLOSE, (phase, found, expected)

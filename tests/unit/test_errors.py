@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paceline.contract.errors import DataError, excerpt
+from paceline.contract.errors import DataError, excerpt, in_a_line
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,8 @@ def test_a_console_without_these_letters_is_no_crash(tmp_path):
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(b"paceline: loop.epochs = "), done.stderr
     assert b"Traceback" not in done.stderr, "the encoding of the console is not the user's mistake"
+
+
+def test_what_nobody_raised_on_purpose_fits_in_a_line() -> None:
+    assert in_a_line(ValueError("\nfirst\nsecond")) == "ValueError: first"
+    assert in_a_line(KeyError()) == "KeyError: "

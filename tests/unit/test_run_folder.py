@@ -239,7 +239,7 @@ def test_default_names_are_counted_when_taken(tmp_path: Path, monkeypatch: pytes
         def now(cls, tz: Any = None) -> Noon:
             return cls(2026, 11, 20, 12, 0, 0)
 
-    monkeypatch.setattr("paceline.run_folder.folder.datetime", Noon)
+    monkeypatch.setattr("paceline.run_folder.ways.datetime", Noon)
     monkeypatch.chdir(tmp_path)
     names = []
     for _ in range(3):

@@ -34,7 +34,7 @@ def parse_time(text: str, option: str) -> float:
     whole = re.fullmatch(r"(\s*\d+(\.\d+)?\s*(h|min|m|s)?)+", text.strip().lower())
     seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
     if not whole or not seconds > 0:
-        raise UserError(f"{option} {excerpt(text)}", "it is no time above 0", f"{option} 10m")
+        raise UserError(f"{option} {excerpt(text)}", "it is a time above 0, such as 90s, 2m or 1h 30m", f"{option} 10m")
     return seconds
 
 

@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import IO, Any, Self
 
 EVERY_MILLISECONDS = 200
@@ -40,9 +39,7 @@ class Gauge:
             self._reader.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()

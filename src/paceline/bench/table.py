@@ -9,7 +9,7 @@ from paceline.bench.claims import answers
 from paceline.bench.ladder import Ladder
 from paceline.bench.spread import Spread
 from paceline.bench.standings import Standing
-from paceline.observe.formats import duration, printable, share, size
+from paceline.observe.formats import columns, duration, printable, share, size
 
 BAR = 18
 """Letters of the longest bar."""
@@ -62,14 +62,7 @@ def rows_shown(rows: Sequence[Standing]) -> Iterator[str]:
     measured = [row for row in rows if row.whole]
     highest = max((row.rate.median for row in measured if row.rate), default=0.0)
     first = next((row.rate.median for row in measured if row.rate and row.verdict == "first"), None)
-    table = [HEADINGS, *(_cells(row, highest, first) for row in measured)]
-    widths = [max(len(row[at]) for row in table) for at in range(len(HEADINGS))]
-    for row in table:
-        cells = [
-            f"{cell:<{width}}" if at in (0, 1, 9) else f"{cell:>{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+    yield from columns([HEADINGS, *(_cells(row, highest, first) for row in measured)], left=(0, 1, 9))
 
 
 def _cells(row: Standing, highest: float, first: float | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import torch
 
 from paceline.check.claim import Broken, Claim, Finding, NotApplicable, Status
 from paceline.check.subject import Subject
-from paceline.contract.errors import PacelineError
+from paceline.contract.errors import PacelineError, first_line, in_a_line
 
 
 def findings(
@@ -59,7 +59,7 @@ def _tried(claim: Claim, subject: Subject) -> Finding:
             _found(claim, "failed", error.told),
             tensor=error.tensor,
             away=error.away,
-            likely=error.likely or claim.likely,
+            likely=claim.likely,
             switch=error.switch or claim.switch,
         )
     except torch.OutOfMemoryError:
@@ -75,8 +75,7 @@ def _found(claim: Claim, status: Status, told: str) -> Finding:
 
 def _raised(error: Exception) -> str:
     """What went wrong, and where, of an error that no claim looks for."""
-    first = next(iter(str(error).splitlines()), "")
     if isinstance(error, PacelineError):
-        return f"it could not be tried: {first}"
+        return f"it could not be tried: {first_line(error)}"
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"it could not be tried: {type(error).__name__}: {first} ({Path(place.filename).name}:{place.lineno})"
+    return f"it could not be tried: {in_a_line(error)} ({Path(place.filename).name}:{place.lineno})"

@@ -12,17 +12,23 @@ Status = Literal["passed", "failed", "not applicable", "left out"]
 class Claim:
     """Something that is promised of a run.
 
-    ``module`` has a function ``check``: a ``Subject`` to what was seen, in words, where the claim holds.
+    Its room has a function ``check``: a ``Subject`` to what was seen, in words, where the claim holds.
     """
 
     name: str
     says: str
     """In a line, for people."""
-    module: str
+    room: str = ""
+    """The module in ``paceline.check``; empty: it is called as the claim is."""
     switch: str = ""
     """Settings that do without what the claim is about, as they are typed; empty: there are none."""
     likely: str = ""
     """What is to blame most of the time when it fails."""
+
+    @property
+    def module(self) -> str:
+        """The whole name of its room."""
+        return f"paceline.check.{self.room or self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +60,9 @@ class Broken(Exception):
         told: what differs, in a sentence without its end.
         tensor: the first that differs.
         away: how far.
-        likely: what is to blame; empty: what the claim says.
         switch: what turns it off; empty: what the claim says.
     """
 
-    def __init__(
-        self, told: str, *, tensor: str | None = None, away: float | None = None, likely: str = "", switch: str = ""
-    ) -> None:
+    def __init__(self, told: str, *, tensor: str | None = None, away: float | None = None, switch: str = "") -> None:
         super().__init__(told)
-        self.told, self.tensor, self.away, self.likely, self.switch = told, tensor, away, likely, switch
+        self.told, self.tensor, self.away, self.switch = told, tensor, away, switch

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.check.claim import Broken
+from paceline.compare import apart
 
 NEAR = 1e-4
 """Differences in fp32, in units of the norm, that need no closer look."""
@@ -85,6 +86,23 @@ def furthest(expected: Measured, found: Measured) -> float:
     """The largest difference of all."""
     seen = difference(expected, found, -1.0)
     return seen.furthest if seen else 0.0
+
+
+def within(expected: Measured, found: Measured, tolerance: float, ways: str) -> float:
+    """The largest difference of all.
+
+    Raises:
+        Broken: one is larger than ``tolerance``.
+    """
+    seen = difference(expected, found, tolerance)
+    if seen is not None:
+        raise different(seen, ways)
+    return furthest(expected, found)
+
+
+def copied(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Copies on the CPU of what an engine's state holds: ``kind: name`` -> tensor."""
+    return {f"{kind}: {name}": t.detach().cpu().clone() for kind in tensors for name, t in tensors[kind].items()}
 
 
 def same_up_to_rounding(compute: Callable[[bool], Computed], ways: str) -> float:
@@ -177,7 +195,4 @@ def _both_nan(one: Tensor, other: Tensor) -> bool:
 
 
 def _distance(expected: Tensor, found: Tensor, norm: float) -> float:
-    distance = float((expected.double() - found.double().to(expected.device)).norm())
-    if distance == 0:
-        return 0.0
-    return distance / norm if norm > 0 and math.isfinite(distance) else math.inf
+    return apart(expected.double(), found.double().to(expected.device), norm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -123,26 +122,12 @@ def _scaling(recipe: Recipe) -> float:
     return 1.0 if part.lr_scaling == "none" else float(part.lr_scaling)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A step of a run with a warm-up."""
-
-    step: int
-    total: int
-    warmup: int
-
-    @property
-    def done(self) -> float:
-        """Share of the steps after the warm-up that are behind it."""
-        return (self.step - self.warmup) / max(1, self.total - self.warmup)
-
-
-RATES: dict[str, Callable[[_Place, float], float]] = {
-    "constant": lambda at, floor: 1.0,
-    "linear": lambda at, floor: floor + (1 - floor) * (1 - at.done),
-    "cosine": lambda at, floor: floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * at.done)),
+RATES: dict[str, Callable[[float, float], float]] = {
+    "constant": lambda done, floor: 1.0,
+    "linear": lambda done, floor: floor + (1 - floor) * (1 - done),
+    "cosine": lambda done, floor: floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)),
 }
-"""Schedules as transformers has them, after the warm-up."""
+"""Schedules as transformers has them: by the share of the steps after the warm-up that are behind it, and the floor."""
 
 
 def rates_of(recipe: Recipe, total: int) -> Callable[[int], float]:
@@ -159,6 +144,6 @@ def rates_of(recipe: Recipe, total: int) -> Callable[[int], float]:
     def factor(step: int) -> float:
         if step < warmup:
             return step / max(1, warmup)
-        return RATES[part.type](_Place(step, total, warmup), part.floor)
+        return RATES[part.type]((step - warmup) / max(1, total - warmup), part.floor)
 
     return factor

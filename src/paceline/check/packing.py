@@ -9,8 +9,8 @@ from paceline.check.claim import NotApplicable
 from paceline.check.difference import Computed, Measured, same_up_to_rounding
 from paceline.check.plain import plain_logits
 from paceline.check.subject import Subject
-from paceline.compare import CHECKED_SAMPLES, Results, exactly, failure, results, spread, trial_of
-from paceline.contract.errors import UserError
+from paceline.compare import CHECKED_SAMPLES, Results, exactly, results, spread, trial_of
+from paceline.contract.errors import UserError, in_a_line
 from paceline.engine.layouts import packed_layout
 from paceline.seams import Batch
 from paceline.techniques import packing
@@ -65,7 +65,7 @@ def _tried(compute: object) -> None:
     except UserError as error:
         raise NotApplicable(f"{error.what}; its batches are padded") from None
     except Exception as error:
-        raise NotApplicable(f"a packed row fails with {failure(error)}; its batches are padded") from None
+        raise NotApplicable(f"a packed row fails with {in_a_line(error)}; its batches are padded") from None
 
 
 def _beside_alone(subject: Subject, row: Batch, ids: np.ndarray, double: bool) -> Computed:

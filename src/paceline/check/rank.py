@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from paceline.check.several import carried_out
-from paceline.contract.errors import UserError
+from paceline.contract.errors import UserError, in_a_line
 from paceline.distributed.group import joined
 from paceline.engine.numerics import numerics
 from paceline.machine.cluster import Place
@@ -44,7 +44,7 @@ def main() -> None:
             except UserError as error:
                 answer = {"refused": str(error.why or error.what)}
             except Exception as error:
-                answer = {"failed": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
+                answer = {"failed": in_a_line(error)}
             out.write(json.dumps(answer) + "\n")
             out.flush()
 

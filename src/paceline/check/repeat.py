@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.check.claim import Broken
-from paceline.check.difference import NOISE, same_state
+from paceline.check.difference import NOISE, copied, same_state
 from paceline.check.subject import Subject
 
 
@@ -44,9 +44,6 @@ def _run(
             engine.update()
         at = course.after(at)
     tensors, _ = engine.state()
-    found = {
-        f"{stem}: {name}": tensor.detach().cpu().clone() for stem in tensors for name, tensor in tensors[stem].items()
-    }
-    found |= {f"loss: step {number + 1}": loss.cpu() for number, loss in enumerate(losses)}
+    found = copied(tensors) | {f"loss: step {number + 1}": loss.cpu() for number, loss in enumerate(losses)}
     engine.close()
     return found, np.concatenate(seen)

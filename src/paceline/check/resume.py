@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from paceline.check.claim import Broken
-from paceline.check.difference import NOISE, same_state
+from paceline.check.difference import NOISE, copied, same_state
 from paceline.check.subject import Subject
 from paceline.contract.records import EvaluationRecord, Record, StepRecord
 from paceline.contract.stop import Stop
@@ -64,8 +63,7 @@ def _run(subject: Subject, name: str, checkpoint: Checkpoint | None) -> tuple[di
     try:
         progress = Loop(job, progress, saved_step=checkpoint.step if checkpoint else None).run()
         tensors, state = job.assembled.engine.state()
-        found = {f"{stem}: {key}": t.detach().cpu().clone() for stem in tensors for key, t in tensors[stem].items()}
-        found["updates applied"] = torch.tensor(state["applied"])
+        found = {**copied(tensors), "updates applied": torch.tensor(state["applied"])}
     finally:
         job.assembled.engine.close()
         job.store.close()
@@ -95,14 +93,10 @@ def _moved(subject: Subject, step: int) -> Checkpoint:
     target = subject.folder / "resumed" / "checkpoints"
     target.mkdir(parents=True)
     for folder in sorted(store.folder.iterdir()):
-        if folder.is_dir() and _step_of(folder) <= step:
+        # step-00000120.2 -> 120
+        if folder.is_dir() and int(folder.name.partition("-")[2].partition(".")[0]) <= step:
             shutil.copytree(folder, target / folder.name)
     return CheckpointStore(target, KEPT).newest()
-
-
-def _step_of(folder: Path) -> int:
-    """``step-00000120.2`` -> 120."""
-    return int(folder.name.partition("-")[2].partition(".")[0])
 
 
 def _same_records(whole: list[Record], again: list[Record], stopped: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.check.claim import Broken, NotApplicable
-from paceline.check.difference import same_state
+from paceline.check.difference import copied, same_state
 from paceline.check.loop import rates_of
 from paceline.check.subject import Steps, Subject
 from paceline.prepare.assemble import assemble
@@ -74,12 +74,8 @@ def _run(subject: Subject, *, poisoned: bool) -> dict[str, Tensor]:
     tensors, state = engine.state()
     # running statistics are of the passes, and a step that is skipped has made its own
     buffers = {name for name, _ in build.model.named_buffers()}
-    found = {
-        f"{stem}: {name}": tensor.detach().cpu().clone()
-        for stem in tensors
-        for name, tensor in tensors[stem].items()
-        if name not in buffers
-    }
+    learned = {kind: {name: t for name, t in some.items() if name not in buffers} for kind, some in tensors.items()}
+    found = copied(learned)
     engine.close()
     return {**found, "updates applied": torch.tensor(state["applied"])}
 

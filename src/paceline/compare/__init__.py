@@ -9,16 +9,16 @@
         reason = beyond_rounding("Net", expected, found, in_fp64, ways=("short", "plain"))  # None: equal
 """
 
-from paceline.compare.rounding import Results, beyond, beyond_rounding, tolerance_of
-from paceline.compare.trial import CHECKED_SAMPLES, exactly, failure, results, spread, trial_of
+from paceline.compare.rounding import Results, apart, beyond, beyond_rounding, tolerance_of
+from paceline.compare.trial import CHECKED_SAMPLES, exactly, results, spread, trial_of
 
 __all__ = [
     "CHECKED_SAMPLES",
     "Results",
+    "apart",
     "beyond",
     "beyond_rounding",
     "exactly",
-    "failure",
     "results",
     "spread",
     "tolerance_of",

@@ -55,8 +55,3 @@ def results(model: nn.Module, forward: Forward, task: Task, batch: Batch) -> Res
     # a parameter that the loss does not depend on has no gradient, which is as good as a gradient of zero
     found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
     return Results(logits.detach(), dict(zip(trained, found, strict=True)))
-
-
-def failure(error: Exception) -> str:
-    """What was raised, on one line, for a reason."""
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

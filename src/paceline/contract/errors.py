@@ -113,6 +113,15 @@ class Preempted(PacelineError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
+def in_a_line(error: BaseException) -> str:
+    """The kind of an error that nobody raised on purpose, and the first line of what it says."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
 def excerpt(text: str, limit: int = 60) -> str:
     """``text`` quoted on one line, at most ``limit`` characters of it.
 

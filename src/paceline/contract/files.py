@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -130,7 +131,8 @@ def require_room(folder: Path, needed: int, what: str) -> None:
 def disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
     """Turn the operating system's 'no space', 'read-only' and 'not permitted' into errors that teach."""
     try:
-        yield
+        with _told_as_text(path):
+            yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(path.parent).free
@@ -144,6 +146,17 @@ def disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
             raise RunFolderError(
                 f"{path}: cannot be written", error.strerror or "", "choose another folder with --out"
             ) from None
+        raise
+
+
+@contextlib.contextmanager
+def _told_as_text(path: Path) -> Iterator[None]:
+    """safetensors writes outside Python and gives the operating system's error only as text."""
+    try:
+        yield
+    except Exception as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
         raise
 
 

@@ -110,7 +110,7 @@ class span:
 
 
 @final
-class activity:
+class activity(contextlib.ContextDecorator):
     """What is going on, for errors alone: a context manager and a decorator, as ``span``, of which no sink hears.
 
     Args:
@@ -128,14 +128,6 @@ class activity:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             _came_out(error, self._name)
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def named(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return named
 
 
 def came_out_of(error: BaseException) -> tuple[str, ...]:

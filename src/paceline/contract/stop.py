@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from paceline.contract.errors import Preempted
@@ -92,9 +92,7 @@ class Stop:
                 self.check()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         waited = self._waiting is not None
         self._give_back()
         if isinstance(error, _Interruption) or (error is None and waited):

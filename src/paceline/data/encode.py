@@ -62,10 +62,9 @@ def encode_texts(
     _require_room(tokenizer, pairs is not None, max_length)
     if overflow != HEAD:
         return _encode_and_cut(tokenizer, texts, pairs, max_length, overflow, keep_going)
-    dtype = np.uint16 if _largest_id(tokenizer) < 2**16 else np.uint32
+    dtype = _dtype_of(tokenizer)
     found: list[NDArray[np.unsignedinteger]] = []
-    typed = "token_type_ids" in tokenizer.model_input_names
-    kept = _kept_types(tokenizer, texts, pairs, max_length) if typed and len(texts) else "none"
+    kept = _kept_types(tokenizer, texts, pairs, max_length)
     types: list[NDArray[np.uint8]] = []
     lengths, cut, second = list[int](), list[int](), list[int]()
     encoding = _encoded(tokenizer, texts, pairs, max_length, types=kept != "none")
@@ -78,7 +77,8 @@ def encode_texts(
             if kept == "all":
                 types.append(np.fromiter(chain.from_iterable(given), dtype=np.uint8))
             else:
-                second += map(_second_begins, given)
+                # where the first token of type 1 stands, or the length where every token is of type 0
+                second += (len(each) - sum(each) for each in given)
     short = np.array(lengths, dtype=np.int64)
     offsets = np.concatenate(([0], short.cumsum()))
     whole = _whole_lengths(tokenizer, texts, pairs, short, cut, max_length, keep_going)
@@ -86,10 +86,8 @@ def encode_texts(
         flat=np.concatenate(found) if found else np.empty(0, dtype=dtype),
         offsets=offsets,
         whole=None if np.array_equal(whole, short) else whole,
-        second=np.array(second, dtype=np.int32) if kept == "second" else None,
-        types=np.concatenate(types) if kept == "all" else None,
         pairs=pairs is not None,
-        **_of_tokenizer(tokenizer, kept),
+        **_of_tokenizer(tokenizer, kept, second, types),
     )
 
 
@@ -105,9 +103,7 @@ def _encode_and_cut(
     room = max_length - tokenizer.num_special_tokens_to_add(pair=pairs is not None)
     if overflow.has_windows and pairs is None:
         overlapping(room, overflow)  # refused also where no text is too long
-    dtype = np.uint16 if _largest_id(tokenizer) < 2**16 else np.uint32
-    typed = "token_type_ids" in tokenizer.model_input_names
-    kept = _kept_types(tokenizer, texts, pairs, max_length) if typed and len(texts) else "none"
+    dtype, kept = _dtype_of(tokenizer), _kept_types(tokenizer, texts, pairs, max_length)
     flat, types = list[NDArray[np.unsignedinteger]](), list[NDArray[np.uint8]]()
     second, whole, windows = list[int](), list[int](), [0]
     encoding = _encoded_whole(tokenizer, texts, pairs, max_length)
@@ -131,11 +127,9 @@ def _encode_and_cut(
         flat=np.concatenate(flat) if flat else np.empty(0, dtype=dtype),
         offsets=np.concatenate(([0], lengths.cumsum())),
         whole=before if (before > max_length).any() else None,
-        second=np.array(second, dtype=np.int32) if kept == "second" else None,
-        types=np.concatenate(types) if kept == "all" else None,
         pairs=pairs is not None,
         windows=np.array(windows, dtype=np.int64) if overflow.has_windows else None,
-        **_of_tokenizer(tokenizer, kept),
+        **_of_tokenizer(tokenizer, kept, second, types),
     )
 
 
@@ -186,9 +180,11 @@ def _encoded_whole(
             yield _Whole(ids, types, text if len(ids) > max_length else None)
 
 
-def _of_tokenizer(tokenizer: Any, kept: str) -> dict[str, Any]:
-    """What all samples have from their tokenizer; ``kept`` as ``_kept_types`` has it."""
+def _of_tokenizer(tokenizer: Any, kept: str, second: list[int], types: list[NDArray[np.uint8]]) -> dict[str, Any]:
+    """What samples have from their tokenizer beside ids; ``kept`` as ``_kept_types`` has it."""
     return {
+        "second": np.array(second, dtype=np.int32) if kept == "second" else None,
+        "types": np.concatenate(types) if kept == "all" else None,
         "pad_id": padding_id(tokenizer),
         "typed": "token_type_ids" in tokenizer.model_input_names,
         "pad_type": int(tokenizer.pad_token_type_id) if kept == "all" else 0,
@@ -356,9 +352,9 @@ def _require_room(tokenizer: Any, pair: bool, max_length: int) -> None:
         )
 
 
-def _largest_id(tokenizer: Any) -> int:
+def _dtype_of(tokenizer: Any) -> type[np.uint16] | type[np.uint32]:
     # ids may have gaps, so that the number of tokens does not bound them
-    return max(tokenizer.get_vocab().values(), default=0)
+    return np.uint16 if max(tokenizer.get_vocab().values(), default=0) < 2**16 else np.uint32
 
 
 def _kept_types(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> str:
@@ -366,6 +362,8 @@ def _kept_types(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | Non
 
     The first sample tells: types come from the tokenizer's template, whatever a text says.
     """
+    if "token_type_ids" not in tokenizer.model_input_names or not len(texts):
+        return "none"
     with _truncating(tokenizer, max_length):
         first = _encoded(tokenizer, texts[:1], None if pairs is None else pairs[:1], max_length, types=True)
         _, [types], _ = next(first)
@@ -373,8 +371,3 @@ def _kept_types(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | Non
     if tokenizer.pad_token_type_id or sorted(types) != types or max(types, default=0) > 1:
         return "all"
     return "none" if pairs is None and not any(types) else "second"
-
-
-def _second_begins(types: list[int]) -> int:
-    """Position of the first token of type 1, or the length where every token is of type 0."""
-    return len(types) - sum(types)

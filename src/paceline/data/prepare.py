@@ -306,9 +306,6 @@ def _require_kin(table: Table, part: DataPart, given: Given) -> None:
 
 def _for_inference(table: Table, labels: Labels, part: DataPart, given: Given) -> Dataset:
     everything = np.arange(len(table), dtype=np.int64)
-    _require_modality(table, part, given.modality)
-    if table.texts is not None and given.tokenizer is None:
-        raise _no_tokenizer(part)
     _require_texts(table, part, given.overflow)
     inputs = _inputs(table, given.tokenizer, given.max_length or part.max_length, given.overflow)
     if isinstance(inputs, Images) and given.image_shape is not None:
@@ -338,15 +335,11 @@ def _size(shape: Sequence[int]) -> str:
 
 def _tokenizer(table: Table, part: DataPart, source: TokenizerSource | None, train: Ids) -> Any:
     if source is None:
-        raise _no_tokenizer(part)
+        raise DataError(
+            f"{part.source} holds texts, but the model comes without a tokenizer",
+            fix="name one with model.tokenizer (a Hub name or a folder)",
+        )
     return source.get(_training_texts(table, train))
-
-
-def _no_tokenizer(part: DataPart) -> DataError:
-    return DataError(
-        f"{part.source} holds texts, but the model comes without a tokenizer",
-        fix="name one with model.tokenizer (a Hub name or a folder)",
-    )
 
 
 def _require_texts(table: Table, part: DataPart, overflow: Overflow) -> None:

@@ -18,7 +18,7 @@ from typing import Any, final
 from torch.distributed.distributed_c10d import Store
 
 from paceline.contract.calls import at_work
-from paceline.contract.errors import PacelineError, Preempted, UserError
+from paceline.contract.errors import PacelineError, Preempted, UserError, first_line, in_a_line
 from paceline.distributed.answers import AnsweringStore, Silence
 from paceline.machine.cluster import named
 
@@ -261,7 +261,7 @@ class Exchange:
                 ranks=(0,),
             ) from None
         except RuntimeError as error:
-            why = f"the store that the ranks meet in, which it or its launcher holds, is gone: {_first_line(error)}"
+            why = f"the store that the ranks meet in, which it or its launcher holds, is gone: {first_line(error)}"
             raise LostRank(
                 "rank 0 cannot be reached", why, "look at its log, and at the network between the machines", ranks=(0,)
             ) from None
@@ -288,7 +288,7 @@ def _told(rank: int, error: BaseException) -> dict[str, Any]:
     parts = {"what": error.what, "why": error.why, "fix": error.fix} if isinstance(error, UserError) else {}
     # not an error but a wish to stop: Ctrl-C, or a signal that interrupts
     interrupted = not isinstance(error, Exception | SystemExit)
-    text = _first_line(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {_first_line(error)}"
+    text = first_line(error) if isinstance(error, PacelineError) else in_a_line(error)
     what = "interrupted" if interrupted else text
     stopped = interrupted or isinstance(error, Preempted)
     return {"rank": rank, "stopped": stopped, "what": what, "why": "", "fix": "", **parts}
@@ -303,7 +303,3 @@ def _retold(failure: dict[str, Any], at: str) -> PacelineError:
         return Preempted(f"rank {rank} was stopped: {failure['what']}")
     what = f"rank {rank} failed: {failure['what']}"
     return LostRank(what, failure["why"] or f"this rank waited for it at {at!r}", failure["fix"], ranks=(rank,))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from paceline.compare import CHECKED_SAMPLES, exactly, trial_of
-from paceline.contract.errors import UserError
+from paceline.contract.errors import UserError, in_a_line
 from paceline.data.dataset import Tokens
 from paceline.machine.device import PLANNED
 from paceline.seams import Build, Ids, Layout
@@ -160,7 +160,7 @@ def _why(error: Exception) -> str:
     """Why a pass fails, in one line; the first step says it in full, where it fails there too."""
     if isinstance(error, UserError):
         return f"fails: {error.why or error.what}"
-    return f"fails: {type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+    return f"fails: {in_a_line(error)}"
 
 
 @contextlib.contextmanager

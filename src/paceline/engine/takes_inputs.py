@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from paceline.contract.errors import ModelError
+from paceline.contract.errors import ModelError, in_a_line
 from paceline.machine.device import PLANNED
 from paceline.seams import Batch
 
@@ -41,10 +41,9 @@ def takes_inputs(model: nn.Module, batch: Batch, device: torch.device) -> Iterat
         if device.type == PLANNED or isinstance(error, torch.OutOfMemoryError) or not _began_in_transformers(error):
             raise
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.inputs.items())
-        lines = str(error).strip().splitlines() or [""]
         raise ModelError(
             f"{type(model).__name__}: its forward pass fails with {shapes}",
-            f"{type(error).__name__}: {lines[0]}",
+            in_a_line(error),
             "choose another model or other data; if it is about lengths, --set data.pad_to_multiple_of=64",
         ) from error
 

@@ -60,8 +60,20 @@ def adamw_(
     columns = (parameters, gradients, exp_avgs, exp_avg_sqs)
     rows = list(zip(*columns, strict=True))
     large = [row for row in rows if is_large(row)]
+    # 1 - 0.999 in fp32 is wrong by 1e-5 of itself
+    logs = (math.log(beta) if beta else -math.inf for beta in (beta1, beta2))
+    numbers = (beta1, beta2, 1 - beta1, 1 - beta2, *logs, eps, weight_decay)
     for row in large:
-        _launch(*row, step, lr, grad_scale, found_inf, beta1, beta2, eps, weight_decay, decoupled)
+        count = row[0].numel()
+        with torch.cuda.device_of(row[0]):
+            launch(
+                adam,
+                (-(-count // BLOCK),),
+                *(*row, step, lr, grad_scale, found_inf, count, *numbers),
+                DECOUPLED=decoupled,
+                BLOCK=BLOCK,
+                num_warps=8,
+            )
     if len(large) == len(rows):
         return
     parameters, gradients, exp_avgs, exp_avg_sqs = map(list, zip(*(r for r in rows if not is_large(r)), strict=True))
@@ -95,36 +107,6 @@ def is_large(row: tuple[Tensor, ...]) -> bool:
     return row[0].numel() >= LARGE and all(
         runs_kernels(t) and t.dtype == torch.float32 and t.is_contiguous() for t in row
     )
-
-
-def _launch(
-    parameter: Tensor,
-    gradient: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    lr: Tensor,
-    grad_scale: Tensor,
-    found_inf: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-) -> None:
-    count = parameter.numel()
-    with torch.cuda.device_of(parameter):
-        launch(
-            adam,
-            (-(-count // BLOCK),),
-            *(parameter, gradient, exp_avg, exp_avg_sq, step, lr, grad_scale, found_inf, count),
-            # 1 - 0.999 in fp32 is wrong by 1e-5 of itself
-            *(beta1, beta2, 1 - beta1, 1 - beta2, *(math.log(beta) if beta else -math.inf for beta in (beta1, beta2))),
-            *(eps, weight_decay),
-            DECOUPLED=decoupled,
-            BLOCK=BLOCK,
-            num_warps=8,
-        )
 
 
 if HAS_TRITON:

@@ -60,7 +60,23 @@ def images(
         return found
     if not runs_kernels(pixels):
         return _by_torch(pixels, ids, draws, mean, deviation, crop, cutout, channels_last)
-    return _by_kernel(pixels.contiguous(), ids, draws, mean, deviation, crop, cutout, channels_last)
+    pixels = pixels.contiguous()
+    out = _empty(pixels, ids, channels_last)
+    _, height, width, channels = pixels.shape
+    if not out.numel():
+        return out
+    given = (pixels if part is None else part for part in (ids, draws))  # a kernel takes no None
+    with torch.cuda.device_of(pixels):
+        launch(
+            _images_kernel,
+            (len(out), -(-(height * width * channels) // BLOCK)),
+            *(pixels, *given, mean, deviation, out, len(out)),
+            H=height, W=width, C=channels, CROP=crop, CUTOUT=cutout,
+            GATHERED=ids is not None, DRAWN=draws is not None, LAST=channels_last, BLOCK=BLOCK, num_warps=4,
+            # a product and a sum that are rounded once would be other bits than torch's
+            enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
 
 
 torch.library.custom_op("paceline::images", images, mutates_args=())
@@ -69,50 +85,6 @@ torch.library.custom_op("paceline::images", images, mutates_args=())
 @torch.library.register_fake("paceline::images")
 def _(pixels: Tensor, ids: Tensor | None, *others: Any) -> Tensor:
     return _empty(pixels, ids, others[-1])
-
-
-def _by_kernel(
-    pixels: Tensor,
-    ids: Tensor | None,
-    draws: Tensor | None,
-    mean: Tensor,
-    deviation: Tensor,
-    crop: int,
-    cutout: int,
-    channels_last: bool,
-) -> Tensor:
-    out = _empty(pixels, ids, channels_last)
-    _, height, width, channels = pixels.shape
-    samples, numbers = len(out), height * width * channels
-    if not out.numel():
-        return out
-    with torch.cuda.device_of(pixels):
-        launch(
-            _images_kernel,
-            (samples, -(-numbers // BLOCK)),
-            *(
-                pixels,
-                pixels if ids is None else ids,
-                pixels if draws is None else draws,
-                mean,
-                deviation,
-                out,
-                samples,
-            ),
-            H=height,
-            W=width,
-            C=channels,
-            CROP=crop,
-            CUTOUT=cutout,
-            GATHERED=ids is not None,
-            DRAWN=draws is not None,
-            LAST=channels_last,
-            BLOCK=BLOCK,
-            num_warps=4,
-            # a product and a sum that are rounded once would be other bits than torch's
-            enable_fp_fusion=False,
-        )
-    return out
 
 
 def _empty(pixels: Tensor, ids: Tensor | None, channels_last: bool) -> Tensor:

@@ -45,7 +45,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         return
     # blocks are alike, and two threads would both compile what neither has finished
     key = (id(kernel), *map(_kind, arguments), *options.items())
-    noted[key] = partial(_made, kernel.warmup, *map(_without_memory, arguments), grid=grid, **options)
+    without_memory = (_Pointer(given) if isinstance(given, Tensor) else given for given in arguments)
+    noted[key] = partial(_made, kernel.warmup, *without_memory, grid=grid, **options)
 
 
 def threshold(dropout: float) -> int:
@@ -151,10 +152,6 @@ class _Pointer:
 
     def data_ptr(self) -> int:
         return self._address
-
-
-def _without_memory(argument: Any) -> Any:
-    return _Pointer(argument) if isinstance(argument, Tensor) else argument
 
 
 _noted: dict[Any, Callable[[], Any]] | None = None

@@ -121,7 +121,15 @@ def _backward(
     """Gradients of ``x``, of ``residual``, and of bias, weight and shift as fp32 [3, H]."""
     x, bias, residual, weight = (part.contiguous() for part in (x, bias, residual, weight))
     if not runs_kernels(x):
-        return _plain_backward(grad, grad_narrow, x, bias, residual, weight, moments, keys, dropout)
+        total, kept = _plain_sum(x, bias, residual, keys, dropout)
+        given = [g.float() for g in (grad, grad_narrow) if g is not None]
+        g = given[0] if len(given) == 1 else given[0] + given[1]
+        mean, inverse = (part.contiguous().view(*x.shape[:-1], 1) for part in moments.unbind(1))
+        d, dweight, dshift = torch.ops.aten.native_layer_norm_backward(
+            g, total, x.shape[-1:], mean, inverse, weight, weight, [True, True, True]
+        )
+        dx = d if kept is None else d * kept
+        return dx.to(x.dtype), d, torch.stack([dx.reshape(-1, x.shape[-1]).sum(0), dweight, dshift])
     dx, dresidual = torch.empty_like(x), torch.empty_like(residual)
     width = x.shape[-1]
     rows = x.numel() // width
@@ -210,28 +218,6 @@ def _plain_sum(x: Tensor, bias: Tensor, residual: Tensor, keys: Tensor, dropout:
         kept = ((products >= threshold(dropout)) / (1 - dropout)).view(x.shape)
         value = value * kept
     return value + residual, kept
-
-
-def _plain_backward(
-    grad: Tensor | None,
-    grad_narrow: Tensor | None,
-    x: Tensor,
-    bias: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    moments: Tensor,
-    keys: Tensor,
-    dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    total, kept = _plain_sum(x, bias, residual, keys, dropout)
-    given = [g.float() for g in (grad, grad_narrow) if g is not None]
-    g = given[0] if len(given) == 1 else given[0] + given[1]
-    mean, inverse = (part.contiguous().view(*x.shape[:-1], 1) for part in moments.unbind(1))
-    d, dweight, dshift = torch.ops.aten.native_layer_norm_backward(
-        g, total, x.shape[-1:], mean, inverse, weight, weight, [True, True, True]
-    )
-    dx = d if kept is None else d * kept
-    return dx.to(x.dtype), d, torch.stack([dx.reshape(-1, x.shape[-1]).sum(0), dweight, dshift])
 
 
 def processors(device: torch.device) -> int:

@@ -46,8 +46,18 @@ def sgd_(
     rows = list(zip(*columns, strict=True))
     large = [row for row in rows if is_large(row)]
     for row in large:
-        # without momentum the kernel is given the weights in its place, and does not look at them
-        _launch(row[0], row[1], row[2 if momentum else 0], lr, grad_scale, found_inf, momentum, weight_decay, nesterov)
+        count = row[0].numel()
+        with torch.cuda.device_of(row[0]):
+            launch(
+                descend,
+                (-(-count // BLOCK),),
+                # without momentum the kernel is given the weights in its place, and does not look at them
+                *(row[0], row[1], row[2 if momentum else 0], lr, grad_scale, found_inf, count, momentum, weight_decay),
+                MOMENTUM=momentum != 0,
+                NESTEROV=nesterov,
+                BLOCK=BLOCK,
+                num_warps=8,
+            )
     if len(large) == len(rows):
         return
     others = [list(column) for column in zip(*(row for row in rows if not is_large(row)), strict=True)]
@@ -70,30 +80,6 @@ def sgd_(
 @sgd_.register_fake
 def _(*_: object) -> None:
     return None
-
-
-def _launch(
-    parameter: Tensor,
-    gradient: Tensor,
-    buffer: Tensor,
-    lr: Tensor,
-    grad_scale: Tensor,
-    found_inf: Tensor,
-    momentum: float,
-    weight_decay: float,
-    nesterov: bool,
-) -> None:
-    count = parameter.numel()
-    with torch.cuda.device_of(parameter):
-        launch(
-            descend,
-            (-(-count // BLOCK),),
-            *(parameter, gradient, buffer, lr, grad_scale, found_inf, count, momentum, weight_decay),
-            MOMENTUM=momentum != 0,
-            NESTEROV=nesterov,
-            BLOCK=BLOCK,
-            num_warps=8,
-        )
 
 
 if HAS_TRITON:

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from paceline.contract.errors import MemoryFullError, PacelineError, UserError
+from paceline.contract.errors import MemoryFullError, PacelineError, UserError, first_line
 from paceline.contract.records import MemoryPlan
 from paceline.contract.spans import came_out_of
 from paceline.machine.facts import Facts, Gpu
@@ -155,7 +155,7 @@ def exhausted(error: BaseException, at: Situation) -> MemoryFullError:
     plain_advice = _plain_advice(at, names, setting, now)
     advice += [(plain, None) for plain in plain_advice if not _is_among(plain, advice)]
     if at.has_states:  # of the old kind, which the new one cannot go on with
-        advice = [(settings, made) for settings, made in advice if not any(map(_is_of_states, settings))]
+        advice = [one for one in advice if not any(setting.startswith("optimizer.type=") for setting in one[0])]
     settings = [setting for settings, _ in advice[:SHOWN] for setting in settings]
     fix = ", or ".join(_typed(settings, made) for settings, made in advice[:SHOWN])
     fix += "; " if fix else "a GPU with more memory, shorter texts or smaller images, or a smaller model; "
@@ -262,7 +262,7 @@ def _held(error: BaseException, shortage: Shortage, held: Mapping[str, int]) -> 
     """What the device was full of."""
     kinds = [f"{kind} {size(num_bytes)}" for kind, num_bytes in held.items() if num_bytes]
     if shortage.allocated is None or shortage.total is None or shortage.free is None:
-        said = (str(error).splitlines() or [""])[0]
+        said = first_line(error)
         return f"{said}; alive were {', '.join(kinds)}, activations and all else" if kinds else said
     if held:
         kinds.append(f"activations and all else {size(max(0, shortage.allocated - sum(held.values())))}")
@@ -272,10 +272,6 @@ def _held(error: BaseException, shortage: Shortage, held: Mapping[str, int]) -> 
     told += f" ({', '.join(kinds)})" if kinds else ""
     told += f", torch's allocator kept {size(shortage.cached or 0)} more"
     return told + (f", the driver and other programs {size(others)}" if others > 0 else "")
-
-
-def _is_of_states(setting: str) -> bool:
-    return setting.startswith("optimizer.type=")
 
 
 def _plain_advice(at: Situation, names: Sequence[str], setting: str, now: int) -> list[tuple[str, ...]]:

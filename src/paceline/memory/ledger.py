@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -134,50 +134,34 @@ class Ledger(TorchDispatchMode):
         storages.resize_ = self._resize
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
+    def during(self, phase: str) -> AbstractContextManager[None]:
         """What is made inside belongs to this phase; a backward pass is one of its own, wherever it runs."""
-        before, self._phase = self._phase, phase
-        try:
-            yield
-        finally:
-            self._phase = before
+        return self._with(_phase=phase)
 
-    @contextmanager
-    def into(self, pool: Hashable) -> Iterator[None]:
+    def into(self, pool: Hashable) -> AbstractContextManager[None]:
         """What is made inside comes from this pool of the allocator."""
-        before, self._pool = self._pool, pool
-        try:
-            yield
-        finally:
-            self._pool = before
+        return self._with(_pool=pool)
 
-    @contextmanager
-    def on(self, stream: Hashable) -> Iterator[None]:
+    def on(self, stream: Hashable) -> AbstractContextManager[None]:
         """What is made inside is made on this stream, which alone gets its memory again."""
-        before, self._stream = self._stream, stream
-        try:
-            yield
-        finally:
-            self._stream = before
+        return self._with(_stream=stream)
 
-    @contextmanager
-    def unseen(self) -> Iterator[None]:
+    def unseen(self) -> AbstractContextManager[None]:
         """What is made inside takes no memory: a kernel has it in registers."""
-        before, self._is_blind = self._is_blind, True
-        try:
-            yield
-        finally:
-            self._is_blind = before
+        return self._with(_is_blind=True)
+
+    def compiled(self) -> AbstractContextManager[None]:
+        """Inside, operators are those of a compiler, which need not what torch's own hold beside their results."""
+        return self._with(_is_compiled=True)
 
     @contextmanager
-    def compiled(self) -> Iterator[None]:
-        """Inside, operators are those of a compiler, which need not what torch's own hold beside their results."""
-        before, self._is_compiled = self._is_compiled, True
+    def _with(self, **state: Any) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in state}
+        vars(self).update(state)
         try:
             yield
         finally:
-            self._is_compiled = before
+            vars(self).update(before)
 
     def name(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Say what the storages of these tensors are; the first name stays."""

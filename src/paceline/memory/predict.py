@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from types import TracebackType
 from typing import Any, final
 
 from paceline.contract import errors
@@ -40,9 +39,7 @@ class Predictor:
     def __enter__(self) -> Predictor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is not None:
             self.kill()  # nobody waits for what is being traced
         self.close()

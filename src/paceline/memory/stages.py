@@ -24,7 +24,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from paceline.contract.errors import UserError
+from paceline.contract.errors import UserError, in_a_line
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import StageRecord
 from paceline.data.dataset import Dataset
@@ -266,8 +266,7 @@ def main() -> None:
     except UserError as error:
         say(problem=str(error))
     except Exception as error:
-        last = f"{type(error).__name__}: {error}".partition("\n")[0]
-        say(problem=f"it failed in the stage {stages.now!r}: {last}", traceback=traceback.format_exc())
+        say(problem=f"it failed in the stage {stages.now!r}: {in_a_line(error)}", traceback=traceback.format_exc())
 
 
 def _end_with_asker() -> None:

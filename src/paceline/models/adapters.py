@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from paceline.contract.errors import ModelError
+from paceline.contract.errors import ModelError, in_a_line
 from paceline.contract.files import digest
 from paceline.models.hub import WEIGHT_FILES, local_folder
 
@@ -119,10 +119,7 @@ def load_adapters(model: nn.Module, folder: Path) -> nn.Module:
         model.load_state_dict(head, strict=False)
         account = set_peft_model_state_dict(model, given)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-        told = next(iter(str(error).splitlines()), "")
-        raise ModelError(
-            f"{folder}: its adapters cannot be loaded", f"{type(error).__name__}: {told}", _WHOLE
-        ) from None
+        raise ModelError(f"{folder}: its adapters cannot be loaded", in_a_line(error), _WHOLE) from None
     absent = [name for name in account.missing_keys if ".lora_" in name]
     if other := [*account.unexpected_keys, *absent]:
         raise ModelError(f"{folder}: not the adapters of this model", f"{other[0]} is in one of them alone", _WHOLE)

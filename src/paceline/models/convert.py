@@ -81,7 +81,8 @@ def main(arguments: list[str]) -> int:
 def _convert_shards(folder: Path) -> list[Path]:
     try:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        names = {shard: _safe_name(shard) for shard in sorted(set(index["weight_map"].values()))}
+        stems = {shard: shard.replace("pytorch_model", "model") for shard in sorted(set(index["weight_map"].values()))}
+        names = {shard: f"{stem.removesuffix('.bin')}.safetensors" for shard, stem in stems.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelError(
             f"{folder / _INDEX}: damaged", "it does not say which weights are in which file", "download it again"
@@ -94,10 +95,6 @@ def _convert_shards(folder: Path) -> list[Path]:
     path = folder / "model.safetensors.index.json"
     path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return [*written, path]
-
-
-def _safe_name(shard: str) -> str:
-    return shard.replace("pytorch_model", "model").removesuffix(".bin") + ".safetensors"
 
 
 def _convert_file(source: Path, target: Path) -> Path:

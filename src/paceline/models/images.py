@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +50,6 @@ class ImageSettings:
             "image_mean": list(self.mean),
             "image_std": list(self.std),
         }
-
-    def plain(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return asdict(self)
 
 
 def own_processor(part: ModelPart, config: PretrainedConfig | None, image_size: int | None) -> Processor | None:

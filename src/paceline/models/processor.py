@@ -21,7 +21,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.contract.errors import ModelError
+from paceline.contract.errors import ModelError, in_a_line
 from paceline.models.config import read_json
 
 FILE = "preprocessor_config.json"
@@ -139,10 +139,9 @@ def open_processor(folder: Path, what: str, *, trust_remote_code: bool = False) 
                 folder, local_files_only=True, trust_remote_code=trust_remote_code
             )
     except Exception as error:  # whatever transformers meets in it
-        lines = str(error).strip().splitlines() or [""]
         raise ModelError(
             f"{what}: its image processor cannot be loaded",
-            f"{type(error).__name__}: {lines[0]}",
+            in_a_line(error),
             "--set data.image_size=224 resizes the images without it",
         ) from error
     parts = [type(whole).__name__, transformers.__version__, json.dumps(written, sort_keys=True)]

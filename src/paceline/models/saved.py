@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from paceline.contract.errors import DiskFullError, ModelError
+from paceline.contract.errors import ModelError, in_a_line
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
 from paceline.models import factory as factories
 from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
@@ -109,8 +107,7 @@ def save_model(
         require_room(folder.parent, needed, f"the model ({folder.name})")
         partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
-            with _full_disk(partial, needed):
-                _write(module, state, tokenizer, partial, saved)
+            _write(module, state, tokenizer, partial, saved)
             _settle(partial)
             _replace(folder, partial)
         except BaseException:
@@ -131,7 +128,8 @@ def load_saved(folder: Path, *, factory: str | None = None, trust_remote_code: b
         ModelError: no such folder, files that are missing or damaged, or a factory that is not the one saved.
     """
     folder = Path(folder)
-    _recover(folder)
+    if not folder.exists() and _previous(folder).is_dir():  # a replacement was cut off between its two renames
+        _previous(folder).rename(folder)
     require_files(folder, (FILE, CONFIG, *CONFIG_FILES, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json"))
     saved = read_saved(folder)
     if saved.factory is None:
@@ -232,23 +230,10 @@ def _write(
         _save_tokenizer(tokenizer, folder, saved.max_length)
     if saved.image is not None:
         _write_json(folder / "preprocessor_config.json", saved.image.written())
+    told = {**asdict(saved), "weights": weight_digests(folder)}
     _write_json(
         folder / FILE,
-        {
-            "label_names": list(saved.label_names),
-            "kind": saved.kind,
-            "modality": saved.modality,
-            "max_length": saved.max_length,
-            **({} if saved.overflow is None else {"overflow": dict(saved.overflow)}),
-            "pairs": saved.pairs,
-            "image": saved.image.plain() if saved.image else None,
-            "factory": saved.factory,
-            **({"base": asdict(saved.base)} if saved.base else {}),
-            "group_norm": saved.group_norm,
-            "class_weights": list(saved.class_weights),
-            "thresholds": list(saved.thresholds),
-            "weights": weight_digests(folder),
-        },
+        {name: value for name, value in told.items() if value is not None or name not in ("overflow", "base")},
     )
 
 
@@ -308,9 +293,7 @@ def _read_adapters(
 
 
 def _told(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return "nested too deeply" if isinstance(error, RecursionError) else in_a_line(error)
 
 
 def _read_factory(folder: Path, saved: SavedModel, factory: str | None) -> nn.Module:
@@ -359,12 +342,6 @@ def _replace(folder: Path, partial: Path) -> None:
     shutil.rmtree(previous, ignore_errors=True)
 
 
-def _recover(folder: Path) -> None:
-    """Undo the first rename of a replacement that was cut off before its second."""
-    if not folder.exists() and _previous(folder).is_dir():
-        _previous(folder).rename(folder)
-
-
 def _settle(folder: Path) -> None:
     """Give files the usual permissions, which temporary ones lack, and wait until they are on the disk."""
     umask = os.umask(0)
@@ -411,19 +388,3 @@ def _unshared(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _full_disk(folder: Path, needed: int) -> Iterator[None]:
-    """safetensors reports a full disk in an error of its own."""
-    try:
-        yield
-    except SafetensorError as error:
-        if "os error 28" not in str(error):
-            raise
-        free = shutil.disk_usage(folder).free
-        raise DiskFullError(
-            f"{folder.parent}: no room for the model",
-            f"{needed:,} bytes needed, {free:,} bytes free",
-            "free some space there, or choose another disk with --out",
-        ) from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import tokenizers
 
-from paceline.contract.errors import ModelError, PacelineError
+from paceline.contract.errors import ModelError, PacelineError, in_a_line
 from paceline.contract.files import write_atomically
 from paceline.models.config import max_positions
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, fetch
@@ -234,8 +234,7 @@ def _pretrained(part: ModelPart, source: str, config: PretrainedConfig | None) -
             folder, config=config, trust_remote_code=part.trust_remote_code, local_files_only=True
         )
     except Exception as error:  # converters raise whatever they meet
-        lines = str(error).strip().splitlines() or [""]
-        raise ModelError(f"{what}: its tokenizer cannot be loaded", f"{type(error).__name__}: {lines[0]}",
+        raise ModelError(f"{what}: its tokenizer cannot be loaded", in_a_line(error),
             "set model.tokenizer to a folder or Hub model that has a tokenizer.json") from error  # fmt: skip
     if not tokenizer.is_fast:
         raise ModelError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 
 def printable(text: str) -> str:
@@ -15,8 +17,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        character if character.isprintable() or unicodedata.category(character) == "Zs" else _escaped(character)
-        for character in text
+        one if one.isprintable() or unicodedata.category(one) == "Zs" else one.encode("unicode_escape").decode("ascii")
+        for one in text
     )
 
 
@@ -109,5 +111,13 @@ def difference(value: float, reference: float) -> str:
     return f"{value / reference - 1:+.1%}" if reference else "?"
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+def columns(rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> Iterator[str]:
+    """Cells below one another, two blanks between: those of the columns ``left`` begin alike, figures end alike.
+
+    A row may have fewer cells than others.
+    """
+    rows = list(rows)
+    widths = [max(len(cell) for cell in column) for column in itertools.zip_longest(*rows, fillvalue="")]
+    for row in rows:
+        cells = (cell.ljust(widths[at]) if at in left else cell.rjust(widths[at]) for at, cell in enumerate(row))
+        yield "  ".join(cells).rstrip()

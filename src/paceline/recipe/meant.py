@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.contract.errors import RecipeError
 from paceline.recipe.elsewhere import TABLE, VALUES, Name
+from paceline.recipe.entries import written
 
 MOST: int = 5
 """Keys that a message goes into; the rest is told once these are mended."""
@@ -72,8 +72,8 @@ def of_option(name: str) -> Meant | None:
 
 def of_value(path: str, value: object) -> Meant | None:
     """What is said of a value that a setting of ours has elsewhere alone, such as ``zero_2`` for ``zero2``."""
-    here = _here_of(path, _text(value))
-    return None if here is None else Meant(f"{_text(value)} is {here} here", f"--set {here}")
+    here = _here_of(path, written(value))
+    return None if here is None else Meant(f"{written(value)} is {here} here", f"--set {here}")
 
 
 def understood(settings: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -123,33 +123,29 @@ def _of_leaf(path: str, value: object, known: Mapping[str, Collection[str]]) -> 
         ours = sorted((one for one in known.get(keys[end - 1], ()) if one != path), key=lambda one: one.count("."))
         # where several parts have a field of the name, the outer one is meant, if there is one such
         if end == len(keys) and ours and (len(ours) == 1 or ours[0].count(".") < ours[1].count(".")):
-            return Meant(f"{path} is {ours[0]} here", f"--set {ours[0]}={_text(value)}")
+            return Meant(f"{path} is {ours[0]} here", f"--set {ours[0]}={written(value)}")
     return None
 
 
 def _elsewhere(name: str, entry: Name, value: object) -> Meant:
-    there = entry.values.get(_text(value).lower())
+    there = entry.values.get(written(value).lower())
     here = entry.here if there is None else there
     if there is None and not here:
         return Meant(f"{name} has no counterpart here", "", entry.note)
     if not here:
-        return Meant(f"{name} = {_text(value)} is how it is here by itself", "", entry.note)
-    typed = here.replace("{}", _text(value))
+        return Meant(f"{name} = {written(value)} is how it is here by itself", "", entry.note)
+    typed = here.replace("{}", written(value))
     told = f"{name} is {typed} here"
     if not is_setting(here):
         return Meant(told, typed, entry.note)
     if "=" not in here:
-        typed = f"{here}={'VALUE' if entry.only and there is None else _text(value)}"
+        typed = f"{here}={'VALUE' if entry.only and there is None else written(value)}"
     return Meant(told, f"--set {typed}", entry.note)
 
 
 def is_setting(here: str) -> bool:
     """Whether what stands in the table is set in a recipe, and not typed as an option or a command."""
     return _SETTING.fullmatch(here) is not None
-
-
-def _text(value: object) -> str:
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _plain(name: str) -> str:

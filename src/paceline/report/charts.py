@@ -75,7 +75,8 @@ def line_chart(
     x_low, x_high = _domain([x for x, _ in points] + list(span or ()), padding=0)
     y_low, y_high = _domain([y for _, y in points] + [0.0] * from_zero, padding=0.05)
     place = _Place(x_low, x_high, y_low, y_high)
-    parts = [*_axes(place, axis), *(_rule("mark", place.x(x)) for x in marks if x_low < x < x_high)]
+    rule = Markup('<path class="mark" d="M{:.1f} {}V{}"/>')
+    parts = [*_axes(place, axis), *(rule.format(place.x(x), TOP, HEIGHT - BOTTOM) for x in marks if x_low < x < x_high)]
     for one in shown:
         parts += _drawn(one, place, write, axis)
     legend = [_key(one, write, title) for one in shown if one.look != "faint" or len(shown) == 1]
@@ -208,10 +209,6 @@ def _unbroken(points: Sequence[Point]) -> list[list[Point]]:
         elif runs[-1]:
             runs.append([])
     return [run for run in runs if run]
-
-
-def _rule(kind: str, x: float) -> Markup:
-    return Markup('<path class="{}" d="M{:.1f} {}V{}"/>').format(kind, x, TOP, HEIGHT - BOTTOM)
 
 
 def _key(one: Series, write: Callable[[float], str], title: str) -> Markup:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract.errors import UserError
+from paceline.contract.files import write_atomically
 from paceline.observe.formats import duration, figure, moment, printable, share, size
 
 if TYPE_CHECKING:
@@ -37,6 +41,20 @@ def _environment() -> Environment:
     )
     environment.filters |= {"duration": duration, "moment": moment, "size": size, "figure": figure, "share": share}
     return environment
+
+
+def write_found(folder: Path, name: str, plain: Mapping[str, Any], page: str) -> None:
+    """What a command has found, as JSON in the file ``name``, and its report.html; earlier ones are replaced.
+
+    Raises:
+        DiskFullError: no room.
+        UserError: the folder cannot be written to.
+    """
+    try:
+        write_atomically(folder / name, (json.dumps(plain, indent=2) + "\n").encode())
+        write_atomically(folder / "report.html", page.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written to", str(error), "name another folder") from error
 
 
 def styles() -> str:

@@ -173,7 +173,7 @@ def _rung(stages: MemoryStages) -> Rung:
         stages=tuple(_lines(stages)),
         highest=tuple(_highest(stages)) if stages.stages else (),
         speed=speed(stages),
-        problem=_on_one_line(stages.problem),
+        problem="; ".join(map(str.strip, stages.problem.splitlines())),
         plan_problem=stages.plan_problem,
     )
 
@@ -207,7 +207,3 @@ def _beside(figure: int | None, measured: int) -> tuple[str, str]:
 def signed(num_bytes: int, write: Callable[[int], str]) -> str:
     """The size with its sign: ``+1.25 GiB``."""
     return f"{'-' if num_bytes < 0 else '+'}{write(abs(num_bytes))}"
-
-
-def _on_one_line(text: str) -> str:
-    return "; ".join(line.strip() for line in text.splitlines())

@@ -80,12 +80,13 @@ def _texts(part: DataPart, dataset: Dataset, rows: object | None) -> Sequence[st
     from paceline.data.sources import read
 
     table = read(part, task=dataset.kind, rows=rows, head=dataset.label_names)
+    changed = DataError("the data have changed since the run began", fix="give data that can be read twice")
     if table.texts is None or table.labels is None or len(table) != len(dataset):
-        raise DataError("the data have changed since the run began", fix="give data that can be read twice")
+        raise changed
     target = table.columns.get("label")
     labels = encode_known_labels(table.labels, dataset.kind, dataset.label_names, table.origins, target)
     if not np.array_equal(labels.values, dataset.labels):
-        raise DataError("the data have changed since the run began", fix="give data that can be read twice")
+        raise changed
     if table.pairs is None:
         return table.texts
     return [f"{text}\n{other}" for text, other in zip(table.texts, table.pairs, strict=True)]

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, final
 
 import numpy as np
@@ -75,9 +74,7 @@ class PredictionFile:
                 raise _unwritable(self._out, f"{self._out.parent}: {error.strerror}") from None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # what a full disk did not take is tried once more, and is not wanted now
             self._kept.close()
 

@@ -15,13 +15,14 @@ Torch-free: opening a folder costs nothing.
 from paceline.run_folder.checks import is_unbegun, require_files, require_writable
 from paceline.run_folder.folder import RunFolder
 from paceline.run_folder.origin import git_state, versions
-from paceline.run_folder.ways import has_checkpoint, way_on, way_to_more
+from paceline.run_folder.ways import has_checkpoint, named_now, way_on, way_to_more
 
 __all__ = [
     "RunFolder",
     "git_state",
     "has_checkpoint",
     "is_unbegun",
+    "named_now",
     "require_files",
     "require_writable",
     "versions",

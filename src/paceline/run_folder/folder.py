@@ -8,9 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from paceline.contract.errors import RunFolderError
@@ -33,7 +31,7 @@ from paceline.run_folder.checks import (
 from paceline.run_folder.leftovers import sweep
 from paceline.run_folder.lock import hold
 from paceline.run_folder.origin import git_state, now, versions
-from paceline.run_folder.ways import has_checkpoint, way_on
+from paceline.run_folder.ways import has_checkpoint, named_now, way_on
 
 MANIFEST_VERSION = 1
 
@@ -112,7 +110,7 @@ class RunFolder:
             raise RunFolderError(
                 f"name = {name!r}", "a run's name starts its folder's", "use letters, digits, '_', '.' and '-'"
             )
-        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        stem = named_now(name).name
         parent = Path(parent).resolve()
         above = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         for count in range(1, 1000):
@@ -161,9 +159,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._take_back()
         self.close()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe
 from paceline.recipe.trust import switches
+
+
+def named_now(name: str) -> Path:
+    """A run folder's name where nobody gives one: ``runs/<name>-<YYYYmmdd-HHMMSS>``."""
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def has_checkpoint(path: Path) -> bool:

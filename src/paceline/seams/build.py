@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch
@@ -50,3 +50,12 @@ class Build:
     """Whether ranks meet within forward and backward passes, so that none can run one by itself."""
     execution: Mapping[str, str] = field(default_factory=dict)
     """How the steps are carried out, for people: a word or reason a stage (``layout``, ``attention``, ...)."""
+
+    def carried_out(self, **stages: str) -> Build:
+        """With words or reasons for these stages."""
+        return replace(self, execution={**self.execution, **stages})
+
+    def decided(self, setting: str, value: bool, reason: str) -> Build:
+        """With a decision more."""
+        decision = Decision(setting=setting, value=str(value).lower(), reason=reason)
+        return replace(self, decisions=(*self.decisions, decision))

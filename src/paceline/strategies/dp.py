@@ -59,7 +59,7 @@ class OneProcess(Strategy):
             raise RecipeError(f"{SETTING} = dp", why, "--set techniques.packing=false")
         devices = [torch.device(build.device.type, index) for index in range(count)]
         forward = apply_dp(build.model, build.forward, devices)
-        return replace(build, forward=forward, execution={**build.execution, "parallel": f"dp: {count} GPUs"})
+        return replace(build, forward=forward).carried_out(parallel=f"dp: {count} GPUs")
 
     def engine(self, build: Build, training: Training) -> Engine:
         return OneDevice(self.mesh, self.recipe).engine(build, training)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
-from paceline.contract.records import Decision
 from paceline.seams import Batch, Build, Forward
 
 SETTING = "techniques.channels_last"
@@ -43,17 +42,13 @@ def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
         RecipeError: ``setting`` is true and the model has no convolution over images.
     """
     if setting is False:
-        return replace(build, execution={**build.execution, "channels_last": "off"})
+        return build.carried_out(channels_last="off")
     if has_convolutions(build.model):
-        forward = apply_channels_last(build.model, build.forward)
-        return replace(build, forward=forward, execution={**build.execution, "channels_last": "on"})
+        return replace(build, forward=apply_channels_last(build.model, build.forward)).carried_out(channels_last="on")
     reason = "this model has no convolution over images"
     if setting is True:
         raise RecipeError(f"{SETTING} = true", reason, f"--set {SETTING}=auto")
-    decision = Decision(setting=SETTING, value="false", reason=reason)
-    return replace(
-        build, execution={**build.execution, "channels_last": f"off: {reason}"}, decisions=(*build.decisions, decision)
-    )
+    return build.decided(SETTING, False, reason).carried_out(channels_last=f"off: {reason}")
 
 
 def has_convolutions(module: nn.Module) -> bool:

@@ -14,7 +14,6 @@ import importlib
 import logging
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast, final
 
@@ -24,7 +23,6 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 from paceline.contract.errors import RecipeError
-from paceline.contract.records import Decision
 from paceline.contract.signals import DeafChildren
 from paceline.machine.device import PLANNED
 from paceline.seams import Build
@@ -201,7 +199,7 @@ def apply(build: Build, setting: bool | Literal["auto"], *, fusion: bool = False
         fusion: see ``techniques/fusion.py``; models of convolutions have no use for it.
     """
     by_blocks = bool(build.blocks) and not any(has_convolutions(block) for block in build.blocks)
-    execution = {**build.execution, "compile": "off"}
+    execution = {"compile": "off"}
     if fusion and not by_blocks:
         execution["fusion"] = "off: the model has no blocks of linear layers"
     # what stands in for the compiler where there is no GPU to compile for
@@ -215,7 +213,7 @@ def apply(build: Build, setting: bool | Literal["auto"], *, fusion: bool = False
         # convolution stages differ in shape, so that block by block would be many compilations; image sizes are fixed
         apply_compile_whole(build.model, static=has_convolutions(build.model), backend=backend)
         execution["compile"] = "the whole model"
-    return replace(build, execution=execution)
+    return build.carried_out(**execution)
 
 
 def takes_embeddings(build: Build) -> bool:
@@ -236,14 +234,12 @@ def fall_back(build: Build, setting: bool | Literal["auto"], error: BaseExceptio
     lost = {"fusion": f"off: {reason}"} if fused(build.model) else {}
     undo(build.model)
     if lost and build.execution.get("compile") == "off":  # traced for the sake of fusion alone
-        decision = Decision(setting="techniques.fusion", value="false", reason=f"tracing failed: {reason}")
-        return replace(build, execution={**build.execution, **lost}, decisions=(*build.decisions, decision))
+        return build.decided("techniques.fusion", False, f"tracing failed: {reason}").carried_out(**lost)
     if setting is True:
         fix = f"--set {SETTING}=false, or auto, which goes on without"
         raise RecipeError(f"{SETTING} = true", f"this model cannot be compiled: {reason}", fix) from error
-    decision = Decision(setting=SETTING, value="false", reason=f"compiling failed: {reason}")
-    execution = {**build.execution, **lost, "compile": f"off: {reason}"}
-    return replace(build, execution=execution, decisions=(*build.decisions, decision))
+    told = build.decided(SETTING, False, f"compiling failed: {reason}")
+    return told.carried_out(**lost, compile=f"off: {reason}")
 
 
 def fused(model: nn.Module) -> dict[str, str]:

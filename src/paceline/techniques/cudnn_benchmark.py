@@ -52,5 +52,4 @@ def apply(build: Build) -> Build:
     if not has_convolutions(build.model):
         why = "this model has no convolution over images"
         raise RecipeError("techniques.cudnn_benchmark = true", why, "--set techniques.cudnn_benchmark=false")
-    execution = {**build.execution, "cudnn_benchmark": "in training"}
-    return replace(build, forward=apply_cudnn_benchmark(build.forward), execution=execution)
+    return replace(build, forward=apply_cudnn_benchmark(build.forward)).carried_out(cudnn_benchmark="in training")

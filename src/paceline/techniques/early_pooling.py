@@ -20,16 +20,14 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.compare import Results, beyond_rounding, exactly, failure, results, spread, trial_of
-from paceline.contract.errors import ModelError, RecipeError
-from paceline.contract.records import Decision
+from paceline.compare import Results, beyond_rounding, exactly, results, spread, trial_of
+from paceline.contract.errors import ModelError, RecipeError, in_a_line
 from paceline.contract.spans import activity
 from paceline.seams import Batch, Build, Ids, LayoutKind
 from paceline.techniques import packing
@@ -81,18 +79,15 @@ def apply(build: Build, setting: bool | Literal["auto"], ids: Ids) -> Build:
         RecipeError: ``setting`` is true, and the model cannot have it.
     """
     if setting is False:
-        return replace(build, execution={**build.execution, "early_pooling": "off"})
+        return build.carried_out(early_pooling="off")
     reason = difference(build, ids)
     if reason is None:
         apply_early_pooling(build.model, build.blocks[-1])
         agreed = "the head reads one position a text, and gradients without the others are equal up to rounding"
-        execution = {**build.execution, "early_pooling": "the last block"}
-    elif setting is True:
+        return build.decided(SETTING, True, agreed).carried_out(early_pooling="the last block")
+    if setting is True:
         raise RecipeError(f"{SETTING} = true", reason, f"--set {SETTING}=auto, which goes without where it cannot be")
-    else:
-        agreed, execution = reason, {**build.execution, "early_pooling": f"off: {reason}"}
-    decision = Decision(setting=SETTING, value=str(reason is None).lower(), reason=agreed)
-    return replace(build, execution=execution, decisions=(*build.decisions, decision))
+    return build.decided(SETTING, False, reason).carried_out(early_pooling=f"off: {reason}")
 
 
 def unsupported(build: Build) -> str | None:
@@ -129,7 +124,7 @@ def difference(build: Build, ids: Ids) -> str | None:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, it is the answer to the question, and is reported
-            return f"a shorter last block fails with {failure(error)}"
+            return f"a shorter last block fails with {in_a_line(error)}"
         name = type(build.model).__name__
 
         def in_fp64() -> tuple[Results, Results]:

@@ -7,13 +7,11 @@ The lookup stays torch's, so that a compiler makes one kernel of it and what fol
 from __future__ import annotations
 
 import types
-from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
-from paceline.contract.records import Decision
 from paceline.kernels.embedding_gradient import embedding
 from paceline.seams import Build
 
@@ -56,13 +54,9 @@ def apply(build: Build, setting: bool | Literal["auto"], *, compiled: bool) -> B
         why = left or f"this model trains no plain embedding of {FEW} rows or more"
         if not open_:
             raise RecipeError(f"{SETTING} = true", why, f"--set {SETTING}=false")
-        decision = Decision(setting=SETTING, value="false", reason=why)
-        return replace(build, decisions=(*build.decisions, decision))
-    decided = (Decision(setting=SETTING, value="true", reason=REASON),) if open_ else ()
-    tables = f"{count} table{'' if count == 1 else 's'}"
-    return replace(
-        build, execution={**build.execution, "embedding_gradient": tables}, decisions=(*build.decisions, *decided)
-    )
+        return build.decided(SETTING, False, why)
+    build = build.carried_out(embedding_gradient=f"{count} table{'' if count == 1 else 's'}")
+    return build.decided(SETTING, True, REASON) if open_ else build
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import types
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
-from paceline.contract.records import Decision
 from paceline.seams import Build
 from paceline.seams.without_data import pass_images, without_data
 
@@ -84,13 +82,11 @@ def apply(build: Build, setting: bool | Literal["auto"], shape: tuple[int, int, 
         why = "no convolution is known to put out a single pixel, of images of this size"
         if setting is True:
             raise RecipeError(f"{SETTING} = true", why, f"--set {SETTING}=auto")
-        return replace(build, decisions=(*build.decisions, Decision(setting=SETTING, value="false", reason=why)))
+        return build.decided(SETTING, False, why)
     layers = f"{len(names)} convolution{'' if len(names) == 1 else 's'}"
     reason = f"{layers} put{'s' if len(names) == 1 else ''} out a single pixel, and need not read what does not meet it"
-    decided = (Decision(setting=SETTING, value="true", reason=reason),) if setting == "auto" else ()
-    return replace(
-        build, execution={**build.execution, "fully_connected": layers}, decisions=(*build.decisions, *decided)
-    )
+    build = build.carried_out(fully_connected=layers)
+    return build.decided(SETTING, True, reason) if setting == "auto" else build
 
 
 def _is_plain(module: nn.Module) -> bool:

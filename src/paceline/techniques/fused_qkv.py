@@ -17,7 +17,6 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, final
 
@@ -27,7 +26,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
-from paceline.contract.records import Decision
 from paceline.kernels.launch import only_noted
 from paceline.seams import Build, LayoutKind
 
@@ -65,21 +63,18 @@ def apply(build: Build, setting: bool | Literal["auto"]) -> Build:
         RecipeError: ``setting`` is true and there is nothing to join.
     """
     if setting is False:
-        return replace(build, execution={**build.execution, "fused_qkv": "off"})
+        return build.carried_out(fused_qkv="off")
     joined = apply_fused_qkv(build.model)
     if joined:
         if build.layout_kind is LayoutKind.PACKED:
             _take_notes(build)
-        return replace(build, execution={**build.execution, "fused_qkv": f"{joined} layers"})
+        return build.carried_out(fused_qkv=f"{joined} layers")
     reason = "no attention layer of this model computes query, key and value from one input in three products"
     if any(triple(module, adapted=True) for module in build.model.modules()):
         reason = "adapters stand beside query, key or value, and what is joined has no place for them"
     if setting is True:
         raise RecipeError(f"{SETTING} = true", reason, f"--set {SETTING}=auto")
-    decision = Decision(setting=SETTING, value="false", reason=reason)
-    return replace(
-        build, execution={**build.execution, "fused_qkv": f"off: {reason}"}, decisions=(*build.decisions, decision)
-    )
+    return build.decided(SETTING, False, reason).carried_out(fused_qkv=f"off: {reason}")
 
 
 @final

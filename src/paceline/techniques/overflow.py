@@ -67,5 +67,4 @@ def apply(build: Build, layout: Layout, how: str | Join) -> Build:
         logits = before(model, batch)
         return logits if batch.windows is None else join(logits, batch.windows, len(batch.labels))
 
-    execution = {**build.execution, "overflow": "windows"}
-    return replace(build, layout=layout, forward=forward, execution=execution)
+    return replace(build, layout=layout, forward=forward).carried_out(overflow="windows")

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.compare import Results, beyond_rounding, exactly, failure, results, spread, trial_of
-from paceline.contract.errors import ModelError, RecipeError
-from paceline.contract.records import Decision
+from paceline.compare import Results, beyond_rounding, exactly, results, spread, trial_of
+from paceline.contract.errors import ModelError, RecipeError, in_a_line
 from paceline.contract.spans import activity
 from paceline.kernels.one_query_attention import one_query_attention
 from paceline.kernels.varlen_attention import operator_for, varlen_attention, varlen_attention_joined
@@ -61,21 +60,17 @@ def apply(
     if reason is not None:
         if required:
             raise RecipeError("techniques.packing = true", reason, "set it to false; auto does so by itself")
-        decision = Decision(setting="techniques.packing", value="false", reason=reason)
-        execution = {**build.execution, "layout": "padded"}
-        return replace(build, decisions=(*build.decisions, decision), execution=execution)
+        return build.decided("techniques.packing", False, reason).carried_out(layout="padded")
 
     forward, before = apply_packing(build.model), build.forward
     agreed = "packed and padded gradients of this model are equal up to rounding"
-    decision = Decision(setting="techniques.packing", value="true", reason=agreed)
     operator = _operator(build.model, build.device, dtype, _bounds(packed.collate(ids[:1])).max_length)
+    told = build.decided("techniques.packing", True, agreed).carried_out(layout="packed", attention=operator)
     return replace(
-        build,
+        told,
         layout=packed,
         layout_kind=LayoutKind.PACKED,
         forward=lambda model, batch: (before if batch.packed is None else forward)(model, batch),
-        decisions=(*build.decisions, decision),
-        execution={**build.execution, "layout": "packed", "attention": operator},
     )
 
 
@@ -283,7 +278,7 @@ def difference(build: Build, packed: Layout, ids: Ids) -> str | None:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever it is, it is the answer to the question, and is reported
-            return f"{name}: a packed row fails with {failure(error)}"
+            return f"{name}: a packed row fails with {in_a_line(error)}"
 
         def in_fp64() -> tuple[Results, Results]:
             trial.double()

@@ -93,8 +93,7 @@ def apply(build: Build, world: World) -> Build:
         with shared.weighted(batch.weights):
             return forward(model, batch)
 
-    execution = {**build.execution, "batch_norm": f"over {world.size} ranks"}
-    return replace(build, forward=synchronised, execution=execution)
+    return replace(build, forward=synchronised).carried_out(batch_norm=f"over {world.size} ranks")
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:

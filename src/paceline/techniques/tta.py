@@ -169,10 +169,6 @@ def _as_it_is(images: Tensor) -> Tensor:
     return images
 
 
-def _mirrored(images: Tensor) -> Tensor:
-    return images.flip(-1)
-
-
 def _moved(images: Tensor, down: int, right: int) -> Tensor:
     """What a crop of the same size sees that is moved by an eighth: 1 down or right, -1 up or left."""
     height, width = images.shape[-2:]
@@ -198,6 +194,6 @@ def _cut(images: Tensor, top: int, left: int, height: int, width: int) -> Tensor
 _VIEWS: Mapping[str, tuple[View, ...]] = {
     "scales": tuple(_as_it_is if scale == 1 else partial(_scaled, scale=scale) for scale in SCALES),
     "crop5": (_as_it_is, *(partial(_moved, down=down, right=right) for down in (-1, 1) for right in (-1, 1))),
-    "flip": (_as_it_is, _mirrored),
+    "flip": (_as_it_is, partial(torch.flip, dims=(-1,))),
 }
 """By name, in the order in which they are applied."""

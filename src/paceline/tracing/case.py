@@ -120,7 +120,7 @@ class Case:
     @cached_property
     def gap_beside_parts(self) -> float:
         """That part of the gap for which the host was in none of a step's parts."""
-        return self.mean(lambda budget: _beside_parts(budget.gaps))
+        return self.mean(lambda budget: budget.gaps[STEP] + budget.gaps[OUTSIDE])
 
     @cached_property
     def host_beside_passes(self) -> float:
@@ -197,7 +197,3 @@ class Case:
                 for piece, seconds in (own | {(place, True): gap for place, gap in budget.gaps.items()}).items():
                     pieces[piece] = pieces.get(piece, 0.0) + seconds / len(self.steps)
         return pieces
-
-
-def _beside_parts(gaps: Mapping[str, float]) -> float:
-    return gaps[STEP] + gaps[OUTSIDE]

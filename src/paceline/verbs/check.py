@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 import time
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from paceline.check.claim import Claim, Finding
 from paceline.check.claims import chosen
-from paceline.contract.errors import RunFolderError, UserError, excerpt
+from paceline.contract.errors import RunFolderError, UserError
 from paceline.recipe import Recipe
 from paceline.recipe.techniques import opened
 from paceline.recipe.trust import NONE, Trust, require_trust
@@ -24,8 +23,6 @@ SAMPLES: Final = 20
 
 FEWEST: Final = 5
 """Below that there is no smaller batch at the end of an epoch."""
-
-_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,15 +118,3 @@ def of_run(folder: Path, settings: Sequence[str], trust: Trust = NONE) -> tuple[
         why = "it was trained on rows in memory, which are not in its folder"
         raise RunFolderError(f"{folder}: has no data", why, f"a recipe with data.source; {way_on(folder)}")
     return recipe, run.model if run.model.is_dir() else None
-
-
-def parse_budget(text: str) -> float:
-    """Seconds of ``90s``, ``2m``, ``1h`` or ``120``.
-
-    Raises:
-        UserError: it is no time.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
-    if not found or float(found[1]) <= 0:
-        raise UserError(f"--budget {excerpt(text)}", "it is a time, such as 90s, 2m or 1h", "--budget 2m")
-    return float(found[1]) * _SECONDS[found[2]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from paceline.contract.errors import UserError
+from paceline.contract.errors import UserError, in_a_line
 from paceline.contract.files import cache_folder
 from paceline.machine.cluster import find_place
 from paceline.machine.facts import Facts, ask, this_machine
@@ -194,8 +194,7 @@ def torch_works(facts: Facts) -> list[Finding]:
             if not right:
                 return [Finding("torch", f"{text} wrong numbers", "missing", "nvidia-smi -q, or try another machine")]
     except Exception as error:  # a diagnosis: any way of being broken is the finding
-        reason = (str(error).splitlines() or [""])[0]
-        return [Finding("torch", f"does not work: {type(error).__name__}: {reason}", "missing", _cuda_fix(facts))]
+        return [Finding("torch", f"does not work: {in_a_line(error)}", "missing", _cuda_fix(facts))]
     return [Finding("torch", text)]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline._version import __version__
-from paceline.contract.errors import RecipeError, UserError
-from paceline.contract.files import write_atomically
+from paceline.contract.errors import RecipeError
 from paceline.machine.facts import this_machine
 from paceline.observe.formats import figure, printable
 from paceline.recipe import Recipe
@@ -108,7 +106,7 @@ def write(found: RateRange, folder: Path) -> None:
         UserError: the folder cannot be written to.
     """
     from paceline.report.charts import Axis, Series, line_chart
-    from paceline.report.page import page_of
+    from paceline.report.page import page_of, write_found
 
     def points(losses: Sequence[float]) -> list[tuple[float, float]]:
         shown = [loss if loss <= _ceiling(found) else math.nan for loss in losses]
@@ -132,11 +130,7 @@ def write(found: RateRange, folder: Path) -> None:
         "last": f"{found.rates[-1]:.2g}",
         "version": __version__,
     }
-    try:
-        write_atomically(folder / "lr.json", (json.dumps(plain(found), indent=2) + "\n").encode())
-        write_atomically(folder / "report.html", page_of("rates.html", content).encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise UserError(f"--out {folder}: cannot be written to", str(error), "name another folder") from error
+    write_found(folder, "lr.json", plain(found), page_of("rates.html", content))
 
 
 def suggestion(found: RateRange) -> str:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from paceline.contract.errors import PacelineError, RecipeError, UserError, excerpt
-from paceline.contract.files import write_atomically
 from paceline.contract.plain import FORMERLY, plain
 from paceline.contract.records import MemoryPlan, MemoryStages, StageRecord
 from paceline.machine.facts import Facts, Gpu, this_machine
 from paceline.memory.measure import measure, taken_by_others
 from paceline.memory.predict import PlanFailed, Predictor
-from paceline.observe.formats import difference, printable, rate
+from paceline.observe.formats import columns, difference, printable, rate
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.techniques import one_process
+from paceline.report.page import write_found
 from paceline.report.stages import LABELS, described, highest, rows, signed, speed, stages_page
 from paceline.verbs.plan_shown import gib
 
@@ -162,14 +162,7 @@ def write(found: Anatomy, folder: Path) -> None:
         DiskFullError: no room.
         UserError: the folder cannot be written to.
     """
-    import json
-
-    page = stages_page(found.name, found.gpu, found.ladder)
-    try:
-        write_atomically(folder / "memory.json", (json.dumps(found.plain(), indent=2) + "\n").encode())
-        write_atomically(folder / "report.html", page.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise UserError(f"--out {folder}: cannot be written to", str(error), "name another folder") from error
+    write_found(folder, "memory.json", found.plain(), stages_page(found.name, found.gpu, found.ladder))
 
 
 def shown(found: Anatomy) -> str:
@@ -178,7 +171,7 @@ def shown(found: Anatomy) -> str:
     for stages in found.ladder:
         lines += [*_rung(stages), ""]
     if len(found.ladder) > 1:
-        lines += ["side by side", *_table(list(_side_by_side(found)))]
+        lines += ["side by side", *_table(_side_by_side(found))]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -203,9 +196,9 @@ def _rung(stages: MemoryStages) -> Iterator[str]:
     micro = f": {pieces} micro-batches of {stages.micro_batch_size}" if pieces > 1 else ""
     yield f"{described(stages.settings)} ({stages.batch_size} samples a step{micro})"
     if stages.stages:
-        yield from _table(list(_stage_rows(stages)))
+        yield from _table(_stage_rows(stages))
         yield ""
-        yield from _table(list(_figures(stages)))
+        yield from _table(_figures(stages))
     if told := speed(stages):
         yield f"  speed: {told}"
     if stages.others:
@@ -268,13 +261,8 @@ def _in_short(problem: str) -> str:
     return ": ".join(line.strip().removeprefix("why: ") for line in problem.splitlines()[:2])
 
 
-def _table(rows: list[Sequence[str]]) -> Iterator[str]:
-    """Columns side by side: the first and a last one of words to the left, figures to the right."""
-    widths = [max(len(row[at]) if at < len(row) else 0 for row in rows) for at in range(max(map(len, rows)))]
-    for row in rows:
-        first, *others = row
-        cells = [cell if at == 7 else f"{cell:>{widths[at]}}" for at, cell in enumerate(others, 1)]
-        yield "  ".join(["", f"{first:<{widths[0]}}", *cells]).rstrip()
+def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield from (f"  {line}" for line in columns(rows, left=(0, 7)))
 
 
 def _plain(stages: MemoryStages) -> dict[str, Any]:

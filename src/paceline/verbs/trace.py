@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from paceline.contract.errors import PacelineError, UserError
@@ -19,6 +18,8 @@ from paceline.run_folder import RunFolder
 DEFAULT_STEPS = ("last-epoch:-10",)
 """Where neither recipe nor command names any."""
 
+PACELINE = (sys.executable, "-m", "paceline")
+
 Run = Callable[[Sequence[str]], int]
 """Runs the words of a ``paceline`` command in a process of its own; returns its exit code."""
 
@@ -28,7 +29,7 @@ class TryFailed(PacelineError):
 
 
 def trace_settings(
-    recipe: Recipe, steps: Sequence[str], kind: str | None, graph: str | None, *, memory: bool
+    recipe: Recipe, steps: Sequence[str], kind: str | None, graph: str | None, memory: bool
 ) -> list[str]:
     """What a command's options change in a recipe, as ``--set`` takes it.
 
@@ -93,7 +94,7 @@ def under_nsys(words: Sequence[str], out: Path, recipe: Recipe, say: Callable[[s
     if shutil.which("nsys") is None:
         say("nsys is not on this machine: install Nsight Systems, or copy the line to where it is")
         return 0
-    return subprocess.run(nsys_command([*_interpreter(), *words], out, recipe), check=False).returncode
+    return subprocess.run(nsys_command([*PACELINE, *words], out, recipe), check=False).returncode
 
 
 def tried(folder: Path, say: Callable[[str], None], run: Run | None = None, trust: Trust = NONE) -> str:
@@ -136,21 +137,11 @@ def tried(folder: Path, say: Callable[[str], None], run: Run | None = None, trus
     if facts.world_size > 1:
         words += ["--processes" if facts.device == "cpu" else "--gpus", str(facts.world_size)]
     say(f"trying {setting}: {shlex.join(['paceline', *words])}")
-    code = (run or _run)(words)
+    code = (run or train_first)(words)
     if code:
         raise TryFailed(f"the run with {setting} ended with exit code {code}; see what it said above")
     _, after, _ = outcome(_windows(out)[0])
     return compared(before, after, found)
-
-
-def new_folder(name: str) -> Path:
-    """A run folder's name as ``train`` would choose it."""
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def train_first(words: Sequence[str], run: Run | None = None) -> int:
-    """Train in a process of its own, as the run that is tried beside it will be; returns the exit code."""
-    return (run or _run)(words)
 
 
 def _folder_of(folder: Path) -> Path:
@@ -177,9 +168,6 @@ def _beside(folder: Path) -> Path:
     raise UserError(f"{folder}-tried: taken, and so are 999 like it", fix="remove some of them")
 
 
-def _interpreter() -> list[str]:
-    return [sys.executable, "-m", "paceline"]
-
-
-def _run(words: Sequence[str]) -> int:
-    return subprocess.run([*_interpreter(), *words], check=False).returncode
+def train_first(words: Sequence[str]) -> int:
+    """Train in a process of its own, as the run that is tried beside it will be; returns the exit code."""
+    return subprocess.run([*PACELINE, *words], check=False).returncode

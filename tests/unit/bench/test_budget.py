@@ -9,13 +9,13 @@ from paceline.contract.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("10m", 600), ("90s", 90), ("45", 45), ("1h 30m", 5400), ("1h30m", 5400), ("0.5 h", 1800)]
+    ("text", "seconds"), [("10m", 600), ("90s", 90), ("45", 45), ("1h 30m", 5400), ("1h30m", 5400), ("1.5 H", 5400)]
 )
 def test_times_are_read(text: str, seconds: float) -> None:
     assert parse_time(text, "--budget") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "10x", "-5m", "0", "m10", "10mm"])
+@pytest.mark.parametrize("text", ["", "soon", "10x", "-5m", "0", "m", "m10", "10mm", "2 days"])
 def test_what_is_no_time_is_told_with_one(text: str) -> None:
     with pytest.raises(UserError, match="--budget 10m"):
         parse_time(text, "--budget")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from paceline.compare import exactly, failure, results, trial_of
+from paceline.compare import exactly, results, trial_of
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch
 from paceline.tasks import task_for
@@ -61,8 +61,3 @@ def test_inside_products_are_full_and_gradients_on() -> None:
         assert torch.backends.cuda.matmul.fp32_precision == "ieee"
         assert torch.is_grad_enabled()
         assert not torch.is_autocast_enabled("cpu")
-
-
-def test_a_failure_is_one_line() -> None:
-    assert failure(ValueError("first\nsecond")) == "ValueError: first"
-    assert failure(KeyError()) == "KeyError: "

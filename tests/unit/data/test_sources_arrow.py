@@ -166,4 +166,4 @@ def test_without_pyarrow_the_command_is_given(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match="need pyarrow") as caught:
         read(DataPart(source=str(path)))
-    assert caught.value.fix == "pip install 'paceline[parquet]'"
+    assert caught.value.fix == 'pip install "paceline[parquet]"'

@@ -124,7 +124,7 @@ def test_without_openpyxl_the_command_is_given(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(DataError, match="need openpyxl") as caught:
         read(DataPart(source=str(path)))
-    assert caught.value.fix == "pip install 'paceline[excel]'"
+    assert caught.value.fix == 'pip install "paceline[excel]"'
 
 
 def test_the_fingerprint_is_of_the_file(tmp_path):

@@ -31,6 +31,8 @@ from paceline.seams import Alone
 from paceline.testing.distributed import RankError, run_processes
 from paceline.testing.ports import free_port
 
+pytestmark = pytest.mark.usefixtures("forked_interpreters")
+
 CPU = torch.device("cpu")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net/tcp")
 GRACE_SECONDS = 0.5

@@ -14,6 +14,8 @@ import torch
 from paceline.seams import World
 from paceline.testing.distributed import run_distributed
 
+pytestmark = pytest.mark.usefixtures("forked_interpreters")
+
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "ring_all_reduce.py"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.contract.errors import DataError
 from paceline.data.sources.lines import unreadable
 from paceline.data.sources.memory import read_memory
-from paceline.data.sources.rows import Source
+from paceline.data.sources.rows import Source, damaged, not_installed, repeated
 
 _PIECE_ROWS = 1024
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
@@ -119,9 +119,7 @@ class _Saved:
         try:
             import pyarrow
         except ImportError:
-            raise DataError(
-                "Arrow files need pyarrow", file=name, why="it is not installed", fix="pip install 'paceline[parquet]'"
-            ) from None
+            raise not_installed("Arrow files need pyarrow", "parquet", name) from None
         errors = (pyarrow.ArrowException, OSError, UnicodeDecodeError)
         tables = [_table(file, name, errors) for file in files]
         names = [table.schema.names for table in tables]
@@ -132,9 +130,8 @@ class _Saved:
                 why=f"{files[0].name} has {', '.join(names[0])}; {files[other].name} has {', '.join(names[other])}",
                 fix="save the data set anew",
             )
-        repeated = next((column for at, column in enumerate(names[0]) if column in names[0][:at]), None)
-        if repeated is not None:
-            raise DataError("a column is named twice", file=name, column=repeated, fix="give each column its own name")
+        if (twice := repeated(names[0])) is not None:
+            raise DataError("a column is named twice", file=name, column=twice, fix="give each column its own name")
         return cls(tables, name, errors)
 
     def __len__(self) -> int:
@@ -151,7 +148,7 @@ class _Saved:
                 try:
                     rows = batch.to_pylist()
                 except self._errors as error:
-                    raise _damaged(self._name, error, number + 1) from None
+                    raise damaged("Arrow", self._name, error, number + 1) from None
                 for values in rows:
                     number += 1
                     for column, known in self._lists.items():
@@ -191,7 +188,7 @@ def _table(path: Path, name: str, errors: tuple[type[Exception], ...]) -> Any:
         source.seek(0)
         return pyarrow.ipc.open_stream(source).read_all()
     except errors as error:
-        raise _damaged(name, error) from None
+        raise damaged("Arrow", name, error) from None
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, _Names]:
@@ -209,13 +206,3 @@ def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, _Names]:
         if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" and isinstance(inner.get("names"), list):
             found[column] = _Names([str(name) for name in inner["names"]], is_list)
     return found
-
-
-def _damaged(name: str, error: Exception, line: int | None = None) -> DataError:
-    return DataError(
-        "not a whole Arrow file",
-        file=name,
-        line=line,
-        why=str(error).split("\n", 1)[0],
-        fix="copy or download it again",
-    )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.contract.errors import DataError, excerpt
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources.lines import MAX_LINE_BYTES, Lines
-from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row, Source
+from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row, Source, repeated
 
 _DELIMITERS = ",;\t|"
 
@@ -67,13 +66,12 @@ def _header(reader: Iterator[list[str]], lines: Lines, delimiter: str) -> tuple[
             raise _bad_quotes(error, lines, line) from None
         if problem := lines.take_problem():
             raise problem
-    repeated = [column for column, times in Counter(cells).items() if times > 1]
-    if repeated:
+    if (twice := repeated(cells)) is not None:
         raise DataError(
             "the header names a column twice",
             file=lines.name,
             line=line,
-            column=repeated[0],
+            column=twice,
             found=lines.first.rstrip("\r\n"),
             fix="give each column a name of its own",
         )

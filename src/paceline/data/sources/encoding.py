@@ -151,15 +151,12 @@ def _latin_alphabet(sample: bytes) -> str | None:
 def _symbols_in_words(sample: bytes, encoding: str) -> int:
     """How many characters beyond ASCII stand between two letters and are none: ``by³a`` is no word, ``była`` is."""
     text = sample.decode(encoding, "replace")
-    between = ((text[at - 1 : at], text[at], text[at + 1 : at + 2]) for at in _places_beyond_ascii(text))
+    places = (at for at, character in enumerate(text) if character > "\x7f")
+    between = ((text[at - 1 : at], text[at], text[at + 1 : at + 2]) for at in places)
     return sum(
         before.isalpha() and after.isalpha() and not _may_stand_in_a_word(character)
         for before, character, after in between
     )
-
-
-def _places_beyond_ascii(text: str) -> Iterator[int]:
-    return (at for at, character in enumerate(text) if character > "\x7f")
 
 
 def _may_stand_in_a_word(character: str) -> bool:

@@ -6,8 +6,8 @@ import datetime
 import warnings
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 from paceline.contract.errors import DataError
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources.lines import unreadable
-from paceline.data.sources.rows import Row, Source
+from paceline.data.sources.rows import Row, Source, damaged, not_installed, repeated
 
 _PIECE_ROWS = 1000
 _PROTECTED = b"\xd0\xcf\x11\xe0"
@@ -26,6 +26,7 @@ _LARGEST_RATIO, _LARGE_BYTES = 200, 2**28
 """What a workbook expands to is refused when it is large and so many times its file: real sheets are 10 to 30 times."""
 
 _DAMAGE = (zipfile.BadZipFile, zlib.error, ElementTree.ParseError, KeyError, ValueError, TypeError, EOFError)
+_damaged = partial(damaged, ".xlsx", fix="copy or download it again; if it opens in a spreadsheet, save it anew")
 
 
 def read_excel(path: Path, name: str, bad: BadRows) -> Source:
@@ -41,9 +42,7 @@ def read_excel(path: Path, name: str, bad: BadRows) -> Source:
     try:
         import openpyxl
     except ImportError:
-        raise DataError(
-            ".xlsx files need openpyxl", file=name, why="it is not installed", fix="pip install 'paceline[excel]'"
-        ) from None
+        raise not_installed(".xlsx files need openpyxl", "excel", name) from None
     try:
         with path.open("rb") as file:
             begin = file.read(len(_PROTECTED))
@@ -149,15 +148,9 @@ def _header(cells: Iterator[tuple[int, list[str]]], name: str) -> tuple[int, tup
             why=f"the first row must name the columns; it holds {', '.join(map(repr, columns))}",
             fix="name the column, or delete it; rows above the header, such as a title, have to go",
         )
-    repeated = [column for column, times in Counter(columns).items() if times > 1]
-    if repeated:
-        raise DataError(
-            "the header names a column twice",
-            file=name,
-            line=line,
-            column=repeated[0],
-            fix="give each column a name of its own",
-        )
+    if (twice := repeated(columns)) is not None:
+        fix = "give each column a name of its own"
+        raise DataError("the header names a column twice", file=name, line=line, column=twice, fix=fix)
     return line, tuple(columns)
 
 
@@ -185,13 +178,3 @@ def _rows(
             yield Row(name, line, dict(zip(columns, [*row, *[""] * (len(columns) - len(row))], strict=True)))
     finally:
         workbook.close()
-
-
-def _damaged(name: str, error: Exception, line: int | None = None) -> DataError:
-    return DataError(
-        "not a whole .xlsx file",
-        file=name,
-        line=line,
-        why=str(error).split("\n", 1)[0],
-        fix="copy or download it again; if it opens in a spreadsheet, save it anew",
-    )

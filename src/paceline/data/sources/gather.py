@@ -18,6 +18,7 @@ from paceline.data.sources import images
 from paceline.data.sources.labels import Cell, blanks_around, indicator_cell, label_cell
 from paceline.data.sources.lines import holds_nul
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, MAX_LABEL_CHARACTERS, Row
+from paceline.recipe.parts import DataPart
 
 _ABSENT = object()
 
@@ -82,8 +83,7 @@ class Gatherer:
 
     Args:
         roles: the columns that are read.
-        label_separator: cuts a label cell into several.
-        image_size: side to which images are resized; None leaves them.
+        part: says what cuts a label cell into several, and the side to which images are resized.
         picture: resizes and crops images in place of that.
         keep_rows: whether the original rows are kept too.
     """
@@ -91,8 +91,7 @@ class Gatherer:
     roles: Roles
     into: Gathered
     bad: BadRows
-    label_separator: str | None = None
-    image_size: int | None = None
+    part: DataPart
     picture: images.Picture | None = None
     keep_rows: bool = False
 
@@ -144,13 +143,13 @@ class Gatherer:
                 why=f"the column holds images, this cell {type(value).__name__}",
                 fix="put the image in, or remove the row",
             )
-        column = None if isinstance(value, Path) else self.roles.content
-        return images.load(value, self.image_size, self.picture, file=row.file, line=row.line or None, column=column)
+        column, size = None if isinstance(value, Path) else self.roles.content, self.part.image_size
+        return images.load(value, size, self.picture, file=row.file, line=row.line or None, column=column)
 
     def _note_blanks(self, row: Row) -> None:
         if len(self.roles.label) > 1:
             return  # 0/1 columns hold no names
-        written = blanks_around(row.values[self.roles.label[0]], self.label_separator)
+        written = blanks_around(row.values[self.roles.label[0]], self.part.label_separator)
         if written is None:
             return
         if not self.into.num_stripped:
@@ -169,7 +168,7 @@ class Gatherer:
                 raise _at(row, error.column, error.problem, values[error.column or ""], error.why, error.fix) from None
         value = _value(row, columns[0])
         try:
-            cell = label_cell(value, self.label_separator)
+            cell = label_cell(value, self.part.label_separator)
         except TypeError as error:
             raise _at(
                 row, columns[0], "the label is of no usable type", value, str(error), 'write "label": "NAME"'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.contract.errors import DataError
 from paceline.data.sources.memory import read_memory
-from paceline.data.sources.rows import Source
+from paceline.data.sources.rows import Source, not_installed
 
 PREFIX = "hub:"
 
@@ -21,9 +21,7 @@ def read_hub(source: str) -> list[Source]:
     try:
         import datasets
     except ImportError:
-        raise DataError(
-            f"{source} needs the datasets library", why="it is not installed", fix='pip install "paceline[hub]"'
-        ) from None
+        raise not_installed(f"{source} needs the datasets library", "hub") from None
     try:
         found = datasets.load_dataset(name, configuration or None)
     except (OSError, ValueError, RuntimeError) as error:

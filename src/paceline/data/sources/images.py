@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.contract.errors import DataError
+from paceline.data.sources.rows import not_installed
 
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
@@ -30,7 +31,7 @@ def is_image(value: object) -> bool:
     if isinstance(value, Mapping):
         return isinstance(value.get("bytes"), bytes)
     if isinstance(value, np.ndarray):
-        return value.dtype == np.uint8 and _is_picture_shape(value.shape)
+        return value.dtype == np.uint8 and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3)))
     return hasattr(value, "convert") and hasattr(value, "getbands")
 
 
@@ -39,9 +40,7 @@ def require_pillow(name: str) -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise DataError(
-            "images need Pillow", file=name, why="it is not installed", fix='pip install "paceline[images]"'
-        ) from None
+        raise not_installed("images need Pillow", "images", name) from None
 
 
 class Picture(Protocol):
@@ -136,10 +135,6 @@ def check_size(shape: Sequence[int], first: Sequence[int], *, file: str, line: i
             why=f"this one is {shape[1]} × {shape[0]} pixels, the first {first[1]} × {first[0]}",
             fix=f"--set data.image_size={max(8, side)} resizes all of them",
         )
-
-
-def _is_picture_shape(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
 
 
 def _opened(value: object) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.contract.errors import DataError
 from paceline.data.columns import SPLITS
-from paceline.data.sources.rows import Row, Source
+from paceline.data.sources.rows import Row, Source, repeated
 
 
 def read_memory(rows: object, name: str | None = None) -> list[Source]:
@@ -56,9 +56,8 @@ def _mappings(rows: Iterable[object], name: str) -> Iterator[Row]:
 
 def _frame(frame: Any, name: str) -> Source:
     columns = tuple(map(str, frame.columns))
-    repeated = next((column for at, column in enumerate(columns) if column in columns[:at]), None)
-    if repeated is not None:
-        raise DataError("two columns have one name", file=name, column=repeated, fix="rename one of them")
+    if (twice := repeated(columns)) is not None:
+        raise DataError("two columns have one name", file=name, column=twice, fix="rename one of them")
 
     def rows() -> Iterator[Row]:
         # itertuples gives numpy scalars their Python types and holds no second copy of the frame

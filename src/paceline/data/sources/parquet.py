@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.errors import DataError
-from paceline.data.sources.rows import Row, Source
+from paceline.data.sources.rows import Row, Source, damaged, not_installed, repeated
 
 _BATCH_ROWS = 1024
 
@@ -22,9 +22,7 @@ def read_parquet(path: Path, name: str) -> Source:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(
-            "parquet files need pyarrow", file=name, why="it is not installed", fix='pip install "paceline[parquet]"'
-        ) from None
+        raise not_installed("parquet files need pyarrow", "parquet", name) from None
     # a damaged name or text is only found when it is decoded
     errors = (pyarrow.ArrowException, OSError, UnicodeDecodeError)
     if path.stat().st_size == 0:
@@ -33,11 +31,10 @@ def read_parquet(path: Path, name: str) -> Source:
         file = pyarrow.parquet.ParquetFile(path)
         columns = tuple(file.schema_arrow.names)
     except errors as error:
-        raise _damaged(name, error) from None
-    repeated = next((column for at, column in enumerate(columns) if column in columns[:at]), None)
-    if repeated is not None:
+        raise damaged("parquet", name, error) from None
+    if (twice := repeated(columns)) is not None:
         file.close()
-        raise DataError("a column is named twice", file=name, column=repeated, fix="give each column its own name")
+        raise DataError("a column is named twice", file=name, column=twice, fix="give each column its own name")
     return Source(name=name, rows=_rows(file, name, errors), columns=columns)
 
 
@@ -50,19 +47,9 @@ def _rows(file: Any, name: str, errors: tuple[type[Exception], ...]) -> Iterator
                 batch = next(batches, None)
                 rows = [] if batch is None else batch.to_pylist()
             except errors as error:
-                raise _damaged(name, error, line + 1) from None
+                raise damaged("parquet", name, error, line + 1) from None
             if batch is None:
                 return
             for values in rows:
                 line += 1
                 yield Row(name, line, values)
-
-
-def _damaged(name: str, error: Exception, line: int | None = None) -> DataError:
-    return DataError(
-        "not a whole parquet file",
-        file=name,
-        line=line,
-        why=str(error).split("\n", 1)[0],
-        fix="copy or download it again",
-    )

@@ -121,7 +121,8 @@ def read_unlabelled(
             tell(notice)
         while piece := list(islice(opened.rows, size)):
             gathered = Gathered()
-            _gatherer(part, opened.roles, gathered, bad, picture, keep_rows=True).take(piece, None)
+            gatherer = Gatherer(roles=opened.roles, into=gathered, bad=bad, part=part, picture=picture, keep_rows=True)
+            gatherer.take(piece, None)
             total += len(gathered)
             if len(gathered):
                 yield _table(gathered, opened.roles, None, ())
@@ -165,30 +166,11 @@ def _gather(
         roles, split = opened.roles, opened.split
         if split is None and given_splits and roles.split is None:
             split = "train"
-        _gatherer(part, roles, gathered, bad, picture).take(opened.rows, split, given_splits)
+        gatherer = Gatherer(roles=roles, into=gathered, bad=bad, part=part, picture=picture)
+        gatherer.take(opened.rows, split, given_splits)
         notices += opened.notices
     assert roles is not None, "there is always one source"
     return roles, notices
-
-
-def _gatherer(
-    part: DataPart,
-    roles: Roles,
-    into: Gathered,
-    bad: BadRows,
-    picture: images.Picture | None,
-    *,
-    keep_rows: bool = False,
-) -> Gatherer:
-    return Gatherer(
-        roles=roles,
-        into=into,
-        bad=bad,
-        label_separator=part.label_separator,
-        image_size=part.image_size,
-        picture=picture,
-        keep_rows=keep_rows,
-    )
 
 
 def _opened(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[_Opened]:

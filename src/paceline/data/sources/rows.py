@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from paceline.contract.errors import DataError
 from paceline.data.columns import Roles
 
 MAX_CELL_CHARACTERS = 10_000_000
@@ -41,3 +42,21 @@ class Source:
     roles: Roles | None = None
     """Where the source settles them itself (a folder), so that nothing is to be found or guessed."""
     notices: tuple[str, ...] = ()
+
+
+def repeated(columns: Sequence[str]) -> str | None:
+    """The first column that is named again."""
+    return next((column for at, column in enumerate(columns) if column in columns[:at]), None)
+
+
+def not_installed(what: str, extra: str, name: str = "") -> DataError:
+    """``what`` says what needs which library; ``extra`` is paceline's that brings it."""
+    return DataError(what, file=name, why="it is not installed", fix=f'pip install "paceline[{extra}]"')
+
+
+def damaged(
+    kind: str, name: str, error: Exception, line: int | None = None, fix: str = "copy or download it again"
+) -> DataError:
+    """A file of which a library cannot read the whole."""
+    why = str(error).split("\n", 1)[0]
+    return DataError(f"not a whole {kind} file", file=name, line=line, why=why, fix=fix)

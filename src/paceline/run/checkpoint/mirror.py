@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, final
 
-from paceline.contract.errors import RecipeError, UserError
+from paceline.contract.errors import RecipeError, UserError, in_a_line
 from paceline.run.checkpoint.manifest import (
     MANIFEST,
     MARKER,
@@ -160,7 +160,7 @@ class Mirror:
                     self._changed.notify_all()
 
     def _tell(self, error: Exception, delay: float) -> None:
-        cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        cause = in_a_line(error)
         with self._changed:
             if cause != self._trouble:  # once, and not at every try
                 self._told.append(f"{self.where}: cannot be written ({cause}); tried again in {delay:g} s, and so on")

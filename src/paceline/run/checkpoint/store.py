@@ -289,13 +289,7 @@ def _write_files(folder: Path, content: bytes, shards: Mapping[str, Mapping[str,
     _write(folder / STATE, content)
     for name, named in shards.items():
         path = folder / name
-        try:
-            save_file(_separate(named), path)
-        except SafetensorError as error:
-            # safetensors writes outside Python and gives the operating system's error only as text
-            if number := re.search(r"\(os error (\d+)\)", str(error)):
-                raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
-            raise
+        save_file(_separate(named), path)
         shutil.copymode(folder / STATE, path)  # safetensors makes files that only their owner can read
         fsync_file(path)
     return {

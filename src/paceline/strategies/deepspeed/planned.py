@@ -11,17 +11,21 @@ Of N processes each holds, in bytes of P trained weights in fp32:
   With the first gradient comes a buffer into which gradients move (4 P, at most 2 GB); ranks sum what is in it in a
   copy of as much. Gradients of the own shard get a buffer of their own (4 P / N), and in the update lie flat once more.
 - stage 3: shards of the weights (4 P / N), their copy (4 P / N), the buffer (4 P, from the start) and gradients of the
-  shards (4 P / N). Weights are gathered for the pass, and let go of when their gradients are there.
+  shards (4 P / N). Weights are gathered for the pass, and let go of when their gradients are there. Linear layers are
+  functions of DeepSpeed's own (``linear.py``), which under autocast keep what they are given as it is, and no copies
+  of weights in 16 bits.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from paceline.optim.state import prime
 from paceline.seams import Batch
@@ -291,7 +295,8 @@ class PlannedShards(Planned):
             for parameter in together:
                 parameter.data = torch.empty(self._comes_and_goes[parameter], device=self._device)
             del arrived
-        logits = super().forward(batch)
+        with _own_linear_layers():
+            logits = super().forward(batch)
         if not torch.is_grad_enabled():
             self._let_go()
         return logits
@@ -330,6 +335,40 @@ class PlannedShards(Planned):
 
     def _measure(self) -> None:
         self._squared(self._largest)
+
+
+class _Linear(torch.autograd.Function):
+    """``LinearFunctionForZeroStage3``: what is saved is the input before autocast, and the weight itself."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        kind = x.device.type
+        context.autocast = {"device_type": kind, "dtype": torch.get_autocast_dtype(kind)}
+        context.autocast["enabled"] = torch.is_autocast_enabled(kind)
+        context.save_for_backward(x, weight, bias)
+        y = x.matmul(weight.t())
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def backward(context: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,), (x, weight, bias), needed = slopes, context.saved_tensors, context.needs_input_grad
+        flat = slope.reshape(-1, slope.shape[-1])
+        with torch.autocast(**context.autocast):
+            of_x = slope.matmul(weight) if needed[0] else None
+            of_weight = flat.t().matmul(x.reshape(-1, x.shape[-1])) if needed[1] else None
+            of_bias = slope.sum(list(range(slope.dim() - 1))) if bias is not None and needed[2] else None
+        return of_x, of_weight, of_bias
+
+
+@contextlib.contextmanager
+def _own_linear_layers() -> Iterator[None]:
+    """Inside, linear layers are DeepSpeed's, which puts them there in the same way."""
+    torchs = functional.linear
+    functional.linear = lambda x, weight, bias=None: _Linear.apply(x, weight, bias)  # type: ignore[assignment,no-untyped-call]
+    try:
+        yield
+    finally:
+        functional.linear = torchs
 
 
 def planned(

@@ -46,8 +46,8 @@ class Sharded(Strategy):
         apply_fsdp(model, build.blocks, mesh, reduce_dtype=reduce_dtype, offload=part.offload != "none")
         copies = f", {world.size // size} copies" if size < world.size else ""
         where = ", kept in main memory" if part.offload != "none" else ""
-        execution = {**build.execution, "parallel": f"fsdp: {size} shards{copies}{where}"}
-        return replace(build, execution=execution, meets_in_forward=True)
+        told = build.carried_out(parallel=f"fsdp: {size} shards{copies}{where}")
+        return replace(told, meets_in_forward=True)
 
     def engine(self, build: Build, training: Training) -> Engine:
         world = self.mesh.data

@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,8 @@ def bench_comm(*, largest_bytes: int | None = None, out: Path | None = None) -> 
     with joined(place, device=device, timeout_seconds=TIMEOUT_SECONDS) as world:
         found = measured(world, device, largest_bytes)
         if world.is_first:
-            sys.stdout.write("\n\n".join(table(part) for part in _by_backend(found)) + "\n")
+            parts = itertools.groupby(found, key=lambda each: each.backend)
+            sys.stdout.write("\n\n".join(table([*part]) for _, part in parts) + "\n")
             if out is not None:
                 lines = "".join(json.dumps(asdict(each)) + "\n" for each in found)
                 with disk_errors(out):
@@ -203,11 +204,6 @@ def _device_seconds(call: Callable[[], Any], calls: int) -> list[float]:
         mark.record()
     torch.cuda.synchronize()
     return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)]
-
-
-def _by_backend(found: Sequence[Measurement]) -> Iterable[list[Measurement]]:
-    for backend in dict.fromkeys(each.backend for each in found):
-        yield [each for each in found if each.backend == backend]
 
 
 def table(found: Sequence[Measurement]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.contract.errors import UserError, excerpt
 from paceline.machine.facts import this_machine
-from paceline.observe.formats import printable
+from paceline.observe.formats import columns, printable
 from paceline.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -57,13 +57,8 @@ def shown(recipe: Recipe, found: Sequence[Arrival]) -> str:
         is_loader = each.way.startswith("DataLoader")
         workers, pinned = (str(each.workers), "yes" if each.pinned else "no") if is_loader else ("", "")
         rows.append((each.way, workers, pinned, f"{each.samples_per_second:,.0f}", spread))
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = [f"{printable(recipe.name)}: batches of {size} brought to the device, without a model", ""]
-    for row in rows:
-        first, *others = row
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
-    lines += ["", "A step waits for data only where the model is faster than this."]
+    title = f"{printable(recipe.name)}: batches of {size} brought to the device, without a model"
+    lines = [title, "", *columns(rows), "", "A step waits for data only where the model is faster than this."]
     return "\n".join(lines) + "\n"
 
 

@@ -38,6 +38,7 @@ def check(
     """
     import json
 
+    from paceline.bench.budget import parse_time
     from paceline.check.claims import chosen
     from paceline.verbs import check as checking
     from paceline.verbs.check_shown import left_out, lines, summary, table
@@ -48,7 +49,7 @@ def check(
         for line in table(claims):
             typer.echo(line)
         return
-    seconds = None if budget is None else checking.parse_budget(budget)
+    seconds = None if budget is None else parse_time(budget, "--budget")
     recipe, trained = _meant(target, source, changes.in_full(), trusting)
     width = max(len(claim.name) for claim in claims)
 

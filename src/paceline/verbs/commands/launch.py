@@ -6,7 +6,6 @@ Only typer is imported here; a command imports what it needs when it runs.
 from __future__ import annotations
 
 import sys
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,6 +87,7 @@ def slurm(
     paceline launch slurm runs/imdb --resume --gpus 4 --time 4h --wait
     """
     from paceline.recipe.trust import switches
+    from paceline.run_folder import named_now
     from paceline.verbs.launch.slurm import Job
 
     given = [word for group in (source, changes) for word in group.words()]
@@ -96,7 +96,7 @@ def slurm(
     seconds, before = _limits(time, warn)
     job = Job(
         name=recipe.name,
-        run=(target if resume and target else out or _named(recipe)).absolute(),
+        run=(target if resume and target else out or named_now(recipe.name)).absolute(),
         folder=Path.cwd(),
         paceline=[sys.executable, "-m", "paceline"],
         begin=begin,
@@ -174,6 +174,7 @@ def torchrun(
     paceline launch torchrun recipes/imdb_bert_ddp.yaml --hosts node1,node2 --gpus 8 --ssh
     """
     from paceline.recipe.trust import switches
+    from paceline.run_folder import named_now
     from paceline.verbs.launch.hosts import Machines, lines, parse_hosts, run_by_ssh
 
     names = parse_hosts(hosts)
@@ -183,7 +184,7 @@ def torchrun(
     if resume:
         arguments = ["train", str(target), "--resume", *switches(recipe).split()]
     else:
-        arguments = [*begin, "--out", str(out or _named(recipe))]
+        arguments = [*begin, "--out", str(out or named_now(recipe.name))]
     if ssh and not any(word.startswith("observe.console=") for word in arguments):
         # what hangs up a machine's run with the connection is a terminal there, where it would draw a bar
         arguments += ["--set", "observe.console=plain"]
@@ -236,11 +237,6 @@ def _check_ranks(recipe: Recipe, machines: int, gpus: int | None, processes: int
     if ranks > 1:  # one process drops what it has nobody for
         check_shares(recipe, ranks)
         require_cut(recipe, ranks)
-
-
-def _named(recipe: Recipe) -> Path:
-    """Named now, so that every start of the job finds it."""
-    return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 app.command("slurm")(unfolded(slurm))

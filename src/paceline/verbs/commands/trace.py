@@ -62,6 +62,7 @@ def trace(
     """
     from paceline.distributed.failures import failures_told
     from paceline.recipe.trust import switches
+    from paceline.run_folder import named_now
     from paceline.verbs import trace as tracing
     from paceline.verbs.asked import build_recipe
 
@@ -73,14 +74,13 @@ def trace(
         return
     with failures_told(joining.rank):
         recipe = build_recipe(target, source.model, source.data, settings, verb="trace", trust=trust)
-        steps, memory = window.steps or (), window.memory_too
-        windows = tracing.trace_settings(recipe, steps, window.kind, window.graph, memory=memory)
+        windows = tracing.trace_settings(recipe, window.steps or (), window.kind, window.graph, window.memory_too)
         recipe = recipe.with_settings(windows)
         is_nsys = recipe.trace.kind == "nsys"
         if only_print and not is_nsys:
             raise _nothing_to_print(recipe)
         if try_it or (is_nsys and (only_print or "NSYS_PROFILING_SESSION_ID" not in os.environ)):
-            folder = out or tracing.new_folder(recipe.name)
+            folder = out or named_now(recipe.name)
             words = ["train", *([str(target)] if target else []), *source.words(), "--out", str(folder)]
             words += [*ranks.words(), *joining.words(), *Changes(settings=[*settings, *windows]).words()]
             words += switches(recipe).split()  # the recipe is the person's, or has been allowed above
