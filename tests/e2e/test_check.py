@@ -17,6 +17,8 @@ from paceline.engine import evaluate as evaluation
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config
 from tests.e2e.commands import Paceline
 
+pytestmark = pytest.mark.usefixtures("forked_interpreters")
+
 ON_A_CPU = {"compile", "capture", "recompiles", "waits", "memory"}
 """Claims that have nothing to be about where nothing is compiled and there is no GPU."""
 

@@ -15,7 +15,7 @@ from paceline.recipe import Recipe
 from paceline.verbs.check import Checked, check
 from tests.parity.tiny_families import write_image_model, write_text_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked_interpreters")]
 
 TEXTS = (
     *("albert", "bart", "bert", "camembert", "deberta-v2", "distilbert", "electra", "ernie", "gpt2", "llama"),

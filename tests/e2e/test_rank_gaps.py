@@ -26,7 +26,7 @@ from tests.e2e.ranks import Ended, Trouble, alike, on_ranks
 from tests.e2e.test_ranks_processes import PACELINE, started
 from tests.e2e.whole_runs import Outcome, assert_same, outcome, recipe
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("forked_interpreters")]
 
 SGD = {"type": "sgd", "lr": 0.05}
 

@@ -59,16 +59,24 @@ class Server:
         return self._owner == os.getpid() and _early(variables) == self._early
 
     def start(self, asked: Asked, files: Sequence[int]) -> int:
-        """The process id of a child of this process.
+        """The process id of a child of this process, which has its session, files and words by now, as after exec.
 
         Raises:
             OSError: the server has ended.
         """
-        with self._lock:
-            socket.send_fds(self._connection, [pickle.dumps(asked)], files)
-            answer = self._connection.recv(64)
-        if not answer:
-            raise BrokenPipeError("the server of forked interpreters has ended")
+        ready, makes_ready = os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(self._connection, [pickle.dumps(asked)], [*files, makes_ready])
+                answer = self._connection.recv(64)
+            if not answer:
+                raise BrokenPipeError("the server of forked interpreters has ended")
+            os.close(makes_ready)
+            makes_ready = -1
+            os.read(ready, 1)  # comes back when the other end is closed
+        finally:
+            for end in {ready, makes_ready} - {-1}:
+                os.close(end)
         return int(answer)
 
     def execute_child(self, popen: Any, args: Any, *rest: Any) -> None:

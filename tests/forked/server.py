@@ -104,7 +104,11 @@ class _Exec(BaseException):
 
 
 def _become(asked: Asked, files: Sequence[int]) -> None:
-    """Be the process that is asked for, until what it runs has ended."""
+    """Be the process that is asked for, until what it runs has ended.
+
+    Args:
+        files: those that it has, and last a pipe that is closed when it is what was asked for.
+    """
     for number in ASKING:
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in asked.ignored else default)
@@ -115,7 +119,9 @@ def _become(asked: Asked, files: Sequence[int]) -> None:
         os.setpgid(0, asked.group)
     if asked.umask >= 0:
         os.umask(asked.umask)
-    _take_files(asked.files, files)
+    *files, makes_ready = files
+    makes_ready = fcntl.fcntl(makes_ready, fcntl.F_DUPFD_CLOEXEC, 300)
+    _take_files([*asked.files, makes_ready], [*files, makes_ready])
     os.chdir(asked.folder)
     os.environ.clear()
     os.environ.update(asked.variables)
@@ -123,6 +129,9 @@ def _become(asked: Asked, files: Sequence[int]) -> None:
     words, found = asked.words, asked.program
     while True:
         _show(words, os.environ)
+        if makes_ready >= 0:
+            os.close(makes_ready)
+            makes_ready = -1
         try:
             return _run(words, found)
         except _Exec as instead:

@@ -129,6 +129,18 @@ def test_a_signal_at_once_is_not_lost(way: str, variables: dict[str, str]) -> No
         assert process.wait(30) == -number
 
 
+def test_what_was_asked_for_is_so_when_it_has_been_started(way: str, variables: dict[str, str]) -> None:
+    for options in ({"process_group": 0}, {"start_new_session": True}):
+        words = [sys.executable, "-c", "import time; time.sleep(60)"]
+        process = subprocess.Popen(words, env=variables, **options)
+        try:
+            assert os.getpgid(process.pid) == process.pid, "who asks may send a signal to the group at once"
+            assert (os.getsid(process.pid) == process.pid) == ("start_new_session" in options)
+        finally:
+            process.kill()
+            process.wait()
+
+
 def test_it_has_the_files_that_are_handed_to_it_and_no_others(way: str, variables: dict[str, str]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

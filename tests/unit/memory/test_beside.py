@@ -30,6 +30,8 @@ from paceline.seams import Alone
 from paceline.testing.tiny import tiny_bert_config
 from tests.unit.observe.conftest import Records
 
+pytestmark = pytest.mark.usefixtures("forked_interpreters")
+
 RECORDS = Records()
 GPU = gpu_for("h200")
 TINY: dict[str, Any] = {
