@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.errors import Preempted
-from paceline.run_folder import folder as folder_module
-from paceline.run_folder import origin
+from paceline.run_folder import origin, ways
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import Disturb, assert_same, outcome, recipe
 
@@ -34,7 +33,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(time, "time", lambda: true() + next(jumps))
     monkeypatch.setattr(time, "time_ns", lambda: int((true() + next(jumps)) * 1e9))
-    for module in (origin, folder_module):
+    for module in (origin, ways):
         monkeypatch.setattr(module, "datetime", Jumping)
 
 
