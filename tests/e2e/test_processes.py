@@ -180,7 +180,7 @@ def test_ctrl_c_twice(workplace: Path, real_interpreters: None) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.0])
-def test_asked_to_stop_before_the_first_step(workplace: Path, seconds: float) -> None:
+def test_asked_to_stop_before_the_first_step(workplace: Path, seconds: float, real_interpreters: None) -> None:
     """At any time from the run's first trace on: while torch is loaded, data are read, the model is built."""
     name = f"before-{seconds:g}"
     with started(workplace, "recipe.yaml", "--out", name) as process:
