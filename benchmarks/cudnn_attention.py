@@ -48,6 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_args().out
+    if not torch.cuda.is_available():
+        parser.error("it needs an NVIDIA GPU, and torch sees none")
     torch.backends.cuda.matmul.allow_tf32 = True
     print("| dtype | cuDNN's attention | median, ms | mean, ms | first, ms |\n|---|---|---|---|---|")
     for dtype in (None, torch.float16, torch.bfloat16):

@@ -42,6 +42,9 @@ PRELOADED = (
     "torchmetrics.regression",
 )
 
+MOVED, READY = 200, 300
+"""Numbers from which files are kept while those that are asked for are given to others: nobody asks for such."""
+
 LARGEST = 1 << 17
 """Bytes of a request."""
 
@@ -120,7 +123,7 @@ def _become(asked: Asked, files: Sequence[int]) -> None:
     if asked.umask >= 0:
         os.umask(asked.umask)
     *files, makes_ready = files
-    makes_ready = fcntl.fcntl(makes_ready, fcntl.F_DUPFD_CLOEXEC, 300)
+    makes_ready = fcntl.fcntl(makes_ready, fcntl.F_DUPFD_CLOEXEC, READY)
     _take_files([*asked.files, makes_ready], [*files, makes_ready])
     os.chdir(asked.folder)
     os.environ.clear()
@@ -151,7 +154,7 @@ def _open_files() -> list[int]:
 def _take_files(numbers: Sequence[int], files: Sequence[int] | None) -> None:
     """Have these files under these numbers, or keep those, and no others."""
     if files is not None:
-        high = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 200) for file in files]
+        high = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, MOVED) for file in files]
         for file, number in zip(high, numbers, strict=True):
             os.dup2(file, number)
     kept = {*numbers, *((_own.fileno(),) if _own is not None else ())}
