@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import BertConfig, BertModel
 
 from benchmarks.suites import Group, read_book, turns
 from benchmarks.tables import render
+from benchmarks.widened import twice, widened
 from paceline.bench.process import run
 from paceline.bench.start import environment, script_command
 
@@ -151,6 +154,23 @@ def test_attention_that_is_planned_for_each_width_is_for_peers_with_few_widths()
         text = script.read_text()
         if "padding(" in text and script.stem not in ("workload", "tutorial_loop"):
             assert "    allow_planned_attention(" in text, script.name
+
+
+def test_a_widened_model_computes_the_same_and_its_copies_learn_different_things() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    config = BertConfig(vocab_size=40, max_position_embeddings=12, initializer_range=0.3, **sizes)
+    small = BertModel(config, add_pooling_layer=False).eval()
+    wide = widened(small).eval()
+    ids = torch.randint(1, 40, (3, 12))
+    mask = (torch.arange(12) < torch.tensor([[12], [7], [1]])).long()
+    given = {"input_ids": ids, "attention_mask": mask}
+    found = wide(**given).last_hidden_state
+    torch.testing.assert_close(found, twice(small(**given).last_hidden_state), atol=1e-5, rtol=1e-5)
+    found[..., ::3].square().sum().backward()
+    gradient = wide.transformer.layer[0].ffn.lin1.weight.grad
+    assert gradient is not None
+    assert not torch.allclose(gradient[::2], gradient[1::2], rtol=1e-2)
 
 
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:

@@ -44,3 +44,13 @@ def test_what_is_claimed_of_a_gpu_holds(name: str, subject: Subject) -> None:
     (found,) = findings([claim], subject)
     allowed = ("passed", "not applicable") if name in ("compile", "recompiles") else ("passed",)
     assert found.status in allowed, found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["compile", "recompiles"])
+def test_a_compiled_run_is_compiled_once(name: str, tmp_path: Path) -> None:
+    """Where ``auto`` would not compile so short a run: it is asked for."""
+    recipe = Recipe.parse({**texts(tmp_path), "device": "cuda", "techniques": {"compile": True}})
+    (claim,) = (each for each in CLAIMS if each.name == name)
+    (found,) = findings([claim], subject_of(recipe, 20, tmp_path))
+    assert found.status == "passed", found

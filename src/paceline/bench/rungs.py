@@ -100,15 +100,18 @@ def _accelerate(name: str, change: str, *packages: str, gpus: int = 0, **setting
     )
 
 
-def _trainer(name: str, change: str, *, gpus: int = 0, grouped: bool = False, precision: str = "fp32") -> Rung:
+def _trainer(name: str, change: str, *, gpus: int = 0, compiles: bool = False, **settings: Any) -> Rung:
+    usual = {"precision": "fp32", "compile": False, "grouped": False}
+    own = {**usual, **settings}
     return Rung(
         name=name,
         contender="hf_trainer",
         change=change,
-        settings={"precision": precision, "compile": False, "grouped": grouped},
+        settings=own,
         packages=("accelerate",),
         gpus=gpus,
-        own_order=grouped,
+        compiles=compiles,
+        own_order=own["grouped"],
     )
 
 
@@ -209,6 +212,7 @@ TEXT: tuple[Rung, ...] = (
     _trainer("trainer", "the loop by Hugging Face's Trainer"),
     _trainer("trainer_grouped", "batches of texts of like length", grouped=True),
     _trainer("trainer_bf16", "bf16", gpus=1, grouped=True, precision="bf16"),
+    _trainer("trainer_compile", "torch.compile", gpus=1, compiles=True, grouped=True, precision="bf16", compile=True),
     *_ours(
         (
             ("packing", "texts one after the other, no padding", 0, {"techniques.packing": True}),
