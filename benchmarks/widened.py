@@ -3,7 +3,7 @@
     python benchmarks/widened.py MINILM_FOLDER OUT_FOLDER
 
 MiniLM of 6 layers, 12 heads and 384 units becomes a DistilBERT of 6 layers, 12 heads and 768 units that computes the
-same: each unit stands beside its copy. A weight is shared out unevenly between a unit and its copy, so that the two learn
+same: each unit stands beside its copy. A weight is shared out unevenly between a unit and its copy, so that both learn
 different things from the first step on. It is for machines without the Hub: trained on real text, and as large and as
 fast as distilbert-base-uncased.
 
