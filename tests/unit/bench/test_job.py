@@ -50,6 +50,13 @@ def _start(seed: int, size: int) -> Any:
     return OrderState(seed=seed, epoch=0, step=0, batch_size=size)
 
 
+def test_a_loader_tells_the_size_of_its_batches(shared: ModuleType) -> None:
+    """Lightning's strategy for DeepSpeed asks for it, and fails where there is none."""
+    loader = shared.loader({"workers": 0}, [0, 1, 2], list, [[2, 0], [1]])
+    assert loader.batch_sampler.batch_size == 2
+    assert list(loader) == [[2, 0], [1]]
+
+
 def test_rows_that_make_no_batch_are_told(shared: ModuleType) -> None:
     job = {"seed": 0, "steps": 1, "batch_size": 8, "shuffle": True, "drop_last": True}
     with pytest.raises(SystemExit, match="3 rows make no batch of 8"):

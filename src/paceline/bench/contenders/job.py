@@ -112,12 +112,20 @@ def batches(job, count):
     return found[: job["steps"]]
 
 
+class Batches(list):
+    """Row numbers of each batch, which DataLoader takes for a batch sampler; Lightning asks those for their size."""
+
+    @property
+    def batch_size(self):
+        return max(map(len, self), default=1)
+
+
 def loader(job, data, collate, order):
     """Batches in this order."""
     workers = job["workers"]
     return DataLoader(
         data,
-        batch_sampler=order,
+        batch_sampler=Batches(order),
         collate_fn=collate,
         num_workers=workers,
         persistent_workers=workers > 0,

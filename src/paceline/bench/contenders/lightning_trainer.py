@@ -108,11 +108,12 @@ def main():
         num_sanity_val_steps=0,
     )
     trainer.fit(module, datamodule=data)
+    is_sharded = "deepspeed_stage_3" in settings["strategy"] or settings["strategy"] == "fsdp"
+    if is_sharded:  # each rank has its shard; to test, DeepSpeed makes another engine, which saves nothing
+        trainer.save_checkpoint(f"{job['save']}/model.ckpt")
     trainer.test(module, datamodule=data, verbose=False)
     tell("evaluated")
-    if "deepspeed_stage_3" in settings["strategy"] or settings["strategy"] == "fsdp":
-        trainer.save_checkpoint(f"{job['save']}/model.ckpt")  # each rank has its shard
-    elif trainer.is_global_zero:
+    if trainer.is_global_zero and not is_sharded:
         model.save_pretrained(job["save"])
         tokenizer.save_pretrained(job["save"])
     tell("saved")
