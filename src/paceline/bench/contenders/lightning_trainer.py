@@ -19,6 +19,8 @@ class Classifier(lightning.LightningModule):
         self.job, self.meter = job, meter
         self.model = torch.compile(model) if job["settings"]["compile"] else model
         self.right, self.seen = 0, 0
+        self.kind = None
+        """Of optimizer, in place of torch's."""
 
     def training_step(self, batch, _):
         return self.model(**batch).loss
@@ -40,11 +42,9 @@ class Classifier(lightning.LightningModule):
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     def configure_optimizers(self):
-        settings, kind = self.job["settings"], None
-        if "offload" in settings["strategy"]:
-            from deepspeed.ops.adam import DeepSpeedCPUAdam as kind
         # a fused optimizer takes the loss scale off by itself, after the gradient was clipped
-        optimizer, schedule = make_optimizer(self.job, self, kind, fused=settings["precision"] != "16-mixed")
+        fused = self.job["settings"]["precision"] != "16-mixed"
+        optimizer, schedule = make_optimizer(self.job, self, self.kind, fused=fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def test_step(self, batch, number):
@@ -84,6 +84,19 @@ class Data(lightning.LightningDataModule):
         return loader({**job, "workers": 0}, texts, padding(self.tokenizer), mine)
 
 
+def host_adam():
+    """DeepSpeed's Adam for CPUs; None, where it cannot be built here: torch's then."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    try:
+        CPUAdamBuilder().load(verbose=False)
+    except Exception as error:  # compilers fail in many ways
+        print(f"DeepSpeed's Adam for CPUs cannot be built here, torch's takes its place: {error}")
+        return None
+    return DeepSpeedCPUAdam
+
+
 def main():
     tell("imported")
     job = read_job()
@@ -107,6 +120,9 @@ def main():
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
+    if "offload" in settings["strategy"]:
+        module.kind = host_adam()
+        trainer.strategy.config["zero_force_ds_cpu_optimizer"] = module.kind is not None
     trainer.fit(module, datamodule=data)
     is_sharded = "deepspeed_stage_3" in settings["strategy"] or settings["strategy"] == "fsdp"
     if is_sharded:  # each rank has its shard; to test, DeepSpeed makes another engine, which saves nothing
