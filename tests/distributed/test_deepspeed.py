@@ -25,7 +25,7 @@ from paceline.testing.tiny import TEXTS, write_tiny_model
 from tests.e2e.full_ranks import by_hand
 from tests.e2e.test_out_of_memory import Full
 from tests.e2e.whole_runs import recipe
-from tests.parity.test_deepspeed import CASES, WITHOUT, Case, assembled, inputs, outcome
+from tests.parity.test_deepspeed import BUILT, CASES, ON_DISK, WITHOUT, Case, assembled, inputs, outcome, small_on_disk
 
 pytestmark = [pytest.mark.deepspeed, WITHOUT]
 
@@ -96,6 +96,42 @@ def test_a_run_goes_on_on_other_ranks_and_under_other_strategies(
     saved = on(ranks, first_half, case(stage), before)
     assert saved[1]["applied"] == HALF
     losses, weights = on(later_ranks, second_half, case(later_stage), after, saved)
+    expected, trained = straight
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for tensor, told in trained.items():
+        distance = (weights[tensor] - told).abs().max().item()
+        assert distance < 5e-5, f"{tensor} differs by {distance}"
+
+
+def half_on_disk(world: World, half: Any, case: Case, strategy: str, *saved: Saved) -> Any:
+    with small_on_disk():
+        return half(world, case, strategy, *saved)
+
+
+@ON_DISK
+@BUILT
+@pytest.mark.parametrize(
+    ("ranks", "before", "later_ranks", "after"),
+    [
+        (2, "deepspeed", 2, "deepspeed"),
+        (2, "deepspeed", 2, "ddp"),
+        (2, "fsdp", 2, "deepspeed"),
+        (1, "auto", 2, "deepspeed"),
+        (2, "deepspeed", 1, "deepspeed"),
+    ],
+)
+def test_a_run_whose_states_are_on_a_disk_goes_on_elsewhere(
+    ranks: int,
+    before: str,
+    later_ranks: int,
+    after: str,
+    straight: tuple[list[float], dict[str, Tensor]],
+    tmp_path: Path,
+) -> None:
+    case = replace(CASE, stage=3, offload="optimizer", folder=str(tmp_path))
+    saved = on(ranks, half_on_disk, first_half, case, before)
+    assert saved[1]["applied"] == HALF
+    losses, weights = on(later_ranks, half_on_disk, second_half, case, after, saved)
     expected, trained = straight
     assert losses == pytest.approx(expected, rel=1e-5)
     for tensor, told in trained.items():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
 from paceline.data.order import OrderState, ShuffledOrder
+from paceline.machine.disk import require_disk
 from paceline.prepare.assemble import Assembled, assemble, assemble_build
 from paceline.recipe import Recipe
 from paceline.seams import Alone, Mesh, StepInput, World
@@ -33,6 +36,11 @@ WITHOUT = pytest.mark.skipif(
 pytestmark = [pytest.mark.deepspeed, WITHOUT]
 
 STEPS = 10
+SMALLEST = 1024
+"""Bytes from which a shard lies on a disk here; by itself DeepSpeed keeps what has less than 1 MiB in main memory."""
+IN_ONE_GO = 2000
+"""Numbers that are read from a disk in one go here, so that there are several groups."""
+
 CUT = 1
 """Numbers from which stage 3 shards a weight here; by itself it keeps these small ones whole."""
 
@@ -43,6 +51,7 @@ class Case:
 
     stage: int = 2
     offload: str = "none"
+    folder: str | None = None
     techniques: tuple[tuple[str, Any], ...] = ()
     train: str = "all"
     batch_size: int = 8
@@ -54,7 +63,11 @@ class Case:
     """With a weight that takes no part in the loss."""
 
     def recipe(self, strategy: str) -> Recipe:
-        own = {"stage": self.stage, "offload": self.offload} if strategy == "deepspeed" else {}
+        own = (
+            {"stage": self.stage, "offload": self.offload, "offload_folder": self.folder}
+            if strategy == "deepspeed"
+            else {}
+        )
         return driving.recipe(
             techniques={**driving.PLAIN, **dict(self.techniques)},
             optimizer={"clip_norm": self.clip_norm, "decay_all": False, **dict(self.optimizer)},
@@ -263,3 +276,82 @@ def test_four_ranks_as_ddp(name: str) -> None:
     """Seven samples a step in twos: one rank has one, others two."""
     for rank, (expected, theirs) in enumerate(run_distributed(both, 4, CASES[name])):
         assert_equal(expected, theirs, tolerance_of(CASES[name]), first=rank == 0)
+
+
+DISK = {
+    "Adam": Case(3, "optimizer"),
+    "parameters in main memory": Case(3, "parameters"),
+    "accumulated and ragged": Case(3, "optimizer", batch_size=7, micro_batch_size=2),
+    "clipped": Case(3, "optimizer", clip_norm=0.05),
+    "an unused weight": Case(3, "optimizer", spare=True, micro_batch_size=2),
+    "momentum": Case(3, "optimizer", optimizer=(("type", "sgd"), ("momentum", 0.9))),
+    "plain SGD": Case(3, "optimizer", optimizer=(("type", "sgd"), ("momentum", 0.0), ("nesterov", False))),
+    "fp16": Case(3, "optimizer", techniques=(("precision", "fp16"),), clip_norm=0.05),
+}
+
+
+def _why_no_disk() -> str:
+    if importlib.util.find_spec("deepspeed") is None:
+        return "deepspeed is not installed"
+    try:
+        require_disk(tempfile.gettempdir(), on_gpu=False)
+    except RecipeError as error:
+        return str(error)
+    return ""
+
+
+NO_DISK = _why_no_disk()
+ON_DISK = pytest.mark.skipif(NO_DISK != "", reason=NO_DISK)
+BUILT = pytest.mark.timeout(600)
+"""The first of a session waits for DeepSpeed's operator to be compiled."""
+
+
+@contextlib.contextmanager
+def small_on_disk() -> Iterator[None]:
+    """Inside, what is small lies on the disk too, and in several groups."""
+
+    def swappable(self: Any, tensor: Tensor | None = None, numel: int | None = None) -> bool:
+        return 4 * ((numel or 0) if tensor is None else tensor.numel()) >= SMALLEST
+
+    library.library(torch.device("cpu"))
+    from deepspeed.runtime.swap_tensor.optimizer_utils import OptimizerSwapper
+
+    with (
+        mock.patch.object(OptimizerSwapper, "is_swappable_tensor", swappable),
+        mock.patch.object(library, "READ", IN_ONE_GO),
+    ):
+        yield
+
+
+def from_disk(world: World, case: Case) -> tuple[Outcome, Outcome, Outcome, int]:
+    """What comes of it under DDP, from main memory and from a disk, and the bytes that lay there."""
+    assert case.folder is not None
+    ddp = assembled(world, case, "ddp")
+    expected = outcome(world, case, ddp)
+    ddp.engine.close()
+    found = []
+    for of in (replace(case, folder=None), case):
+        with small_on_disk():
+            theirs = assembled(world, of, "deepspeed")
+            try:
+                theirs.engine.warm_up(next(inputs(of, world)))
+                found.append(outcome(world, of, theirs))
+                size = sum(path.stat().st_size for path in Path(case.folder).rglob("*") if path.is_file())
+            finally:
+                theirs.engine.close()
+    return expected, *found, size
+
+
+@ON_DISK
+@BUILT
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", DISK)
+def test_from_a_disk_as_from_main_memory_and_as_ddp(name: str, ranks: int, tmp_path: Path) -> None:
+    case = replace(DISK[name], folder=str(tmp_path))
+    done = [from_disk(Alone(), case)] if ranks == 1 else run_distributed(from_disk, ranks, case)
+    for rank, (expected, memory, theirs, size) in enumerate(done):
+        assert_equal(memory, theirs, 1e-6, first=rank == 0)
+        if (name, ranks) != ("fp16", 1):  # there stage 3 rounds otherwise, offloaded or not
+            assert_equal(expected, theirs, tolerance_of(case), first=rank == 0)
+        assert size > 10_000, "nothing was on the disk"
+    assert not list(tmp_path.iterdir()), "files are left behind"

@@ -81,7 +81,8 @@ def _not_counted(recipe: Recipe) -> Iterator[str]:
     """What no trace of such a run shows."""
     yield from (entry.assumed for entry in ENTRIES if entry.assumed and entry.is_on(recipe))
     if recipe.parallel.offload != "none":
-        yield "weights, gradients and states in main memory, which is not counted; on the GPU not measured"
+        where = "in main memory" if recipe.parallel.offload_folder is None else "in main memory and on a disk"
+        yield f"weights, gradients and states {where}, which is not counted; on the GPU not measured"
     if recipe.techniques.cudnn_benchmark:
         yield "what cuDNN's kernels work in while they are tried (techniques.cudnn_benchmark) is not counted"
 

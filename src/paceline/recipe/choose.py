@@ -230,6 +230,8 @@ def _stage(recipe: Recipe, facts: Facts) -> Decision | None:
     part, stage = recipe.parallel, OWN_SETTINGS["stage"]
     if part.strategy not in users_of(stage) or part.stage is not None:
         return None
+    if part.offload_folder is not None:
+        return Decision(setting=stage.setting, value="3", reason="only stage 3 reads states from a disk")
     if part.offload == "parameters":
         return Decision(setting=stage.setting, value="3", reason="only stage 3 has weights that can be offloaded")
     reason = "states and gradients are sharded, and weights are nowhere gathered in a pass"

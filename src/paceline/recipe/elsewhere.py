@@ -373,13 +373,13 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         Name(
             "zero_optimization.offload_optimizer offload_optimizer.device",
             "parallel.offload=optimizer",
-            "with parallel.strategy=deepspeed; to disks (nvme) nothing is moved",
+            "with parallel.strategy=deepspeed; nvme: parallel.offload_folder=FOLDER too, with stage 3",
             values={"none": ""},
         ),
         Name(
             "zero_optimization.offload_param offload_param.device",
             "parallel.offload=parameters",
-            "with stage 3 of parallel.strategy=deepspeed, or with fsdp; to disks (nvme) nothing is moved",
+            "with stage 3 of parallel.strategy=deepspeed, or with fsdp; nvme: weights stay in main memory",
             values={"none": ""},
         ),
         Name("zero_optimization.reduce_bucket_size", "parallel.bucket_mib=N", "MiB, not elements"),

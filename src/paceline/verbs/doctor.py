@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from paceline.contract.errors import UserError, in_a_line
+from paceline.contract.errors import RecipeError, UserError, in_a_line
 from paceline.contract.files import cache_folder
 from paceline.machine.cluster import find_place
+from paceline.machine.disk import require_operator
 from paceline.machine.facts import Facts, ask, this_machine
 from paceline.machine.gpus import peak_rates
 from paceline.machine.jobs import idle_tasks
@@ -53,7 +54,8 @@ def doctor() -> Facts:
     Loads torch to see whether it works with the GPU; whatever is broken is printed, never raised.
     """
     facts = this_machine()
-    findings = [*machine(facts), *gpus(facts), *links(facts), *packages(facts), *torch_works(facts), *rooms()]
+    findings = [*machine(facts), *gpus(facts), *links(facts), *packages(facts), *disks(facts)]
+    findings += [*torch_works(facts), *rooms()]
     sys.stdout.write(shown(findings))
     return facts
 
@@ -177,6 +179,17 @@ def packages(facts: Facts) -> list[Finding]:
         text = f"optional, not installed: {', '.join(names)}" if extra else f"required: {', '.join(names)}"
         found.append(Finding(extra or "packages", text, "note" if extra else "missing", fix))
     return found
+
+
+def disks(facts: Facts) -> list[Finding]:
+    """Whether DeepSpeed, where it is installed, can move states to a disk."""
+    if facts.versions.get("deepspeed") is None:
+        return []
+    try:
+        require_operator("parallel.offload_folder", on_gpu=facts.cuda_problem is None)
+    except RecipeError as error:
+        return [Finding("disk", f"{error.what} is refused: {error.why}", "note", error.fix)]
+    return [Finding("disk", "parallel.offload_folder: there is what DeepSpeed's operator is compiled with")]
 
 
 def torch_works(facts: Facts) -> list[Finding]:

@@ -17,6 +17,7 @@ import yaml
 from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
+from paceline.machine import disk
 from paceline.machine.facts import Facts, Gpu
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
@@ -28,7 +29,9 @@ from paceline.strategies.alone import OneDevice
 from paceline.strategies.deepspeed import library
 from paceline.strategies.deepspeed.library import BUCKET, configuration, stage_of
 from paceline.strategies.deepspeed.strategy import Through
-from paceline.verbs.doctor import INSTALLS
+from paceline.verbs.doctor import INSTALLS, disks
+from paceline.verbs.launch.check import check_recipe
+from paceline.verbs.launch.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 INSTALL = "DS_BUILD_OPS=0 pip install 'paceline[deepspeed]'"
@@ -61,13 +64,105 @@ def test_offload_of_older_recipes_is_read(written: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "what"), [("/nvme", "is a folder"), ("./swap", "is a folder"), ("nvme", "is a disk")]
+    ("where", "what", "folder"),
+    [("/nvme", "is a folder", "/nvme"), ("./swap", "is a folder", "./swap"), ("nvme", "is a disk", "FOLDER")],
 )
-def test_a_disk_to_offload_to_is_refused_with_the_reason(where: str, what: str) -> None:
-    with pytest.raises(RecipeError, match=rf"offload: {what}; .*libaio.*set offload: optimizer") as told:
+def test_a_disk_has_a_setting_of_its_own(where: str, what: str, folder: str) -> None:
+    advice = f"set offload: optimizer and offload_folder: {folder}"
+    with pytest.raises(RecipeError, match=rf"offload: {what}; .*{advice}") as told:
         recipe(ON, f"parallel.offload={where}")
     assert told.value.exit_code == 2
-    assert recipe(ON, "parallel.offload=optimizer").parallel.offload == "optimizer", "what is advised is refused"
+    advised = recipe(ON, "parallel.offload=optimizer", f"parallel.offload_folder={folder}")
+    part = choose(advised, GPUS, 4)[0].parallel
+    assert (part.strategy, part.stage, part.offload_folder) == ("deepspeed", 3, folder), "what is advised is refused"
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "on_gpu", "why", "fix"),
+    [
+        ("not-there", False, "there is no C++ compiler (not-there)", "g++"),
+        ("exit 1", False, "no program with libaio.h can be linked here", "apt-get install libaio-dev"),
+        ("exit 0", True, "CUDA's headers, and there are none", "CUDA_HOME"),
+    ],
+)
+def test_a_disk_that_cannot_be_reached_is_refused(
+    compiler: str, on_gpu: bool, why: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", script(tmp_path / "c++", compiler) if " " in compiler else compiler)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(disk, "CUDA", tmp_path / "none")
+    monkeypatch.setattr(disk.shutil, "which", lambda name: None if name in ("nvcc", "not-there") else name)
+    with pytest.raises(RecipeError) as told:
+        disk.require_disk(str(tmp_path), on_gpu=on_gpu)
+    assert why in told.value.why
+    assert fix in told.value.fix
+    assert told.value.exit_code == 2
+
+
+def test_a_disk_is_reached_where_a_program_with_libaio_is_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", script(tmp_path / "c++", f"cat > {tmp_path}/asked; echo $* >> {tmp_path}/asked"))
+    disk.require_disk(str(tmp_path), on_gpu=False)
+    asked = (tmp_path / "asked").read_text(encoding="utf-8")
+    assert "#include <libaio.h>" in asked
+    assert "-laio" in asked
+    assert {path.name for path in tmp_path.iterdir()} == {"c++", "asked"}, "files are left behind"
+
+
+def test_the_doctor_says_whether_a_disk_can_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for ends in ("exit 0", "exit 1"):
+        monkeypatch.setenv("CXX", script(tmp_path / "c++", ends))
+        told += disks(CPU)
+    assert [finding.state for finding in told] == ["fine", "note"]
+    assert "libaio-dev" in told[1].fix
+    assert disks(replace(CPU, versions={})) == []
+
+
+@pytest.mark.parametrize("folder", ["missing", "c++"])
+def test_a_folder_that_cannot_be_written_is_refused_before_ranks_are_started(folder: str, tmp_path: Path) -> None:
+    script(tmp_path / "c++", "exit 0")
+    settings = (ON, "parallel.offload=optimizer", f"parallel.offload_folder={tmp_path / folder}")
+    arguments = ["train", "recipe.yaml"]
+    with pytest.raises(RecipeError) as told:
+        check_recipe(recipe(*settings), Ranks(count=2), replace(GPUS, gpus=(GPU,) * 2), arguments)
+    assert told.value.what == f"parallel.offload_folder = {tmp_path / folder}"
+    assert "no file can be written there with O_DIRECT" in told.value.why
+    assert "a folder of a local disk" in told.value.fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((ON,), "add --set parallel.offload=optimizer"),
+        ((ON, "parallel.offload=optimizer", "parallel.stage=2"), "only stage 3 reads states from disks"),
+        (("parallel.strategy=fsdp", "parallel.offload=parameters"), "has no effect with strategy: fsdp"),
+        (("parallel.strategy=ddp",), "set strategy: deepspeed"),
+    ],
+)
+def test_a_disk_needs_stage_3_and_what_is_offloaded(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(RecipeError) as told:
+        choose(recipe(*settings, "parallel.offload_folder=/nvme"), GPUS, 4)
+    assert message in str(told.value)
+
+
+def test_a_folder_chooses_deepspeed_and_stage_3() -> None:
+    part = choose(recipe("parallel.offload=parameters", "parallel.offload_folder=/nvme"), GPUS, 4)[0].parallel
+    assert (part.strategy, part.stage) == ("deepspeed", 3)
+    zero = configuration(part, None, 1000)["zero_optimization"]
+    assert zero["offload_optimizer"] | {"pin_memory": None} == {
+        "device": "nvme",
+        "nvme_path": "/nvme",
+        "pin_memory": None,
+    }
+    assert zero["offload_param"]["device"] == "cpu"
 
 
 def test_offload_is_one_of_its_words() -> None:

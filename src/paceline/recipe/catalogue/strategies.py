@@ -36,6 +36,17 @@ _OFFLOAD = OwnSetting(
     ),
 )
 
+_OFFLOAD_FOLDER = OwnSetting(
+    "offload_folder",
+    "folder on a disk (NVMe) for shards that are updated, their gradients and states: stage 3 with offload; null: main"
+    " memory.",
+    chooses=True,
+    needs=(
+        Rule("parallel.offload!=none", "it says where what is offloaded goes: add --set parallel.offload=optimizer"),
+        Rule("parallel.stage!=1|2", "only stage 3 reads states from disks: --set parallel.stage=3"),
+    ),
+)
+
 SCHEDULE = OwnSetting(
     "schedule",
     "order of a step's passes. 1f1b: a backward pass as soon as one can be made, so that few activations are kept;"
@@ -198,6 +209,7 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
                 chooses=True,
             ),
             _OFFLOAD,
+            _OFFLOAD_FOLDER,
         ),
     ),
     TechniqueEntry(

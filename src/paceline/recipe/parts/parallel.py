@@ -63,6 +63,7 @@ class ParallelPart(Part):
     shard_size: int | None = _own("shard_size")
     stage: int | None = _own("stage")
     offload: Offload = _own("offload")
+    offload_folder: str | None = _own("offload_folder")
     sync_batch_norm: bool = Field(
         False, json_schema_extra=EXECUTION, description=entry_of("sync_batch_norm").description
     )
@@ -79,11 +80,9 @@ class ParallelPart(Part):
         away = str(kept.get("offload"))
         if "/" in away or away == NVME:
             what = "is a folder" if "/" in away else "is a disk"
-            why = (
-                "DeepSpeed reaches NVMe by an operator compiled against libaio, and none of its operators is used here;"
-                " nor do checkpoints and the first comparison know shards that are not in memory"
-            )
-            raise ValueError(f"offload: {what}; {why}; set offload: optimizer, which keeps states in main memory")
+            folder = away if "/" in away else "FOLDER"
+            told = "offload says what goes, and offload_folder where to"
+            raise ValueError(f"offload: {what}; {told}; set offload: optimizer and offload_folder: {folder}")
         return kept
 
     @model_validator(mode="after")

@@ -10,13 +10,14 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.contract.errors import RecipeError
+from paceline.contract.errors import RecipeError, in_a_line
 from paceline.distributed.group import group_of_one
 from paceline.machine.device import is_gpu
 from paceline.recipe.parts import ParallelPart
@@ -32,6 +33,10 @@ PERSISTENT = 100_000
 BUCKET = 500_000_000
 """Numbers of gradients that are reduced in one go, at most: DeepSpeed's own default. The buffer for it is there from
 the start, so a smaller model has one of its own size."""
+
+READ = 50_000_000
+"""Numbers of weights that are read from a disk and updated in one go, at most. DeepSpeed has four buffers for so many;
+by itself it takes a billion, and needs as much main memory as without a disk."""
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """How torch looks for GPUs; DeepSpeed sets it for the whole process while it is loaded."""
@@ -58,6 +63,9 @@ def configuration(part: ParallelPart, clip_norm: float | None, num_trained: int)
         zero["stage3_param_persistence_threshold"] = PERSISTENT
     if part.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if part.offload_folder is not None:
+        zero["offload_optimizer"] |= {"device": "nvme", "nvme_path": part.offload_folder}
+        zero["sub_group_size"] = READ
     if part.offload == "parameters":
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     return {
@@ -102,6 +110,7 @@ def initialized(
     """
     found = library(device)
     found.comm.comm.cdb = None
+    away = config["zero_optimization"].get("offload_optimizer", {})
     for name in _LEFT:
         setattr(found.utils.groups, name, None)
     # said of DeepSpeed's calls, which nobody here can change
@@ -110,6 +119,10 @@ def initialized(
     with contextlib.ExitStack() as stack:
         if world.size == 1:
             stack.enter_context(group_of_one(device))
+        if "nvme_path" in away:
+            _built(away["nvme_path"])
+            # DeepSpeed's files are named alike in every run, and it leaves them; each rank knows its own alone
+            away["nvme_path"] = stack.enter_context(TemporaryDirectory(prefix="paceline-", dir=away["nvme_path"]))
         # stage 3 puts a function of its own in the place of torch's, which no later run of this process is to get
         stack.callback(setattr, functional, "linear", functional.linear)
         # stage 3 looks there again and again
@@ -117,7 +130,31 @@ def initialized(
         with _quiet(), _nothing_compiled(found):
             engine, *_ = found.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
         stack.callback(engine.destroy)
+        if "nvme_path" in away:
+            _zeroed_gradients(engine.optimizer.optimizer_swapper)
         return engine, stack.pop_all().close
+
+
+def _built(folder: str) -> None:
+    """Have DeepSpeed's operator for disks compiled, which takes minutes; what is compiled already is loaded."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    try:
+        AsyncIOBuilder().load(verbose=False)
+    except Exception as error:  # whatever a compiler says, or what is asked of CUDA's toolkit
+        why = f"DeepSpeed's operator async_io cannot be built: {in_a_line(error)}"
+        raise RecipeError(f"parallel.offload_folder = {folder}", why, "--set parallel.offload_folder=null") from None
+
+
+def _zeroed_gradients(swapper: Any) -> None:
+    """Have DeepSpeed read gradients into zeros: a weight without one would get what was in the buffer before."""
+    read = swapper._swap_in_gradients
+
+    def zeroed(aio_handle: Any, parameter: Tensor, dest_buffer: Tensor) -> None:
+        dest_buffer.zero_()
+        read(aio_handle=aio_handle, parameter=parameter, dest_buffer=dest_buffer)
+
+    swapper._swap_in_gradients = zeroed
 
 
 @contextlib.contextmanager

@@ -118,10 +118,16 @@ class States(ABC):
 
     def forget(self) -> None:
         """Have the optimizer remember nothing, as before a first step."""
-        for state in self._optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    value.zero_()  # SGD has taken decay for a gradient
+        for shard in self.shards:
+            with self._in_memory(shard):
+                for value in self._optimizer.state[shard].values():
+                    if isinstance(value, Tensor):
+                        value.zero_()  # SGD has taken decay for a gradient
+
+    @contextlib.contextmanager
+    def _in_memory(self, shard: Tensor) -> Iterator[None]:
+        """Inside, the shard and its states are there to be changed."""
+        yield
 
     def _count(self, applied: int) -> None:
         for state in self._optimizer.state.values():
@@ -166,7 +172,6 @@ class WholeWeights(States):
         self._zero._lazy_init_hp_params_optimizer_state()
 
 
-@final
 class ShardedWeights(States):
     """Stage 3: every rank has a shard of each weight and of its states."""
 
@@ -192,6 +197,10 @@ class ShardedWeights(States):
         for name, tensor in current.items():
             with self._gathered(tensor, changed=True):
                 tensor.copy_(saved[name])
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Have the shards that are updated be those of the weights again."""
         self._zero.refresh_fp32_params()
 
     def _gathered(self, tensor: Tensor, *, changed: bool = False) -> contextlib.AbstractContextManager[Any]:
@@ -228,3 +237,43 @@ class ShardedWeights(States):
             yield
         finally:
             self._zero._clear_fp32_optimizer_param_groups()
+
+
+@final
+class ShardsOnDisk(ShardedWeights):
+    """Stage 3 whose shards and states are on a disk, but for the small; DeepSpeed reads them group by group."""
+
+    @contextlib.contextmanager
+    def _in_memory(self, shard: Tensor) -> Iterator[None]:
+        index = self._index(shard)
+        if not self._zero._swappable_optimizer_subgroup(index):
+            yield
+            return
+        self._zero._optimizer_states_and_gradient_swap_in(index)
+        try:
+            yield
+        finally:
+            self._zero._optimizer_states_and_gradient_swap_out(index)
+
+    @torch.no_grad()
+    def _primed(self) -> None:
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0  # no weight changes
+        for index, shard in enumerate(self.shards):
+            with self._in_memory(shard):
+                gradient, shard.grad = shard.grad, torch.zeros_like(shard)
+                self._zero._optimizer_step(index)
+                shard.grad = gradient
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.forget()
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        for shard, weights in zip(self.shards, self._zero.fp16_partitioned_groups_flat, strict=True):
+            with self._in_memory(shard):
+                shard.copy_(weights)
+
+    def _index(self, shard: Tensor) -> int:
+        return next(index for index, one in enumerate(self.shards) if one is shard)

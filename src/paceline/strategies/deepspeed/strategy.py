@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import RecipeError
 from paceline.machine.device import PLANNED, is_gpu
+from paceline.machine.disk import require_disk
 from paceline.optim.optimizer import build_optimizer
 from paceline.optim.scaling import Dynamic, Unscaled
 from paceline.seams import Batch, Build, Engine, Forward
@@ -18,7 +19,7 @@ from paceline.strategies.deepspeed.engine import DeepSpeedEngine, Passes
 from paceline.strategies.deepspeed.first import difference, plain_results
 from paceline.strategies.deepspeed.library import SHARDED, configuration, initialized, library, stage_of
 from paceline.strategies.deepspeed.planned import planned
-from paceline.strategies.deepspeed.states import ShardedWeights, States, WholeWeights
+from paceline.strategies.deepspeed.states import ShardedWeights, ShardsOnDisk, States, WholeWeights
 from paceline.strategies.strategy import Strategy, Training
 
 WITHOUT = "--set parallel.strategy=auto --set parallel.stage=null --set parallel.offload=none"
@@ -39,13 +40,16 @@ class Zero(Strategy):
         """The build with a forward pass that goes through DeepSpeed's engine, once there is one.
 
         Raises:
-            RecipeError: deepspeed is not installed.
+            RecipeError: deepspeed is not installed, or cannot reach the disk that is asked for.
         """
-        if build.device.type != PLANNED:
-            library(build.device)
         part = self.recipe.parallel
+        if build.device.type != PLANNED:
+            if part.offload_folder is not None:
+                require_disk(part.offload_folder, on_gpu=is_gpu(build.device))
+            library(build.device)
         stage = stage_of(part)
         away = "" if part.offload == "none" else f", {part.offload} in main memory"
+        away += "" if part.offload_folder is None else ", states on a disk"
         execution = {**build.execution, "parallel": f"deepspeed: ZeRO stage {stage}{away}"}
         through = Through(build.model, build.forward)
         return replace(build, forward=through, execution=execution, meets_in_forward=stage == SHARDED)
@@ -69,7 +73,9 @@ class Zero(Strategy):
         plain = plain_results(build, through.plain, world)
         theirs, close = initialized(Passes(model, through.plain), optimizer, config, device, world)
         through.engine = theirs
-        kind = ShardedWeights if stage_of(part) == SHARDED else WholeWeights
+        kind: type[States] = ShardedWeights if stage_of(part) == SHARDED else WholeWeights
+        if part.offload_folder is not None:
+            kind = ShardsOnDisk
         states = kind(model, theirs, optimizer, library(device), world)
         if plain is not None:
             reason = difference(theirs, library(device).utils.safe_get_full_grad, build, *plain, world)

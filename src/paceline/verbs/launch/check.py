@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from paceline.contract.errors import RecipeError
+from paceline.machine.disk import require_disk
 from paceline.machine.facts import Facts
 from paceline.memory.predict import PlanFailed, Predictor
 from paceline.recipe import Recipe
@@ -46,6 +47,8 @@ def check_recipe(recipe: Recipe, ranks: Ranks, machine: Facts, arguments: Sequen
             why = "MPI numbers the processes that mpirun starts, and these are started by paceline"
             raise RecipeError("parallel.backend = mpi", why, "--set parallel.backend=auto")
         chosen, _ = choose(recipe, ranks.see(machine), ranks.total)
+        if chosen.parallel.offload_folder is not None:
+            require_disk(chosen.parallel.offload_folder, on_gpu=chosen.device == "cuda")
         require_cut(chosen, ranks.total)
     except RecipeError as error:
         fix = error.fix
