@@ -19,7 +19,7 @@ from paceline.machine.disk import require_operator
 from paceline.machine.facts import Facts, ask, this_machine
 from paceline.machine.gpus import peak_rates
 from paceline.machine.jobs import idle_tasks
-from paceline.recipe.techniques import ENTRIES
+from paceline.recipe.techniques import ENTRIES, OWN_SETTINGS, entry_of, users_of
 
 GIB = 2**30
 
@@ -183,7 +183,8 @@ def packages(facts: Facts) -> list[Finding]:
 
 def disks(facts: Facts) -> list[Finding]:
     """Whether DeepSpeed, where it is installed, can move states to a disk."""
-    if facts.versions.get("deepspeed") is None:
+    users = users_of(OWN_SETTINGS["offload_folder"])
+    if not all(facts.versions.get(package) for user in users for package in entry_of(user).packages):
         return []
     try:
         require_operator("parallel.offload_folder", on_gpu=facts.cuda_problem is None)

@@ -20,7 +20,7 @@ class Classifier(lightning.LightningModule):
         self.model = torch.compile(model) if job["settings"]["compile"] else model
         self.right, self.seen = 0, 0
         self.kind = None
-        """Of optimizer, in place of torch's."""
+        """That of ``optimizer``, in place of torch's."""
 
     def training_step(self, batch, _):
         return self.model(**batch).loss
