@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
+from benchmarks.ladder_parts import joined
 from benchmarks.suites import Group, read_book, turns
 from benchmarks.tables import render
 from benchmarks.widened import twice, widened
@@ -154,6 +155,49 @@ def test_attention_that_is_planned_for_each_width_is_for_peers_with_few_widths()
         text = script.read_text()
         if "padding(" in text and script.stem not in ("workload", "tutorial_loop"):
             assert "    allow_planned_attention(" in text, script.name
+
+
+def part(folder: Path, *cells: tuple[str, float], steps: int = 20) -> Path:
+    folder.mkdir()
+    extent = {"steps": steps, "train_rows": 80, "heldout_rows": 40, "warm_up": 2}
+    recipe = {"name": "reviews", "loop": {"batch_size": 4}}
+    plan = {"paceline": "0", "asked": {"recipe": recipe}, "extent": extent, "machine": {"cpu_count": 2}}
+    (folder / "bench.json").write_text(json.dumps(plan))
+    record = {
+        "repeat": 0,
+        "seed": 0,
+        "contender": "plain_loop",
+        "status": "ok",
+        "cold": True,
+        "quality": 0.5,
+        "losses": [0.7] * steps,
+        "whole_seconds": 9.0,
+        "stages": {},
+        "command": ["/usr/bin/python3", "-P", f"{folder}/contenders/plain_loop.py", "cells/plain-0/job.json"],
+    }
+    records = [{**record, "rung": name, "samples_per_second": rate} for name, rate in cells]
+    (folder / "cells.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_parts_of_a_ladder_become_one_in_its_order_beside_its_first_rung(tmp_path: Path) -> None:
+    halves = [part(tmp_path / "b", ("trainer", 30.0)), part(tmp_path / "a", ("plain", 10.0))]
+    found = joined(halves, tmp_path / "out")
+    assert [(row.rung.name, row.verdict, row.is_best) for row in found.rows] == [
+        ("plain", "first", False),
+        ("trainer", "same", True),
+    ]
+    kept = [json.loads(line) for line in (tmp_path / "out" / "cells.jsonl").read_text().splitlines()]
+    assert [record["part"] for record in kept] == [0, 1]
+    assert kept[0]["command"] == ["python3", "-P", "contenders/plain_loop.py", "cells/plain-0/job.json"]
+
+
+def test_parts_of_other_work_or_with_the_same_cell_are_refused(tmp_path: Path) -> None:
+    first = part(tmp_path / "a", ("plain", 10.0))
+    with pytest.raises(SystemExit, match=r"b: not of the same extent as .*a"):
+        joined([first, part(tmp_path / "b", ("trainer", 30.0), steps=30)], tmp_path / "out")
+    with pytest.raises(SystemExit, match="c: plain-0 is a cell of another part, too"):
+        joined([first, part(tmp_path / "c", ("plain", 30.0))], tmp_path / "out")
 
 
 def test_a_widened_model_computes_the_same_and_its_copies_learn_different_things() -> None:

@@ -26,7 +26,16 @@ class Classifier(lightning.LightningModule):
         return self.model(**batch).loss
 
     def on_train_start(self):
+        self.bring_buffers()
         tell("model")
+
+    def on_test_start(self):
+        self.bring_buffers()
+
+    def bring_buffers(self):
+        """To the weights: DeepSpeed's stage 3 leaves them on the host, numbers of positions for one."""
+        for buffer in self.buffers():
+            buffer.data = buffer.data.to(self.device)
 
     def on_train_batch_end(self, outputs, *_):
         self.meter.step(outputs["loss"])
