@@ -66,6 +66,8 @@ _homes = itertools.count()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything of the Hub or torch is imported: caches of this process alone, offline, one thread a worker."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and every run of a test would inherit that
     home = Path(tempfile.mkdtemp(prefix="paceline-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["HF_HOME"] = str(home / "huggingface")
