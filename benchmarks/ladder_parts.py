@@ -11,16 +11,16 @@ Writes cells.jsonl, table.txt and report.html as ``paceline bench`` does.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.folder import CELLS, NEEDS, PLAN
+from paceline.bench.folder import CELLS, NEEDS, read_plan
 from paceline.bench.ladder import Ladder
-from paceline.bench.records import Records, append
+from paceline.bench.records import Record, Records, append
 from paceline.bench.rungs import LADDERS
 from paceline.bench.standings import standings
 from paceline.bench.table import shown
+from paceline.contract.errors import RunFolderError
 from paceline.verbs.bench.ladder import write
 
 
@@ -28,34 +28,47 @@ def joined(parts: list[Path], out: Path) -> Ladder:
     """The ladder of all parts' cells, which are written to ``out``.
 
     Raises:
-        SystemExit: the parts did not do the same work on the same kind of machine, or have a cell in common.
+        SystemExit: a folder that holds no bench, or is ``out`` itself; parts that did not do the same work on the same
+            kind of machine, or have a cell in common.
     """
-    plans = [json.loads((part / PLAN).read_text(encoding="utf-8")) for part in parts]
+    if out.exists() and any(out.samefile(part) for part in parts):
+        raise SystemExit(f"{out}: a part, whose cells would be written over; choose another --out")
+    plans = [_plan(part) for part in parts]
     for part, plan in zip(parts[1:], plans[1:], strict=True):
         for name in ("recipe", "extent", "gpus", "commit"):
             if _work(plan)[name] != _work(plans[0])[name]:
                 raise SystemExit(f"{part}: not of the same {name} as {parts[0]}")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / CELLS).unlink(missing_ok=True)
-    seen = set()
+    found: dict[tuple[str, int], Record] = {}
     for number, part in enumerate(parts):
         for record in Records(part / CELLS, needs=NEEDS):
             cell = record["rung"], record["repeat"]
-            if cell in seen:
+            if cell in found:
                 raise SystemExit(f"{part}: {cell[0]}-{cell[1]} is a cell of another part, too")
-            seen.add(cell)
-            append(out / CELLS, {**_anywhere(record), "part": number})
-    records = Records(out / CELLS, needs=NEEDS)
-    names = {name for name, _ in seen}
+            found[cell] = {**_anywhere(record), "part": number}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / CELLS).unlink(missing_ok=True)
+    for record in found.values():
+        append(out / CELLS, record)
+    names = {name for name, _ in found}
     ladder = next(rungs for rungs in LADDERS.values() if names <= {rung.name for rung in rungs})
     rungs = [rung for rung in ladder if rung.name in names]
-    extent = plans[0]["extent"]
-    notices = (
-        f"climbed in {len(parts)} parts, side by side",
-        f"{extent['steps']:,} steps a cell, not the whole recipe",
-    )
-    rows = standings(rungs, records, {}, extent["heldout_rows"])
-    return Ladder(name=plans[0]["asked"]["recipe"]["name"], folder=out, rows=rows, about=plans[0], notices=notices)
+    plan = plans[0]
+    notices = [f"climbed in {len(parts)} parts, side by side"]
+    if plan["fitted"] or plan["asked"]["steps"] is not None:
+        notices.append(f"{plan['extent']['steps']:,} steps a cell, not the whole recipe")
+    rows = standings(rungs, found.values(), {}, plan["extent"]["heldout_rows"])
+    name = plan["asked"]["recipe"]["name"]
+    return Ladder(name=name, folder=out, rows=rows, about=plan, notices=tuple(notices))
+
+
+def _plan(part: Path) -> dict[str, Any]:
+    try:
+        plan = read_plan(part)
+    except RunFolderError as error:
+        raise SystemExit(str(error)) from None
+    if plan is None:
+        raise SystemExit(f"{part}: no folder of paceline bench, or no cell was measured in it")
+    return plan
 
 
 def _anywhere(record: dict[str, Any]) -> dict[str, Any]:

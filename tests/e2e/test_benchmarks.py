@@ -161,7 +161,16 @@ def part(folder: Path, *cells: tuple[str, float], steps: int = 20) -> Path:
     folder.mkdir()
     extent = {"steps": steps, "train_rows": 80, "heldout_rows": 40, "warm_up": 2}
     recipe = {"name": "reviews", "loop": {"batch_size": 4}}
-    plan = {"paceline": "0", "asked": {"recipe": recipe}, "extent": extent, "machine": {"cpu_count": 2}}
+    source = {"train_rows": 80, "heldout_rows": 40, "labels": {"bad": 0, "good": 1}, "max_length": 16}
+    plan = {
+        "paceline": "0",
+        "asked": {"recipe": recipe, "steps": steps},
+        "source": {**source, "modality": "text", "split": "test"},
+        "extent": extent,
+        "repeats": 1,
+        "fitted": False,
+        "machine": {"cpu_count": 2},
+    }
     (folder / "bench.json").write_text(json.dumps(plan))
     record = {
         "repeat": 0,
@@ -198,6 +207,16 @@ def test_parts_of_other_work_or_with_the_same_cell_are_refused(tmp_path: Path) -
         joined([first, part(tmp_path / "b", ("trainer", 30.0), steps=30)], tmp_path / "out")
     with pytest.raises(SystemExit, match="c: plain-0 is a cell of another part, too"):
         joined([first, part(tmp_path / "c", ("plain", 30.0))], tmp_path / "out")
+    with pytest.raises(SystemExit, match="d: no folder of paceline bench"):
+        joined([first, tmp_path / "d"], tmp_path / "out")
+
+
+def test_a_part_is_not_written_over(tmp_path: Path) -> None:
+    parts = [part(tmp_path / "a", ("plain", 10.0)), part(tmp_path / "b", ("trainer", 30.0))]
+    before = (parts[0] / "cells.jsonl").read_bytes()
+    with pytest.raises(SystemExit, match="a: a part, whose cells would be written over"):
+        joined(parts, tmp_path / "a")
+    assert (parts[0] / "cells.jsonl").read_bytes() == before
 
 
 def test_a_widened_model_computes_the_same_and_its_copies_learn_different_things() -> None:

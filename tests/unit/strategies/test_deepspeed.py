@@ -28,7 +28,7 @@ from paceline.strategies import strategy_for
 from paceline.strategies.alone import OneDevice
 from paceline.strategies.deepspeed import library
 from paceline.strategies.deepspeed.library import BUCKET, configuration, stage_of
-from paceline.strategies.deepspeed.strategy import Through
+from paceline.strategies.deepspeed.strategy import WITHOUT, Through
 from paceline.verbs.doctor import INSTALLS, disks
 from paceline.verbs.launch.check import check_recipe
 from paceline.verbs.launch.ranks import Ranks
@@ -328,3 +328,9 @@ def test_only_the_models_own_passes_go_through_the_engine() -> None:
     batch = torch.ones(1)
     assert through(model, batch) is batch, "the model's pass does not go through the engine"
     assert asked == [model, other]
+
+
+def test_what_is_advised_against_deepspeed_takes_all_of_its_settings_away() -> None:
+    part = {"strategy": "deepspeed", "stage": 3, "offload": "parameters", "offload_folder": "/mnt/nvme"}
+    recipe = Recipe.parse({"model": {"source": "bert"}, "data": {"source": "reviews.csv"}, "parallel": part})
+    assert recipe.with_settings(WITHOUT.split()[1::2]).parallel == ParallelPart()

@@ -19,8 +19,7 @@ class Classifier(lightning.LightningModule):
         self.job, self.meter = job, meter
         self.model = torch.compile(model) if job["settings"]["compile"] else model
         self.right, self.seen = 0, 0
-        self.kind = None
-        """That of ``optimizer``, in place of torch's."""
+        self.optimizer_class = None
 
     def training_step(self, batch, _):
         return self.model(**batch).loss
@@ -53,7 +52,7 @@ class Classifier(lightning.LightningModule):
     def configure_optimizers(self):
         # a fused optimizer takes the loss scale off by itself, after the gradient was clipped
         fused = self.job["settings"]["precision"] != "16-mixed"
-        optimizer, schedule = make_optimizer(self.job, self, self.kind, fused=fused)
+        optimizer, schedule = make_optimizer(self.job, self, self.optimizer_class, fused=fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def test_step(self, batch, number):
@@ -130,8 +129,8 @@ def main():
         num_sanity_val_steps=0,
     )
     if "offload" in settings["strategy"]:
-        module.kind = host_adam()
-        trainer.strategy.config["zero_force_ds_cpu_optimizer"] = module.kind is not None
+        module.optimizer_class = host_adam()
+        trainer.strategy.config["zero_force_ds_cpu_optimizer"] = module.optimizer_class is not None
     trainer.fit(module, datamodule=data)
     is_sharded = "deepspeed_stage_3" in settings["strategy"] or settings["strategy"] == "fsdp"
     if is_sharded:  # each rank has its shard; to test, DeepSpeed makes another engine, which saves nothing

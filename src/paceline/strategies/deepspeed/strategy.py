@@ -22,7 +22,10 @@ from paceline.strategies.deepspeed.planned import planned
 from paceline.strategies.deepspeed.states import ShardedWeights, ShardsOnDisk, States, WholeWeights
 from paceline.strategies.strategy import Strategy, Training
 
-WITHOUT = "--set parallel.strategy=auto --set parallel.stage=null --set parallel.offload=none"
+WITHOUT = (
+    "--set parallel.strategy=auto --set parallel.stage=null --set parallel.offload=none"
+    " --set parallel.offload_folder=null"
+)
 
 EQUAL = "the first pass in DeepSpeed's engine equals a plain one"
 NOT_HERE = "a plan has nothing to compare"
