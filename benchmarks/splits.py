@@ -36,6 +36,8 @@ from paceline.recipe.choose import choose
 
 OFFLOADED = "parallel.offload=optimizer"
 DEEPSPEED = "parallel.strategy=deepspeed"
+DISK = "{scratch}"
+"""Stands for the folder that a run may fill."""
 
 WAYS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "ddp": (1, ()),
@@ -44,6 +46,7 @@ WAYS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "deepspeed 2, offload": (1, (DEEPSPEED, "parallel.stage=2", OFFLOADED)),
     "deepspeed 3": (1, (DEEPSPEED, "parallel.stage=3")),
     "deepspeed 3, offload": (1, (DEEPSPEED, "parallel.stage=3", "parallel.offload=parameters")),
+    "deepspeed 3, disk": (1, (DEEPSPEED, "parallel.stage=3", OFFLOADED, f"parallel.offload_folder={DISK}")),
     "tensor 2": (2, ("parallel.tensor=2",)),
     # four micro-batches a step: with one, every stage would wait for all others
     "pipeline 2": (2, ("parallel.pipeline=2", "loop.micro_batch_size=8")),
@@ -92,9 +95,10 @@ def recipe_of(question: str, size: str, settings: Sequence[str]) -> Record:
 def run(question: str, size: str, settings: Sequence[str], where: Sequence[str], seconds: float) -> Record:
     """What is known of one fresh process at its end."""
     with tempfile.TemporaryDirectory() as scratch:
-        recipe, out = Path(scratch) / "recipe.yaml", Path(scratch) / "run"
+        recipe, out, disk = (Path(scratch) / name for name in ("recipe.yaml", "run", "disk"))
+        disk.mkdir()
         recipe.write_text(json.dumps(recipe_of(question, size, settings)))  # JSON is YAML
-        options = [*where, *(part for setting in settings for part in ("--set", setting))]
+        options = [*where, *(part for setting in settings for part in ("--set", setting.replace(DISK, str(disk))))]
         trained = train(
             recipe,
             out,
@@ -121,7 +125,8 @@ def run(question: str, size: str, settings: Sequence[str], where: Sequence[str],
 
 def predict(size: str, settings: Sequence[str], gpu: Gpu, count: int, predictor: Predictor) -> Record:
     """What a GPU's allocator will have handed out at most, by ``paceline plan``."""
-    recipe = Recipe.parse(recipe_of("fast", size, settings)).with_settings([*settings, "device=cuda"])
+    here = [setting.replace(DISK, tempfile.gettempdir()) for setting in settings]
+    recipe = Recipe.parse(recipe_of("fast", size, settings)).with_settings([*here, "device=cuda"])
     try:
         chosen, _ = choose(recipe, facts_with([gpu] * count, this_machine()), count)
         return {"allocated": predictor.plan(chosen, gpu, world_size=count).allocated, "gpu": gpu.name}

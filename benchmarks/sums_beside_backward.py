@@ -122,7 +122,7 @@ def shared_buffers(wanted: bool) -> Iterator[None]:
     """Inside, flat buffers are made where other ranks can read them."""
     usual = flat._zeros
     if wanted:
-        flat._zeros = lambda sizes: {kind: zeros(size, *kind) for kind, size in sizes.items()}
+        flat._zeros = lambda sizes, least=None: {kind: zeros(size, *kind) for kind, size in sizes.items()}
     try:
         yield
     finally:

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.contract.errors import UserError
+from paceline.machine.disk import require_disk
 from paceline.recipe import Recipe
 from tests.gpu.test_fast_path import losses, rows
 
@@ -25,6 +27,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
+DISK = f"parallel.offload_folder={tempfile.gettempdir()}"
 WAYS: dict[str, tuple[str, ...]] = {
     "stage 1": ("parallel.stage=1",),
     "stage 2": ("parallel.stage=2",),
@@ -32,6 +35,8 @@ WAYS: dict[str, tuple[str, ...]] = {
     "stage 2, optimizer offloaded": ("parallel.stage=2", "parallel.offload=optimizer"),
     "stage 3, optimizer offloaded": ("parallel.stage=3", "parallel.offload=optimizer"),
     "stage 3, parameters offloaded": ("parallel.stage=3", "parallel.offload=parameters"),
+    "stage 3, optimizer on a disk": ("parallel.stage=3", "parallel.offload=optimizer", DISK),
+    "stage 3, parameters offloaded, the rest on a disk": ("parallel.stage=3", "parallel.offload=parameters", DISK),
 }
 SMALL: dict[str, Any] = {"dim": 256, "n_layers": 4, "n_heads": 4, "hidden_dim": 1024, "max_position_embeddings": 80}
 LARGE: dict[str, Any] = {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "max_position_embeddings": 512}
@@ -72,11 +77,20 @@ def without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_trains_as_without_it(way: str, without: tuple[int, list[float]], tmp_path: Path) -> None:
     gpus, expected = without
+    if DISK in WAYS[way]:
+        _skip_without_a_disk()
     run = trained(tmp_path, ["parallel.strategy=deepspeed", *WAYS[way]], gpus)
     assert "deepspeed: ZeRO stage" in json.loads((run / "summary.json").read_text())["execution"]["parallel"]
     found = losses(run)
     assert len(found) == STEPS
     assert found == pytest.approx(expected, rel=2e-3, abs=1e-4)
+
+
+def _skip_without_a_disk() -> None:
+    try:
+        require_disk(tempfile.gettempdir(), on_gpu=True)
+    except UserError as error:
+        pytest.skip(str(error))
 
 
 def show(folder: Path, gpus: int) -> None:
