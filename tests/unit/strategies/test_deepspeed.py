@@ -8,6 +8,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -328,6 +329,33 @@ def test_only_the_models_own_passes_go_through_the_engine() -> None:
     batch = torch.ones(1)
     assert through(model, batch) is batch, "the model's pass does not go through the engine"
     assert asked == [model, other]
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("9.0a", "9.0"), ("8.0;9.0a+PTX 10.0f", "8.0;9.0+PTX 10.0"), ("7.5;8.6+PTX", "7.5;8.6+PTX"), (None, None)],
+)
+def test_the_operator_for_disks_is_built_whatever_gpus_the_machine_names(
+    given: str | None, read: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed 0.19 takes what is behind the point for a number: int('0a')."""
+    seen = []
+
+    class AsyncIOBuilder:
+        def load(self, *, verbose: bool) -> None:
+            seen.append(os.environ.get("TORCH_CUDA_ARCH_LIST"))
+            os.environ["TORCH_CUDA_ARCH_LIST"] = "8.0+PTX"  # as DeepSpeed's builder leaves it where it fails
+
+    builders = SimpleNamespace(AsyncIOBuilder=AsyncIOBuilder)
+    for name in ("deepspeed", "deepspeed.ops", "deepspeed.ops.op_builder"):
+        monkeypatch.setitem(sys.modules, name, builders)  # type: ignore[arg-type]
+    if given is None:
+        monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    else:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", given)
+    library._built("/somewhere")
+    assert seen == [read]
+    assert os.environ.get("TORCH_CUDA_ARCH_LIST") == given, "what the machine says is as it was"
 
 
 def test_what_is_advised_against_deepspeed_takes_all_of_its_settings_away() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from tempfile import TemporaryDirectory
@@ -40,6 +41,9 @@ by itself it takes a billion, and needs as much main memory as without a disk.""
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """How torch looks for GPUs; DeepSpeed sets it for the whole process while it is loaded."""
+
+ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
+"""What GPUs torch's extensions are compiled for, where a machine says so."""
 
 _LEFT = ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP")
 """Process groups that DeepSpeed keeps for the life of a process, which may have several runs."""
@@ -140,10 +144,16 @@ def _built(folder: str) -> None:
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     try:
-        AsyncIOBuilder().load(verbose=False)
+        with _variable(ARCHITECTURES, _without_suffixes(os.environ.get(ARCHITECTURES))):
+            AsyncIOBuilder().load(verbose=False)
     except Exception as error:  # whatever a compiler says, or what is asked of CUDA's toolkit
         why = f"DeepSpeed's operator async_io cannot be built: {in_a_line(error)}"
         raise RecipeError(f"parallel.offload_folder = {folder}", why, "--set parallel.offload_folder=null") from None
+
+
+def _without_suffixes(architectures: str | None) -> str | None:
+    """``9.0a;10.0`` -> ``9.0;10.0``: DeepSpeed reads numbers alone, and what it builds for disks has no kernels."""
+    return None if architectures is None else re.sub(r"(?<=\d)[a-z]+", "", architectures)
 
 
 def _zeroed_gradients(swapper: Any) -> None:
