@@ -104,7 +104,7 @@ def test_a_signal_to_two_ranks_that_compile(tmp_path: Path) -> None:
 @TWO
 @pytest.mark.timeout(300)
 def test_a_rank_that_hangs_is_told_with_the_collectives_of_all(tmp_path: Path) -> None:
-    """The other's GPU waits in NCCL, and its host in gloo: whichever of them ends first, the ranks are compared."""
+    """The other's GPU waits in NCCL, and its host in gloo: the host ends first, and the ranks are compared."""
     (tmp_path / "texts.csv").write_text("\n".join(["text,label", *ROWS, ""]))
     write_recipe(tmp_path, write_tiny_model(tmp_path / "model", tiny_bert_config()), tmp_path / "texts.csv", **LONG)
     words = ["recipe.yaml", "--out", "run", "--set", "device=cuda", "--set", "techniques.capture=false", "--gpus", "2"]

@@ -44,6 +44,10 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 ABORT_SECONDS = 10.0
 """How long taking down a group after an error may take."""
 
+WATCHDOG_SECONDS = 30.0
+"""How much longer than hosts NCCL's watchdog waits for other ranks. It begins to wait before they do, for a kernel that
+was launched earlier, and ends the processes of all ranks at once: none could say any more where it hangs."""
+
 OPENING = "opening the process group"
 
 ALL_REDUCE = "an all-reduce"
@@ -251,6 +255,8 @@ class ProcessGroupWorld(World):
         # torch asks every rank of the run for every group, in the same order
         timeout = timedelta(seconds=self._exchange.timeout_seconds)
         opened = [dist.new_group(list(ranks), timeout=timeout) for ranks in groups]
+        for group in opened:
+            _let_hosts_end_first(group, self._exchange.timeout_seconds)
         own: dist.ProcessGroup = opened[next(i for i, ranks in enumerate(groups) if self._place.rank in ranks)]
         return own
 
@@ -364,11 +370,21 @@ def _open_group(
                 timeout=timeout,
                 device_id=device if device.type == "cuda" and backend != "gloo" else None,
             )
+            _let_hosts_end_first(dist.group.WORLD, timeout_seconds)
     except RuntimeError as error:
         raise exchange.explained(error, OPENING) from error
     if dist.get_rank() != place.rank:
         why = f"MPI counts this process as rank {dist.get_rank()}"
         raise UserError(f"RANK = {place.rank}", why, "mpirun sh -c 'RANK=$OMPI_COMM_WORLD_RANK paceline train ...'")
+
+
+def _let_hosts_end_first(group: Any, timeout_seconds: float) -> None:
+    """Have NCCL give up later than the hosts, which know more; a rank that is not in the group has nothing of it."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER or torch.device("cuda") not in group._device_types:
+        return
+    backend = group._get_backend(torch.device("cuda"))
+    if "NCCL" in type(backend).__name__:  # a torch without NCCL has no such class
+        backend._set_default_timeout(timedelta(seconds=timeout_seconds + WATCHDOG_SECONDS))
 
 
 def _abort_group() -> None:

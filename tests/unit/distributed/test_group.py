@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.contract.errors import UserError
+from paceline.distributed import group as group_module
 from paceline.distributed.agree import agree
 from paceline.distributed.exchange import Exchange, LostRank
 from paceline.machine.cluster import named
@@ -243,6 +245,40 @@ def test_ranks_that_wait_long_for_the_first_are_told_where_it_is(capfd: pytest.C
     assert said.count("for 0.2 s the other ranks have waited for rank 0, which is reading the data") == 1, said
     assert said.count("for 0.4 s") == 1, said
     assert "where: test_ranks_that_wait_long_for_the_first_are_told_where_it_is (distributed/test_group.py:" in said
+
+
+class Waiting:
+    """A backend, and the group that it is the whole of."""
+
+    _device_types = (torch.device("cuda"), torch.device("cpu"))
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def _get_backend(self, device: torch.device) -> Waiting:
+        assert device.type == "cuda"
+        return self
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.seconds = timeout.total_seconds()
+
+
+class ProcessGroupNCCL(Waiting):
+    pass
+
+
+class ProcessGroupGloo(Waiting):
+    pass
+
+
+def test_the_watchdog_of_nccl_waits_longer_than_hosts_who_can_say_where_a_rank_hangs() -> None:
+    nccl, gloo = ProcessGroupNCCL(), ProcessGroupGloo()
+    for group in (nccl, gloo, dist.GroupMember.NON_GROUP_MEMBER):
+        group_module._let_hosts_end_first(group, 20)
+    # with our launcher they have ended 8 s later
+    assert nccl.seconds is not None
+    assert nccl.seconds > 20 + 8
+    assert gloo.seconds is None
 
 
 def nests_alone_first(world: World) -> list[str]:
