@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.contract.errors import UserError
-from paceline.machine.disk import require_disk
 from paceline.recipe import Recipe
 from tests.gpu.test_fast_path import losses, rows
+from tests.parity.test_deepspeed import why_no_disk
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"),
@@ -77,20 +76,13 @@ def without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_trains_as_without_it(way: str, without: tuple[int, list[float]], tmp_path: Path) -> None:
     gpus, expected = without
-    if DISK in WAYS[way]:
-        _skip_without_a_disk()
+    if DISK in WAYS[way] and (why := why_no_disk(on_gpu=True)):
+        pytest.skip(why)
     run = trained(tmp_path, ["parallel.strategy=deepspeed", *WAYS[way]], gpus)
     assert "deepspeed: ZeRO stage" in json.loads((run / "summary.json").read_text())["execution"]["parallel"]
     found = losses(run)
     assert len(found) == STEPS
     assert found == pytest.approx(expected, rel=2e-3, abs=1e-4)
-
-
-def _skip_without_a_disk() -> None:
-    try:
-        require_disk(tempfile.gettempdir(), on_gpu=True)
-    except UserError as error:
-        pytest.skip(str(error))
 
 
 def show(folder: Path, gpus: int) -> None:

@@ -290,17 +290,17 @@ DISK = {
 }
 
 
-def _why_no_disk() -> str:
+def why_no_disk(*, on_gpu: bool) -> str:
     if importlib.util.find_spec("deepspeed") is None:
         return "deepspeed is not installed"
     try:
-        require_disk(tempfile.gettempdir(), on_gpu=False)
+        require_disk(tempfile.gettempdir(), on_gpu=on_gpu)
     except RecipeError as error:
         return str(error)
     return ""
 
 
-NO_DISK = _why_no_disk()
+NO_DISK = why_no_disk(on_gpu=False)
 ON_DISK = pytest.mark.skipif(NO_DISK != "", reason=NO_DISK)
 BUILT = pytest.mark.timeout(600)
 """The first of a session waits for DeepSpeed's operator to be compiled."""

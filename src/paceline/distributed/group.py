@@ -1,7 +1,7 @@
 """Joining the other processes of a run, and what they do together.
 
-The one place that opens and closes torch's process group. Tensors go through it, on their own device; small plain
-values go through the store, past the GPU (exchange.py).
+Tensors go through torch's process group (backends.py), on their own device; small plain values go through the store,
+past the GPU (exchange.py).
 """
 
 from __future__ import annotations
@@ -10,45 +10,30 @@ import hashlib
 import itertools
 import os
 import platform
-import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
-from paceline.contract.errors import RecipeError, UserError, nearest
+from paceline.contract.errors import UserError
 from paceline.contract.spans import span
 from paceline.distributed.agree import agree
+from paceline.distributed.backends import OPENING, abort_group, backend_of, gpu_of, listening, new_group, open_group
 from paceline.distributed.exchange import Exchange
 from paceline.distributed.failures import LOST_CONNECTION, tell_launcher
 from paceline.distributed.reach import check_reach
 from paceline.distributed.roll_call import call_roll
 from paceline.distributed.stores import leaving, open_store
-from paceline.machine.cluster import Place, check_gpus
+from paceline.machine.cluster import Place
 from paceline.machine.facts import version_of
 from paceline.seams import Alone, Link, World
 
 BROADCAST_BYTES = 64 * 2**20
 """Tensors are joined up to this size for one broadcast: few calls, and no second copy of a model."""
-
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that choose where gloo and NCCL listen; left to themselves, both take an address of the network."""
-
-ABORT_SECONDS = 10.0
-"""How long taking down a group after an error may take."""
-
-WATCHDOG_SECONDS = 30.0
-"""How much longer than hosts NCCL's watchdog waits for other ranks. It begins to wait before they do, for a kernel that
-was launched earlier, and ends the processes of all ranks at once: none could say any more where it hangs."""
-
-OPENING = "opening the process group"
 
 ALL_REDUCE = "an all-reduce"
 
@@ -71,7 +56,8 @@ def joined(
     Args:
         backend: nccl, gloo or mpi; None: nccl on GPUs, gloo on the CPU.
         device: of this rank; ``cuda`` is the GPU of its local rank.
-        timeout_seconds: how long ranks wait for one another, here and in every collective.
+        timeout_seconds: how long ranks wait for one another, here and in every collective; NCCL's own watchdog waits
+            longer.
 
     Raises:
         RecipeError: a backend that is not there, or does not suit the device.
@@ -81,7 +67,7 @@ def joined(
     if place.world_size == 1:
         yield Alone()
         return
-    group_backend = _backend(backend, device)
+    group_backend = backend_of(backend, device)
     if dist.is_initialized():
         why = "this process has joined its ranks already, and can do so once"
         raise UserError("torch.distributed: a process group is open", why, "torch.distributed.destroy_process_group()")
@@ -97,13 +83,13 @@ def joined(
         present = call_roll(exchange, place)
         # here, so that the others hear of a rank without a GPU in what they exchange next
         if device.type == "cuda":
-            device = _gpu(present.place, device)
+            device = gpu_of(present.place, device)
         world = ProcessGroupWorld(present.place, exchange, present.leader)
         versions = {"python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}}
         agree(world, "library versions", versions, "install the same versions on every machine")
         check_reach(exchange, place.rank, [ranks[0] for ranks in present.machines], timeout_seconds)
-        with _interfaces(present.is_one_machine):
-            _open_group(group_backend, place, device, store, exchange, timeout_seconds)
+        with listening(present.is_one_machine):
+            open_group(group_backend, place, device, store, exchange, timeout_seconds)
             # one that is done before another has opened its end would be taken by it for one that crashed
             exchange.all(OPENING)
             with _lost_named(exchange):
@@ -113,7 +99,7 @@ def joined(
         # before anything is taken down, for what the others then run into is a consequence
         tell_launcher(error)
         exchange.announce(error)
-        _abort_group()
+        abort_group()
         exchange.leave_failed()
         raise
     with leaving(place):
@@ -138,25 +124,6 @@ def _lost_named(exchange: Exchange) -> Iterator[None]:
         if explained is error:
             raise
         raise explained from None
-
-
-@contextmanager
-def group_of_one(device: torch.device) -> Iterator[None]:
-    """Inside, a process that is alone has a process group all the same, for libraries that ask for one.
-
-    Args:
-        device: that computes.
-    """
-    if dist.is_initialized():
-        yield
-        return
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with _interfaces(True):
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 @final
@@ -253,10 +220,7 @@ class ProcessGroupWorld(World):
     def _open(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """This rank's of these groups."""
         # torch asks every rank of the run for every group, in the same order
-        timeout = timedelta(seconds=self._exchange.timeout_seconds)
-        opened = [dist.new_group(list(ranks), timeout=timeout) for ranks in groups]
-        for group in opened:
-            _let_hosts_end_first(group, self._exchange.timeout_seconds)
+        opened = [new_group(ranks, self._exchange.timeout_seconds) for ranks in groups]
         own: dist.ProcessGroup = opened[next(i for i, ranks in enumerate(groups) if self._place.rank in ranks)]
         return own
 
@@ -313,94 +277,6 @@ class _GroupLink(Link):
             if work is not None:
                 work.wait()
         return tensor
-
-
-def _backend(backend: str | None, device: torch.device) -> str:
-    """The backends by device, as torch writes them. Beside NCCL there is gloo, for what stays on the CPU."""
-    name = backend or ("nccl" if device.type == "cuda" else "gloo")
-    available = {"nccl": dist.is_nccl_available, "gloo": dist.is_gloo_available, "mpi": dist.is_mpi_available}
-    what, fix = f"parallel.backend = {name}", "--set parallel.backend=auto: nccl on GPUs, gloo on the CPU"
-    if name not in available:
-        raise RecipeError(what, f"there is no such backend; {nearest(name, available)}", fix)
-    if name == "nccl" and device.type != "cuda":
-        raise RecipeError(what, f"it moves data between GPUs, and this run is on the {device.type}", fix)
-    if not available[name]():
-        why = f"the installed torch {torch.__version__} is built without it"
-        built = "; torch has it only where it was built from source beside an MPI" if name == "mpi" else ""
-        # on GPUs auto is nccl
-        raise RecipeError(what, why + built, "--set parallel.backend=gloo" if name == "nccl" else fix)
-    return "cpu:gloo,cuda:nccl" if name == "nccl" else name
-
-
-def _gpu(place: Place, device: torch.device) -> torch.device:
-    """The GPU of this rank, which becomes torch's current one."""
-    check_gpus(place, torch.cuda.device_count())
-    gpu = torch.device("cuda", place.gpu if device.index is None else device.index)
-    torch.cuda.set_device(gpu)
-    return gpu
-
-
-@contextmanager
-def _interfaces(is_one_machine: bool) -> Iterator[None]:
-    """Inside, ranks of one machine listen on loopback, unless a person has chosen otherwise."""
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    added = [name for name in INTERFACES if name not in os.environ] if is_one_machine and loopback else []
-    os.environ.update(dict.fromkeys(added, loopback or ""))
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
-def _open_group(
-    backend: str, place: Place, device: torch.device, store: Store, exchange: Exchange, timeout_seconds: float
-) -> None:
-    timeout = timedelta(seconds=timeout_seconds)
-    try:
-        if backend == "mpi":
-            # it numbers the ranks itself, and takes no store
-            dist.init_process_group("mpi", timeout=timeout)
-        else:
-            dist.init_process_group(
-                backend,
-                store=store,
-                rank=place.rank,
-                world_size=place.world_size,
-                timeout=timeout,
-                device_id=device if device.type == "cuda" and backend != "gloo" else None,
-            )
-            _let_hosts_end_first(dist.group.WORLD, timeout_seconds)
-    except RuntimeError as error:
-        raise exchange.explained(error, OPENING) from error
-    if dist.get_rank() != place.rank:
-        why = f"MPI counts this process as rank {dist.get_rank()}"
-        raise UserError(f"RANK = {place.rank}", why, "mpirun sh -c 'RANK=$OMPI_COMM_WORLD_RANK paceline train ...'")
-
-
-def _let_hosts_end_first(group: Any, timeout_seconds: float) -> None:
-    """Have NCCL give up later than the hosts, which know more; a rank that is not in the group has nothing of it."""
-    if group is dist.GroupMember.NON_GROUP_MEMBER or torch.device("cuda") not in group._device_types:
-        return
-    backend = group._get_backend(torch.device("cuda"))
-    if "NCCL" in type(backend).__name__:  # a torch without NCCL has no such class
-        backend._set_default_timeout(timedelta(seconds=timeout_seconds + WATCHDOG_SECONDS))
-
-
-def _abort_group() -> None:
-    """Take the group down after an error; unlike its orderly end this waits for no kernel, nor for other ranks."""
-    if not dist.is_initialized():
-        return
-
-    def abort() -> None:
-        # the error that is under way says more
-        with suppress(Exception):
-            dist.distributed_c10d._abort_process_group()
-
-    # NCCL has been seen to hang in this too (NVIDIA/nccl issue 1013)
-    thread = threading.Thread(target=abort, name="paceline-abort", daemon=True)
-    thread.start()
-    thread.join(ABORT_SECONDS)
 
 
 def _parts(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

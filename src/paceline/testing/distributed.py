@@ -40,7 +40,8 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from paceline.distributed.group import INTERFACES, joined
+from paceline.distributed.backends import INTERFACES
+from paceline.distributed.group import joined
 from paceline.distributed.sockets import STORE_FD, listen
 from paceline.machine.cluster import Place, named
 from paceline.seams import World

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.contract.errors import UserError
-from paceline.distributed import group as group_module
+from paceline.distributed import backends
 from paceline.distributed.agree import agree
 from paceline.distributed.exchange import Exchange, LostRank
 from paceline.machine.cluster import named
@@ -274,7 +274,7 @@ class ProcessGroupGloo(Waiting):
 def test_the_watchdog_of_nccl_waits_longer_than_hosts_who_can_say_where_a_rank_hangs() -> None:
     nccl, gloo = ProcessGroupNCCL(), ProcessGroupGloo()
     for group in (nccl, gloo, dist.GroupMember.NON_GROUP_MEMBER):
-        group_module._let_hosts_end_first(group, 20)
+        backends._let_hosts_end_first(group, 20)
     # with our launcher they have ended 8 s later
     assert nccl.seconds is not None
     assert nccl.seconds > 20 + 8

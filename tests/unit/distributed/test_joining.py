@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.contract.errors import Preempted, RecipeError, UserError
-from paceline.distributed import exchange, group, reach, roll_call, stores
+from paceline.distributed import backends, exchange, group, reach, roll_call, stores
 from paceline.distributed.exchange import LostRank
 from paceline.distributed.failures import REPORT_FD
 from paceline.distributed.group import joined
@@ -196,7 +196,7 @@ def listens(rank: int, size: int, init_method: str) -> tuple[set[str], set[str]]
         world.barrier("all listen")
         found = listening_addresses()
         world.barrier("all have looked")
-    return found, {name for name in group.INTERFACES if name in os.environ}
+    return found, {name for name in backends.INTERFACES if name in os.environ}
 
 
 @LINUX
@@ -283,14 +283,14 @@ def test_ranks_that_meet_in_a_file_may_be_on_two_machines(tmp_path: Path) -> Non
 
 def opens_late(rank: int, init_method: str) -> float:
     """When this rank is inside, rank 0 having needed half a second more to open its end."""
-    opened = group._open_group
+    opened = group.open_group
 
     def late(*arguments: Any) -> None:
         opened(*arguments)
         if rank == 0:
             time.sleep(0.5)
 
-    group._open_group = late
+    group.open_group = late
     with joined(at(rank, 2, init_method), device=CPU, timeout_seconds=20):
         return time.monotonic()
 

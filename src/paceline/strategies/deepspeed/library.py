@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.contract.errors import RecipeError, in_a_line
-from paceline.distributed.group import group_of_one
+from paceline.distributed.backends import group_of_one
 from paceline.machine.device import is_gpu
 from paceline.recipe.parts import ParallelPart
 from paceline.recipe.techniques import entry_of
