@@ -8,6 +8,8 @@ weights as in step_anatomy.py. Each variant is a line such as ``bucket_mib=25,ct
 
 - ``bucket_mib``: a bucket's size;
 - ``hooked=1``: gradients are written bucket by bucket, and no sum begins: what the cutting itself costs;
+- ``mark``: how a captured backward pass tells that a bucket is complete: ``event`` (as runs do) or ``counter`` (a
+  kernel adds one to a number in the GPU's memory, and the stream of the sums waits until it is so large);
 - ``apart=0``: a bucket may hold gradients of blocks and of embeddings;
 - ``ctas``: multiprocessors that NCCL may take at most (0: as many as it likes);
 - ``first``: the sums' kernels go before others that wait (a high-priority stream);
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import time
@@ -42,6 +45,7 @@ from paceline.prepare import assemble as assembling
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.seams import Alone, Mesh, World
+from paceline.strategies.ddp import buckets
 from paceline.strategies.ddp import strategy as ddp
 from paceline.strategies.ddp.buckets import BUCKET_BYTES, Reduction
 
@@ -71,6 +75,7 @@ class Through:
 
     def __init__(self, world: World, group: Any, copies: Copies | None, *, sums: bool) -> None:
         self._world, self._group, self._copies, self._sums = world, group, copies, sums
+        self.begun = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
@@ -78,9 +83,39 @@ class Through:
     def start_all_reduce(self, tensor: torch.Tensor) -> Any:
         if not self._sums:
             return lambda: None
+        self.begun += 1
         if self._copies is not None and self._copies.reaches(tensor):
             return self._copies.start_all_reduce(tensor)
         return dist.all_reduce(tensor, group=self._group, async_op=True).wait
+
+
+class Counter:
+    """In place of an event: a number in memory that captured kernels raise and a stream waits for.
+
+    Source: CUDA driver API, cuStreamWaitValue32 (at least, modulo 2^32).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._value, self._awaited = torch.zeros(1, dtype=torch.int32, device=device), 0
+        self._driver = ctypes.CDLL("libcuda.so.1")
+
+    def record(self) -> None:
+        self._value.add_(1)
+
+    def wait(self, stream: Any) -> None:
+        self._awaited += 1
+        failed = self._driver.cuStreamWaitValue32_v2(
+            ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(self._value.data_ptr()), self._awaited, 0
+        )
+        if failed:
+            raise RuntimeError(f"cuStreamWaitValue32 returns {failed}")
+
+
+def mark_of(kind: str, device: torch.device) -> Any:
+    """What stands where a bucket has its event; nothing is captured on a CPU."""
+    if device.type != "cuda":
+        return None
+    return Counter(device) if kind == "counter" else torch.cuda.Event(external=True)
 
 
 def group_of(ctas: int, *, first: bool) -> Any:
@@ -171,12 +206,13 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
         said = dict(part.split("=") for part in variant.split(","))
         number_format = "bf16" if said.get("bf16") else "fp32"
         ddp.Reduction = partial(_reduction, said)  # type: ignore[attr-defined] # a measurement looks inside
+        buckets._event = partial(mark_of, said.get("mark", "event"))
         group = group_of(int(said.get("ctas", 0)), first=bool(said.get("first")))
         copies = Copies(group, device, first=bool(said.get("first"))) if said.get("copies") else None
         summing: Any = Alone() if "sums" in said else Through(world, group, copies, sums="hooked" not in said)
         with shared_buffers(copies is not None):
             rounded = recipe.with_settings([f"parallel.reduce_dtype={number_format}"])
-            run = assembling.assemble(rounded, made, 100_000, mesh=Mesh.over(summing))
+            run = assembling.assemble(rounded, made, 100_000, mesh=Mesh(whole=summing, data=summing))
         engine = run.engine
         engine.warm_up_on(made.layout.collate(shares[0]), chosen.batch)
 
@@ -188,7 +224,9 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
 
         for _ in range(3):
             cycle()
+        begun = getattr(summing, "begun", 0)
         step = seconds_of(cycle, chosen.cycles) / len(shares)
+        begun = getattr(summing, "begun", 0) - begun
         if chosen.traces:
             with torch.profiler.profile() as profile:
                 cycle()
@@ -199,6 +237,7 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
                     str(chosen.traces / f"{variant.replace('=', '-').replace(',', '_')}.json.gz")
                 )
         record = {"variant": variant, "ranks": world.size, "batch": chosen.batch, "step_ms": round(1e3 * step, 3)}
+        record["all_reduces_a_step"] = begun / chosen.cycles / len(shares)
         record |= {"steps": engine.execution["steps"], "bus_gb_per_second": rates(group, device)}
         record |= {"torch": torch.__version__, "card": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
         engine.close()
@@ -206,7 +245,10 @@ def measure(chosen: argparse.Namespace, recipe: Recipe, world: World, device: to
         if world.is_first:
             with chosen.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-            print(f"{variant:40} {record['step_ms']:8.3f} ms  {record['bus_gb_per_second']} GB/s", flush=True)
+            print(
+                f"{variant:40} {record['step_ms']:8.3f} ms, {begun} all-reduces  {record['bus_gb_per_second']} GB/s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
