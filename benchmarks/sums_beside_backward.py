@@ -24,6 +24,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -68,6 +69,31 @@ VARIANTS = (
     "bucket_mib=180,bf16=1",
     "sums=none",
 )
+
+
+VALUES: dict[str, str] = {
+    "sums": "none",
+    "hooked": "1",
+    "mark": "event|counter",
+    "bucket_mib": r"[1-9]\d*",
+    "apart": "0|1",
+    "ctas": r"\d+",
+    "first": "1",
+    "bf16": "1",
+    "copies": "1",
+}
+"""What a variant may say of each of its parts, as a regular expression."""
+
+
+def variant_of(line: str) -> str:
+    """The line itself; an unknown word would be measured as plain DDP, and believed."""
+    for part in line.split(","):
+        name, _, value = part.partition("=")
+        if name not in VALUES:
+            raise argparse.ArgumentTypeError(f"{part!r}: a variant is made of {', '.join(VALUES)}")
+        if not re.fullmatch(VALUES[name], value):
+            raise argparse.ArgumentTypeError(f"{part!r}: {name} is {VALUES[name]}")
+    return line
 
 
 class Through:
@@ -176,7 +202,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="reviews a GPU")
     parser.add_argument("--cycles", type=int, default=10, help="times that the eight batches are taken")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--variant", action="append", help="in place of the list")
+    parser.add_argument("--variant", action="append", type=variant_of, help="in place of the list")
     parser.add_argument(
         "--traces", type=Path, help="folder for a Chrome trace of each variant's eight steps, of rank 0"
     )
