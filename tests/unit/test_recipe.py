@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,11 @@ def test_the_last_setting_wins_and_the_recipe_itself_is_left_alone() -> None:
         ("optimizer.momentum=0.5", r"momentum: has no effect with type: adamw"),
         ("optimizer.betas=[0.9,1.0]", r"optimizer\.betas.* = '1\.0'\n.*less than 1"),
         ("optimizer.betas=[-0.1,0.9]", r"optimizer\.betas.* = '-0\.1'\n.*greater than or equal to 0"),
-        ("data.label_separator=''", r"data\.label_separator = ''\n.*at least 1 character"),
+        ("data.label_separator=''", r"data\.label_separator: found '', no character; YAML needs quotes"),
+        ("data.label_separator=", r"data\.label_separator: found '', no character"),
+        ("data.delimiter=", r"data\.delimiter: found '', no character"),
+        ("data.delimiter=;;", r"data\.delimiter: one character such as"),
+        ("data={label_separator: [a]}", r"data\.label_separator: found \['a'\], no character"),
         ("data.splits.validation=2.5", r"data\.splits\.validation: 2\.5 is neither a share below 1 nor a whole number"),
         ("data.splits.test=.inf", r"data\.splits\.test: inf is neither a share"),
         ("data.splits.train=-5", r"data\.splits\.train = '-5'\n.*greater than or equal to 0"),
@@ -101,6 +106,48 @@ def test_the_last_setting_wins_and_the_recipe_itself_is_left_alone() -> None:
 def test_a_setting_that_cannot_work_is_refused_with_a_lesson(setting: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         recipe().with_settings([setting])
+
+
+PUNCTUATION = [*"#~|-;,:?!&*>%@`{}[]'=/\\0", " ", "\t", ", ", " | ", "||", ": ", "- ", "::"]
+
+
+@pytest.mark.parametrize("mark", PUNCTUATION)
+def test_punctuation_is_taken_as_it_is_typed(mark: str) -> None:
+    for field in ["label_separator", "delimiter"] if len(mark) == 1 else ["label_separator"]:
+        changed = recipe().with_settings([f"data.{field}={mark}"])
+        assert getattr(changed.data, field) == mark
+        again = recipe().with_settings([f"data.{field}={json.dumps(mark)}"])  # in YAML's quotes
+        assert getattr(again.data, field) == mark
+        assert getattr(Recipe.parse(yaml.safe_load(changed.to_yaml())).data, field) == mark
+
+
+@pytest.mark.parametrize(
+    ("typed", "mark"),
+    [(r"\t", "\t"), (r'"\t"', "\t"), (r"'\t'", "\t"), (r"\n", "\n"), ("null", None), ('"null"', "null")],
+)
+def test_what_cannot_be_typed_is_spelled(typed: str, mark: str | None) -> None:
+    assert recipe().with_settings([f"data.label_separator={typed}"]).data.label_separator == mark
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("label_separator: #", r"label_separator has no value: # begins a comment(.|\n)*label_separator: \"#\""),
+        ("label_separator: ~", r"~ is null(.|\n)*or label_separator: null"),
+        ("label_separator:", r"no value"),
+        ("delimiter: #", r"delimiter has no value(.|\n)*delimiter: \"#\""),
+        ("label_separator: |", r"data\.label_separator: found '', no character; YAML needs quotes"),
+        ("label_separator: -", r"quotes|sequence entries"),
+        ("delimiter: ~", r"~ is null"),
+    ],
+)
+def test_punctuation_that_yaml_reads_as_something_else_is_refused(tmp_path: Path, written: str, message: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"model: {{source: m}}\ndata:\n  {written}\n")
+    with pytest.raises(RecipeError, match=message):
+        Recipe.load(file)
+    file.write_text('model: {source: m}\ndata: {label_separator: null, delimiter: "\\t", split: ~}\n')
+    assert Recipe.load(file).data.delimiter == "\t"
 
 
 @pytest.mark.parametrize("setting", ["data.splits.test=20.0", "data.splits.test=0", "optimizer.betas=[0,0.99]"])

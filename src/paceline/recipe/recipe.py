@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -143,7 +144,8 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise _not_plain_yaml(f"{name}{place}", getattr(error, "problem", None) or str(error)) from None
+        problem, note = getattr(error, "problem", None) or str(error), getattr(error, "note", None)
+        raise _not_plain_yaml(f"{name}{place}", problem, note) from None
     if found is None:
         raise RecipeError(f"{name}: the recipe is empty", "it names neither model nor data", _EXAMPLE)
     try:
@@ -158,14 +160,15 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
 _EXAMPLE = "write model: {source: NAME} and data: {source: FILE}; or paceline train --model NAME --data FILE"
 
 
-def _not_plain_yaml(place: str, problem: str) -> RecipeError:
+def _not_plain_yaml(place: str, problem: str, fix: str | None) -> RecipeError:
     tag = re.search(r"for the tag '(.*)'", problem)
     if tag:
         what = tag[1].replace("tag:yaml.org,2002:", "!!")
         return RecipeError(
             f"{place}: the tag {what} is not read", "a recipe is plain data; nothing in it is run", "remove the tag"
         )
-    fix = "indent with blanks" if "\\t" in problem else "write `key: value`, brackets and quotes in pairs"
+    if fix is None:
+        fix = "indent with blanks" if "\\t" in problem else "write `key: value`, brackets and quotes in pairs"
     return RecipeError(f"{place}: not YAML", problem, fix)
 
 
@@ -176,10 +179,7 @@ def merge(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]
         key, equals, text = change.partition("=")
         if not equals or not key.strip():
             raise RecipeError(f"--set {excerpt(change)}", "a setting is written key=value", "--set optimizer.lr=3e-5")
-        try:
-            value = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError:
-            value = text
+        value = _read_value(key.strip(), text)
         *parents, last = key.strip().split(".")
         node = merged
         for parent in parents:
@@ -189,15 +189,31 @@ def merge(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]
     return merged
 
 
+def _read_value(key: str, text: str) -> Any:
+    """Read the value that ``text`` spells for the setting ``key``: YAML, or punctuation as it is typed."""
+    is_quoted = len(text) > 1 and text[0] in "'\"" and text[0] == text[-1]
+    if _is_marked(key, "as_typed") and not is_quoted:
+        return None if text == "null" else text
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return text
+
+
 def is_execution(path: str) -> bool:
     """Whether the field at a dotted ``path`` only changes how a run is carried out."""
+    return _is_marked(path, "execution")
+
+
+def _is_marked(path: str, mark: str) -> bool:
+    """Whether the field at a dotted ``path``, or a group that it is in, has ``mark`` in its JSON schema."""
     model: type[BaseModel] = Recipe
     for key in path.split("."):
         field = model.model_fields.get(key)
         if field is None:
             return False
         extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra.get("execution"):
+        if isinstance(extra, dict) and extra.get(mark):
             return True
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             model = field.annotation
@@ -215,23 +231,30 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 3e-5, 10:20, off and no as YAML 1.2 does, and refuses a key given twice."""
+    """SafeLoader that reads 3e-5, 10:20, off and no as YAML 1.2 does.
+
+    It refuses a key given twice, and punctuation without quotes that would be a comment or null.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
-        for key_node, _ in node.value:
+        for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} is no key", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} given twice", key_node.start_mark)
             seen.add(key)
+            if key in _punctuation_fields() and value_node.tag == _NULL and value_node.value in ("", "~"):
+                problem = f"{key} has no value: # begins a comment here, and ~ is null"
+                note = f'write the character in quotes, {key}: "#"; or {key}: null'
+                raise yaml.constructor.ConstructorError(None, None, problem, value_node.start_mark, note)
         return super().construct_mapping(node, deep)
 
 
 # YAML 1.1 also reads on, off, yes and no as booleans: `console: off` and `label: no` would not be what they say;
 # and 10:20 as ten minutes and twenty seconds
-_BOOLEAN, _INTEGER = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:int"
+_BOOLEAN, _INTEGER, _NULL = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:int", "tag:yaml.org,2002:null"
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOLEAN, _INTEGER)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -308,6 +331,12 @@ def _meant(model: type[BaseModel], unknown: Sequence[ErrorDetails]) -> RecipeErr
         paths.setdefault(path.rpartition(".")[2], []).append(path)
     keys = [(".".join(_written_path(model, [*map(str, one["loc"])])[0]), one["input"]) for one in unknown]
     return taught(keys, paths)
+
+
+@functools.cache
+def _punctuation_fields() -> frozenset[str]:
+    """Names of the fields marked ``AS_TYPED``, without their groups."""
+    return frozenset(path.rpartition(".")[2] for path in _fields(Recipe) if _is_marked(path, "as_typed"))
 
 
 def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

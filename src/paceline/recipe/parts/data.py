@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from paceline.recipe.parts.part import EXECUTION, Columns, Part, Switch, share_or_count
+from paceline.recipe.parts.part import (
+    AS_TYPED,
+    EXECUTION,
+    Columns,
+    Part,
+    Switch,
+    read_punctuation,
+    share_or_count,
+)
 from paceline.recipe.techniques import entry_of
 
 
@@ -113,13 +121,18 @@ class DataPart(Part):
     label: Columns = Field("auto", description="Column of the label; several 0/1 columns for multi-label.")
     split: str | None = Field("auto", description="Column naming each row's split; null for none.")
     label_separator: str | None = Field(
-        None, min_length=1, description="Splits a label cell into several labels (multi-label)."
+        None,
+        json_schema_extra=AS_TYPED,
+        description="Splits a label cell into several labels (multi-label); \\t is a tab.",
     )
     encoding: str = Field(
         "auto", description="Encoding of text files, such as gb18030; auto tells it by the bytes and says which."
     )
     delimiter: str = Field(
-        "auto", description="What separates the cells of a csv or tsv file, one character; auto looks at the header."
+        "auto",
+        json_schema_extra=AS_TYPED,
+        description="What separates the cells of a csv or tsv file, one character, \\t for a tab; auto looks at the"
+        " header.",
     )
     splits: SplitsPart = SplitsPart()
     max_length: int = Field(512, ge=4, description="Tokens kept of a sample; never more than the model's positions.")
@@ -206,10 +219,11 @@ class DataPart(Part):
             raise ValueError(f"no text encoding {value!r}{hint}") from None
         return value
 
+    _as_typed = field_validator("label_separator", "delimiter", mode="before")(read_punctuation)
+
     @field_validator("delimiter")
     @classmethod
     def _usable_delimiter(cls, value: str) -> str:
         if value != "auto" and (len(value) != 1 or value in '"\r\n\0'):
-            hint = "" if value else "; YAML needs quotes around | and #, as in --set 'data.delimiter=\"|\"'"
-            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}{hint}")
+            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}")
         return value

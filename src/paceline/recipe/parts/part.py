@@ -9,6 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 EXECUTION: dict[str, Any] = {"execution": True}
 """Marks a field that changes how a run is carried out, not what it learns."""
 
+AS_TYPED: dict[str, Any] = {"as_typed": True}
+"""Marks a field that holds punctuation: ``--set`` takes it as typed, since YAML reads ``#``, ``~`` or ``-`` as others.
+
+Such a field also needs ``field_validator(..., mode="before")(read_punctuation)``.
+"""
+
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """``package.module:function``, imported from the current folder or the environment."""
 
@@ -37,6 +43,21 @@ def share_or_count(value: float | None) -> float | None:
     if value is not None and value % 1 and not 0 < value < 1:
         raise ValueError(f"{value:g} is neither a share below 1 nor a whole number")
     return value
+
+
+def read_punctuation(value: object) -> object:
+    r"""Return the text of a field marked ``AS_TYPED``, with ``\t`` and ``\n`` as the characters that they spell.
+
+    Raises:
+        ValueError: YAML made something else of the character, or nothing.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise ValueError(
+            f'found {value!r}, no character; YAML needs quotes around it: "#", "|", "-" or " ", for example'
+        )
+    return value.replace("\\t", "\t").replace("\\n", "\n")
 
 
 class Part(BaseModel):
