@@ -1,4 +1,4 @@
-"""docs/reliability.md names tests that exist: each of the 44 cases has some, or a line why not."""
+"""docs/reliability.md names tests that exist: each case has some, or a line why not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Case(NamedTuple):
 
 def cases(text: str) -> list[Case]:
     """The numbered lines of the table; headings between them have no number."""
-    table = text.partition("<!-- the 44 cases -->")[2].partition("<!-- end of cases -->")[0]
+    table = text.partition("<!-- the cases -->")[2].partition("<!-- end of cases -->")[0]
     found = []
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split(" |")]
@@ -59,7 +59,9 @@ def problems(found: list[Case]) -> list[str]:
 
 
 def test_every_case_is_there_once() -> None:
-    assert [case.number for case in cases(PAGE.read_text(encoding="utf-8"))] == list(range(1, 45))
+    numbers = [case.number for case in cases(PAGE.read_text(encoding="utf-8"))]
+    assert len(numbers) >= 45
+    assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_every_test_that_is_named_exists() -> None:
@@ -77,10 +79,10 @@ def test_every_test_that_is_named_exists() -> None:
     ],
 )
 def test_a_line_without_a_test_would_be_seen(row: str, problem: str) -> None:
-    (told,) = problems(cases(f"<!-- the 44 cases -->\n{row}\n<!-- end of cases -->"))
+    (told,) = problems(cases(f"<!-- the cases -->\n{row}\n<!-- end of cases -->"))
     assert told.startswith(problem)
 
 
 def test_an_honest_line_passes() -> None:
     rows = "| 1 | a | none: b | |\n| 2 | a | b | `tests/unit/test_reliability.py::test_an_honest_line_passes` |"
-    assert problems(cases(f"<!-- the 44 cases -->\n{rows}\n<!-- end of cases -->")) == []
+    assert problems(cases(f"<!-- the cases -->\n{rows}\n<!-- end of cases -->")) == []

@@ -86,13 +86,15 @@ def outline(
         picture: the model's own image processor, where it has one that is to be used.
 
     Raises:
-        DataError: the data cannot be used, or are not what the model takes.
+        DataError: the data cannot be used, are not what the model takes, or changed while they were being read.
     """
-    from paceline.data.sources import read
+    from paceline.data.sources import file_states, read, require_unchanged
 
+    states = file_states(part) if rows is None else {}
+    content = _content_fingerprint(part) if rows is None and cache is not None else None
     entry = None
-    if rows is None and cache is not None:
-        entry = _entry(part, task, tokenizer or picture, modality, cache, head)
+    if cache is not None and content is not None:
+        entry = cache / _cache_key(content, part, task, _key_of(tokenizer or picture), modality, head)
     damage: tuple[str, ...] = ()
     if entry is not None:
         try:
@@ -103,6 +105,8 @@ def outline(
             if found is not None:
                 return _outline_of(_put_aside(found, part, task, quarantine, picture, head))
     table = read(part, task=task.type, rows=rows, quarantine=quarantine, picture=picture, head=head)
+    if rows is None:
+        require_unchanged(part, states, content)
     if task.type not in ("auto", table.kind) and table.kind is not None:
         # files are read as the task has it; what is built in has labels of one kind
         raise DataError(f"task.type = {task.type}: {part.source} is for {table.kind}", fix="leave task.type out")
@@ -125,27 +129,13 @@ def cached(
     Raises:
         DataError: the source cannot be looked at.
     """
-    entry = _entry(part, task, tokenizer or picture, modality, cache, head)
-    try:
-        return None if entry is None else load(entry)
-    except DamagedEntry:
-        return None
-
-
-def _entry(
-    part: DataPart,
-    task: TaskPart,
-    encodes: TokenizerSource | Picture | None,
-    modality: str,
-    cache: Path,
-    head: Sequence[str],
-) -> Path | None:
-    """Where the encoded data set is kept; None for a source that does not say whether it has changed."""
     content = _content_fingerprint(part)
     if content is None:
         return None
-    key = None if encodes is None else encodes.key
-    return cache / _cache_key(content, part, task, key, modality, head)
+    try:
+        return load(cache / _cache_key(content, part, task, _key_of(tokenizer or picture), modality, head))
+    except DamagedEntry:
+        return None
 
 
 def _outline_of(dataset: Dataset) -> Outline:
@@ -234,12 +224,16 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
     Labels are encoded with the model's own names; a single row, and rows of a single class, will do.
 
     Raises:
-        DataError: the data cannot be used, are not what the model takes, or have a label that it does not know.
+        DataError: the data cannot be used, are not what the model takes, have a label that it does not know, or
+            changed while they were being read.
     """
-    from paceline.data.sources import read
+    from paceline.data.sources import file_states, read, require_unchanged
 
     part = _as_trained(part.model_copy(update={"allow_single_class": True}), given)
+    states = file_states(part) if rows is None else {}
     table = read(part, task=given.kind, rows=rows, picture=given.picture)
+    if rows is None:
+        require_unchanged(part, states)
     if table.kind != given.kind or table.labels is None:
         raise DataError(
             f"{part.source} is for {table.kind}, but the model was trained for {given.kind}",
@@ -452,11 +446,16 @@ def _remember(dataset: Dataset, entry: Path, quarantine: Path | None, damage: tu
 
 
 def _content_fingerprint(part: DataPart) -> str | None:
+    """Digest of what the source holds; None for a source that does not say whether it has changed."""
     if part.source.startswith(PREFIX):
         return builtin_fingerprint(part)
     from paceline.data.sources import source_fingerprint
 
     return source_fingerprint(part)
+
+
+def _key_of(encodes: TokenizerSource | Picture | None) -> str | None:
+    return None if encodes is None else encodes.key
 
 
 def _cache_key(

@@ -144,7 +144,8 @@ def open_processor(folder: Path, what: str, *, trust_remote_code: bool = False) 
             in_a_line(error),
             "--set data.image_size=224 resizes the images without it",
         ) from error
-    parts = [type(whole).__name__, transformers.__version__, json.dumps(written, sort_keys=True)]
+    # of the processor that was loaded: the file may be another by now
+    parts = [type(whole).__module__, type(whole).__name__, transformers.__version__, whole.to_json_string()]
     return Processor(whole, what, hashlib.sha256("\n".join(parts).encode()).hexdigest())
 
 

@@ -136,10 +136,10 @@ def tokenizer_source(
         return WordPieceTrainer(part.vocabulary_size, limit or UNLIMITED, has_token_types, cache, side)
     own = part.tokenizer == "auto"
     source = part.source if own else part.tokenizer
-    tokenizer, folder = _pretrained(part, source or "", config if own else None)
+    tokenizer = _pretrained(part, source or "", config if own else None)
     if limit is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
-    return Pretrained(_files_key(folder, tokenizer), tokenizer)
+    return Pretrained(_loaded_key(tokenizer), tokenizer)
 
 
 def train_wordpiece(texts: Sequence[str], vocabulary_size: int) -> dict[str, int]:
@@ -214,7 +214,7 @@ def bert_tokenizer(
     )
 
 
-def _pretrained(part: ModelPart, source: str, config: PretrainedConfig | None) -> tuple[PreTrainedTokenizerFast, Path]:
+def _pretrained(part: ModelPart, source: str, config: PretrainedConfig | None) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     own = part.tokenizer == "auto"
@@ -223,14 +223,14 @@ def _pretrained(part: ModelPart, source: str, config: PretrainedConfig | None) -
     setting = "model.source" if own else "model.tokenizer"
     patterns = CONFIG_FILES + TOKENIZER_FILES
     folder = fetch(source, patterns, revision=revision, code=part.trust_remote_code, setting=setting)
-    if not _tokenizer_files(folder):
+    if not _has_tokenizer(folder):
         raise ModelError(
             f"{what}: comes without a tokenizer",
             "no tokenizer.json, vocabulary or sentencepiece model is in it",
             "set model.tokenizer to a folder or Hub model that has one, such as the model it was trained from",
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(
             folder, config=config, trust_remote_code=part.trust_remote_code, local_files_only=True
         )
     except Exception as error:  # converters raise whatever they meet
@@ -248,25 +248,23 @@ def _pretrained(part: ModelPart, source: str, config: PretrainedConfig | None) -
                 f"{what}: its tokenizer has no padding token", "", "add a pad_token to tokenizer_config.json"
             )
         tokenizer.pad_token = tokenizer.eos_token  # decoders are pretrained without filling
-    return tokenizer, folder
+    return tokenizer
 
 
-def _tokenizer_files(folder: Path) -> list[Path]:
+def _has_tokenizer(folder: Path) -> bool:
     settings = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     vocabularies = [pattern for pattern in TOKENIZER_FILES if pattern not in settings]
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    if not any(fnmatch(path.name, pattern) for path in files for pattern in vocabularies):
-        return []
-    return [path for path in files if any(fnmatch(path.name, pattern) for pattern in TOKENIZER_FILES)]
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    return any(fnmatch(name, pattern) for name in names for pattern in vocabularies)
 
 
-def _files_key(folder: Path, tokenizer: Any) -> str:
-    # what the files do not say is the class's own, and may differ between versions of transformers
+def _loaded_key(tokenizer: Any) -> str:
+    """Return the digest of a tokenizer as it was loaded: its files may be others by now."""
+    # a class of the model's own code is in a module that is named after the code's digest
+    kind = (type(tokenizer).__module__, type(tokenizer).__qualname__)
     sides = (tokenizer.padding_side, tokenizer.truncation_side, tokenizer.pad_token_type_id)
-    parts = [tokenizers.__version__, str(tokenizer.pad_token), repr((*sides, *tokenizer.model_input_names))]
-    for path in _tokenizer_files(folder):
-        parts += [path.name, hashlib.sha256(path.read_bytes()).hexdigest()]
-    return _digest("\n".join(parts).encode())
+    parts = [tokenizers.__version__, str(tokenizer.pad_token), repr((*kind, *sides, *tokenizer.model_input_names))]
+    return _digest("\n".join([*parts, tokenizer.backend_tokenizer.to_str()]).encode())
 
 
 def _digest(content: bytes) -> str:

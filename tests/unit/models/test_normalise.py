@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoImageProcessor
 
 import paceline
 from paceline.contract.errors import RecipeError
@@ -121,3 +122,29 @@ def test_texts_have_no_use_for_it(tmp_path: Path) -> None:
     plain["data"]["random"] = {"samples": 24, "length": 8, "vocabulary": 200}
     with pytest.raises(RecipeError, match=r"data\.normalise: has no effect"):
         paceline.train(Recipe.parse(plain), out=tmp_path / "run")
+
+
+def test_the_key_of_a_processor_is_of_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is replaced before transformers reads it: the pixels are those of the new one, and so is the key."""
+    path = tmp_path / "preprocessor_config.json"
+
+    def write(side: int) -> None:
+        path.write_text(json.dumps(replace(RGB, height=side, width=side).written()))
+
+    def key() -> str:
+        processor = open_processor(tmp_path, "m")
+        assert processor is not None
+        return processor.key
+
+    load = AutoImageProcessor.from_pretrained
+
+    def replace_and_load(*arguments: object, **options: object) -> object:
+        write(16)
+        return load(*arguments, **options)
+
+    write(16)
+    expected = key()
+    write(8)
+    assert key() != expected
+    monkeypatch.setattr(AutoImageProcessor, "from_pretrained", replace_and_load)
+    assert key() == expected

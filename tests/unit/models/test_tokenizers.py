@@ -136,6 +136,39 @@ def test_a_pretrained_tokenizer_ignores_the_texts_and_its_key_follows_its_files(
     assert tokenizer_source(part, config, None).key != source.key
 
 
+def test_the_key_is_of_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are replaced after they were loaded: what was encoded belongs to the old ones."""
+    part = ModelPart(source=str(write_tiny_model(tmp_path / "model")))
+    config, path = read_config(part), tmp_path / "model" / "tokenizer.json"
+    old, load = path.read_text(), AutoTokenizer.from_pretrained
+    key = tokenizer_source(part, config, None).key
+
+    def load_and_replace(*arguments: object, **options: object) -> object:
+        tokenizer = load(*arguments, **options)
+        path.write_text(old.replace('"lowercase": true', '"lowercase": false'))
+        return tokenizer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AutoTokenizer, "from_pretrained", load_and_replace)
+        assert tokenizer_source(part, config, None).key == key
+    assert tokenizer_source(part, config, None).key != key
+    path.write_text(old)
+    assert tokenizer_source(part, config, None).key == key
+
+
+@pytest.mark.parametrize("settings", [tiny_bert_config, tiny_distilbert_config])
+def test_keys_are_the_same_in_every_process(tmp_path: Path, settings: Callable[[], dict[str, object]]) -> None:
+    folder = write_tiny_model(tmp_path / "model", settings())
+    script = (
+        "import sys; from paceline.models.config import read_config; from paceline.recipe.parts import ModelPart;"
+        "from paceline.models.tokenizers import tokenizer_source; part = ModelPart(source=sys.argv[1]);"
+        "print(tokenizer_source(part, read_config(part), None).key)"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    keys = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    assert len(keys) == 1
+
+
 def test_keys_of_trained_tokenizers_follow_the_settings() -> None:
     keys = {trained(tiny_bert_config(), size=size).key for size in (200, 200, 300)}
     assert len(keys) == 2

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from paceline.data.sources.fingerprint import source_fingerprint
+from paceline.data.sources.fingerprint import file_states, require_unchanged, source_fingerprint
 from paceline.data.sources.images import Picture
 from paceline.data.sources.locate import fitting
 from paceline.data.sources.reader import locate_files, read, read_unlabelled
 
-__all__ = ["Picture", "fitting", "locate_files", "read", "read_unlabelled", "source_fingerprint"]
+__all__ = [
+    "Picture",
+    "file_states",
+    "fitting",
+    "locate_files",
+    "read",
+    "read_unlabelled",
+    "require_unchanged",
+    "source_fingerprint",
+]

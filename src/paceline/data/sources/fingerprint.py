@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from paceline.contract.errors import DataError
 from paceline.contract.files import digest
 from paceline.data.sources.arrow import files_of_saved, is_saved
 from paceline.data.sources.cifar import files_of_cifar, is_cifar
@@ -30,23 +34,88 @@ def source_fingerprint(part: DataPart) -> str | None:
     Raises:
         DataError: a file is missing or of no known kind.
     """
-    if part.source.startswith((PREFIX, "builtin:")):
+    if not _is_files(part):
         return None
     settings = part.model_dump(mode="json", include=set(_FIELDS))
     whole = hashlib.sha256(json.dumps([_READING, settings], sort_keys=True).encode())
+    for setting, name, file, described in _source_files(part):
+        try:
+            content = f"\n{setting} {described} {digest(file)}"
+        except OSError as error:
+            raise unreadable(name, error) from None
+        whole.update(content.encode("utf-8", "surrogateescape"))  # a file's name is bytes, UTF-8 or not
+    return whole.hexdigest()
+
+
+FileStates = Mapping[str, tuple[int, ...]]
+"""Size, modification time and change time of every file of a source, and of every link that leads to one."""
+
+
+def file_states(part: DataPart) -> FileStates:
+    """Return the state of every file of the source; empty for sources that are not files.
+
+    Raises:
+        DataError: a file is missing or of no known kind.
+    """
+    states: dict[str, tuple[int, ...]] = {}
+    for _, name, file, _ in _source_files(part) if _is_files(part) else ():
+        try:
+            link, target = file.lstat(), file.stat()
+        except OSError as error:
+            raise unreadable(name, error) from None
+        states[str(file)] = (*_state_of(link), *_state_of(target))
+    return states
+
+
+def _state_of(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def require_unchanged(part: DataPart, states: FileStates, fingerprint: str | None = None) -> None:
+    """Require that no file of the source was written to, replaced, added or removed since ``states`` were taken.
+
+    No program can set a change time, so that a file which was replaced and put back is noticed too. Where the file
+    system's clock is too coarse, the bytes tell.
+
+    Args:
+        part: the source.
+        states: of ``file_states``, from before the first byte was read.
+        fingerprint: what ``source_fingerprint`` gave then; None: the bytes are not compared.
+
+    Raises:
+        DataError: a file is missing, or is no longer what it was.
+    """
+    after = file_states(part)
+    changed = {name for name in states.keys() | after.keys() if states.get(name) != after.get(name)}
+    if states and not changed and fingerprint is not None and source_fingerprint(part) != fingerprint:
+        changed = {part.source}
+    if changed:
+        raise DataError(
+            "the data changed while they were being read",
+            file=min(changed),
+            why="part of what was read may be old, and part new",
+            fix="start again once no other program writes to them",
+        )
+
+
+def _source_files(part: DataPart) -> Iterator[tuple[str, str, Path, str]]:
+    """Setting, name as written, path and description of every file that is read."""
     for setting, name in files_named(part):
         path = locate(name, f"data.{setting}")
         try:
-            if path.is_dir():
-                found_by = files_of_saved if is_saved(path) else files_of_cifar if is_cifar(path) else files_of
-                for file in found_by(path, name):
-                    found = f"\n{setting} {file.relative_to(path).as_posix()} {digest(file)}"
-                    whole.update(found.encode("utf-8", "surrogateescape"))  # a file's name is bytes, UTF-8 or not
-            else:
-                whole.update(f"\n{setting} {file_format(path)} {digest(path)}".encode())
+            if not path.is_dir():
+                yield setting, name, path, file_format(path)
+                continue
+            list_files = files_of_saved if is_saved(path) else files_of_cifar if is_cifar(path) else files_of
+            files = list_files(path, name)
         except OSError as error:
             raise unreadable(name, error) from None
-    return whole.hexdigest()
+        for file in files:
+            yield setting, name, file, file.relative_to(path).as_posix()
+
+
+def _is_files(part: DataPart) -> bool:
+    return not part.source.startswith((PREFIX, "builtin:"))
 
 
 def files_named(part: DataPart) -> list[tuple[str, str]]:
