@@ -41,6 +41,7 @@ DISK = "{scratch}"
 
 WAYS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "ddp": (1, ()),
+    "dp": (2, ("parallel.strategy=dp",)),
     "fsdp": (2, ("parallel.strategy=fsdp",)),
     "deepspeed 2": (1, (DEEPSPEED, "parallel.stage=2")),
     "deepspeed 2, offload": (1, (DEEPSPEED, "parallel.stage=2", OFFLOADED)),

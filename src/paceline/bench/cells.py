@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from paceline.bench.gauge import Gauge
 from paceline.bench.process import Line, Outcome, run
 from paceline.bench.records import CUT_OFF, Record
-from paceline.bench.rungs import OURS, Rung
+from paceline.bench.rungs import ALL_DEVICES, OURS, Rung
 from paceline.bench.start import SOURCE, Trained, drop_large, environment, script_command, set_options, train
 from paceline.bench.turns import in_turns
 from paceline.bench.work import Extent
@@ -27,9 +27,6 @@ from paceline.contract.files import disk_errors, write_atomically
 CONTENDERS = Path(__file__).with_name("contenders")
 SHARED = "job"
 """The module that contenders' scripts share."""
-
-ALL_DEVICES = -1
-"""As Lightning names them."""
 
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 """The line of a traceback that names what was raised."""
@@ -188,7 +185,10 @@ def _carried_out(
         all_gpus=takes_all(rung),
     )
     if ours:
-        trained = train(bench.recipe, folder / "run", set_options({"seed": seed, **rung.settings}), **told)
+        options = set_options({"seed": seed, **rung.settings})
+        if takes_all(rung):
+            options += ["--gpus", str(bench.gpus)]
+        trained = train(bench.recipe, folder / "run", options, **told)
         return trained.command, trained.outcome, trained
     command = _command(cell, bench, folder, seed)
     return command, run(command, **told), None

@@ -22,6 +22,9 @@ DISTRIBUTIONS = {"PIL": "pillow"}
 OURS = "paceline"
 """The contender that is paceline's own command line; every other is a script of ``contenders/``."""
 
+ALL_DEVICES = -1
+"""As Lightning names them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
@@ -56,7 +59,7 @@ def _plain(name: str, change: str, *, by_design: bool = False, gpus: int = 0, **
 
 
 def _lightning(name: str, change: str, *packages: str, gpus: int = 0, compiles: bool = False, **settings: Any) -> Rung:
-    usual = {"precision": "32-true", "compile": False, "strategy": "auto", "devices": -1 if gpus > 1 else 1}
+    usual = {"precision": "32-true", "compile": False, "strategy": "auto", "devices": ALL_DEVICES if gpus > 1 else 1}
     return Rung(
         name=name,
         contender="lightning_trainer",
@@ -65,6 +68,18 @@ def _lightning(name: str, change: str, *packages: str, gpus: int = 0, compiles: 
         packages=("lightning", *packages),
         gpus=gpus,
         compiles=compiles,
+    )
+
+
+def _fabric(name: str, change: str, *packages: str, gpus: int = 0, **settings: Any) -> Rung:
+    usual = {"precision": "32-true", "strategy": "auto", "devices": ALL_DEVICES if gpus > 1 else 1}
+    return Rung(
+        name=name,
+        contender="fabric_loop",
+        change=change,
+        settings={**usual, **settings},
+        packages=("lightning", *packages),
+        gpus=gpus,
     )
 
 
@@ -132,7 +147,7 @@ OFF: Mapping[str, Any] = {
 
 
 def _ours(changes: Sequence[tuple[str, str, int, Mapping[str, Any]]]) -> tuple[Rung, ...]:
-    """paceline's rungs: everything off, then one setting more at each, and last all of it left to ``auto``.
+    """Rungs of paceline: everything off, then one setting more at each, then all left to ``auto``, last on all GPUs.
 
     Args:
         changes: name, words, GPUs needed, settings.
@@ -155,6 +170,7 @@ def _ours(changes: Sequence[tuple[str, str, int, Mapping[str, Any]]]) -> tuple[R
             )
         )
     rungs.append(Rung(name="paceline", contender=OURS, change="what paceline chooses by itself"))
+    rungs.append(Rung(name="paceline_ddp", contender=OURS, change="the same on all GPUs, by DDP", gpus=2))
     return tuple(rungs)
 
 
@@ -162,7 +178,7 @@ def _deepspeed(stage: str) -> Rung:
     name = f"deepspeed_{stage}"
     words = f"DeepSpeed, ZeRO stage {stage.replace('_', ' with ')}"
     strategy = f"deepspeed_stage_{stage}"
-    return _lightning(name, words, "deepspeed", gpus=1, precision="bf16-mixed", strategy=strategy, devices=-1)
+    return _lightning(name, words, "deepspeed", gpus=1, precision="bf16-mixed", strategy=strategy, devices=ALL_DEVICES)
 
 
 TEXT: tuple[Rung, ...] = (
@@ -188,12 +204,14 @@ TEXT: tuple[Rung, ...] = (
     _lightning(
         "fsdp", "weights, gradients and states sharded by FSDP", gpus=2, precision="bf16-mixed", strategy="fsdp"
     ),
-    Rung(
-        name="fabric",
-        contender="fabric_loop",
-        change="the plain loop in Lightning Fabric",
-        settings={"precision": "32-true", "strategy": "auto", "devices": 1},
-        packages=("lightning",),
+    _fabric("fabric", "the plain loop in Lightning Fabric"),
+    _fabric(
+        "fabric_deepspeed_2",
+        "Fabric on all GPUs: DeepSpeed, ZeRO stage 2, 16-mixed",
+        "deepspeed",
+        gpus=2,
+        precision="16-mixed",
+        strategy="deepspeed_stage_2",
     ),
     _accelerate("accelerate", "the plain loop with Accelerate"),
     _accelerate("accelerate_accumulation", "4 micro-batches a step", accumulation=4),

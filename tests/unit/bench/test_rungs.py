@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.bench.cells import CONTENDERS, SHARED, Cell, script, turns
+from paceline.bench import cells
+from paceline.bench.cells import CONTENDERS, SHARED, Bench, Cell, measure, script, turns
+from paceline.bench.process import Outcome
 from paceline.bench.rungs import LADDERS, OURS, TEXT, Rung, chosen, obstacle, without
+from paceline.bench.start import Trained
+from paceline.bench.work import Extent
 from paceline.contract.errors import UserError
 from paceline.contract.redaction import without_credentials
 from paceline.machine.facts import Facts, Gpu
@@ -32,7 +37,7 @@ def test_rungs_have_names_of_their_own_and_scripts_that_exist(ladder: tuple[Rung
     assert len(set(names)) == len(names)
     assert all(without_credentials(name) == name for name in names), "a name that is taken for a token is not shown"
     assert ladder[0].contender != OURS, "the first rung is the tutorials' loop"
-    assert ladder[-1].name == OURS, "the last is what paceline chooses"
+    assert [rung.name for rung in ladder[-2:]] == [OURS, "paceline_ddp"], "what paceline chooses, on one GPU and on all"
     for rung in ladder:
         assert rung.contender == OURS or (CONTENDERS / f"{rung.contender}.py").is_file(), rung.contender
         assert rung.change, rung.name
@@ -45,7 +50,7 @@ def test_settings_of_ours_are_a_recipes(rung: Rung) -> None:
 
 
 def test_each_rung_of_ours_changes_one_thing() -> None:
-    ours = [rung for rung in TEXT if rung.contender == OURS][:-1]
+    ours = [rung for rung in TEXT if rung.contender == OURS and rung.settings]
     for before, after in itertools.pairwise(ours):
         changed = {key for key in after.settings if before.settings.get(key) != after.settings[key]}
         assert len(changed) == 1, f"{after.name} changes {changed}"
@@ -75,6 +80,25 @@ def test_every_rung_of_ours_can_be_chosen_where_it_is_run(reads: str, facts: Fac
     for rung in able:
         settings = [f"{key}={str(value).lower()}" for key, value in rung.settings.items()]
         choose(Recipe.parse({"model": model}).with_settings(settings), facts)
+
+
+@pytest.mark.parametrize(("name", "options"), [("paceline", []), ("paceline_ddp", ["--gpus", "2"])])
+def test_a_rung_of_ours_gets_all_gpus_only_where_it_takes_them(
+    name: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def train(recipe: Path, out: Path, options: list[str], **started: Any) -> Trained:
+        commands.append(options)
+        outcome = Outcome(status="failed", code=1, seconds=1.0, peak_bytes=0, lines=(), error="not started here")
+        return Trained([*options], outcome, None, ())
+
+    monkeypatch.setattr(cells, "train", train)
+    extent = Extent(steps=20, train_rows=20, heldout_rows=2, warm_up=2)
+    bench = Bench(folder=tmp_path, extent=extent, job={}, recipe=Path("r.yaml"), batch_size=1, gpus=2, seed=0)
+    rung = next(rung for rung in TEXT if rung.name == name)
+    measure(Cell(rung, 0), bench, limit_seconds=1, out_of_time=False)
+    assert commands == [["--set", "seed=0", *options]]
 
 
 def test_rungs_are_chosen_by_name_pattern_and_contender_in_the_ladders_order() -> None:
