@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 from paceline.contract.errors import RecipeError, UserError
 from paceline.contract.plain import plain
@@ -109,7 +109,7 @@ def plan(
     recipe: Recipe,
     *,
     gpu: str | None = None,
-    gpus: int = 1,
+    gpus: int | Literal["all"] = 1,
     read_data: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -121,7 +121,7 @@ def plan(
     Args:
         recipe: the whole run.
         gpu: a GPU's name or an amount of memory, ``h200``, ``a100-80gb``, ``24GiB``; None: this machine's first GPU.
-        gpus: GPUs, a process each; with ``parallel.strategy: dp``, those that the process sees.
+        gpus: GPUs, a process each, or all of this machine; with ``parallel.strategy: dp``, those that the process sees.
         read_data: read and encode the data first, as a run would, to know their lengths. Else they are taken for as
             long as they may be, unless they were encoded before.
         progress: told what is traced, each time that it takes seconds.
@@ -133,7 +133,11 @@ def plan(
         >>> paceline.plan(paceline.Recipe.load("recipes/imdb_bert_large.yaml"), gpu="v100-32gb").fits
     """
     here = this_machine()
+    if gpus == "all" and gpu is not None:
+        why = "all counts this machine's GPUs, and the plan is of another"
+        raise UserError(f"--gpus all with --gpu {gpu}", why, f"--gpu {gpu} --gpus 8, or as many as there will be")
     chosen_gpu = gpu_for(gpu) if gpu is not None else _first_gpu(here)
+    gpus = len(here.gpus) if gpus == "all" else gpus
     with Predictor() as one, Predictor() as other:
 
         def trace_with(predictor: Predictor) -> Trace:

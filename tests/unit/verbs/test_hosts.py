@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,10 @@ def test_the_lines_differ_in_the_rank_of_the_node() -> None:
         "--master-port 29500 -m paceline train r.yaml --out runs/x"
     )
     assert second == first.replace("--node-rank 0", "--node-rank 1")
+
+
+def test_each_machine_may_count_its_own_gpus() -> None:
+    assert "--nproc-per-node gpu " in lines(replace(MACHINES, ranks="gpu"))[0]
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a b", "-oProxyCommand=x", "a,-b", "a,a", "a;b", "@a"])

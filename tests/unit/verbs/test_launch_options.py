@@ -166,7 +166,8 @@ def test_there_has_to_be_a_run_to_resume(run: Run, launched: list[Any], begun: C
         (["none.yaml", "--processes", "2"], ("none.yaml: no such recipe",)),
         (["r.yaml", "--processes", "2", "--set", "loop.epoch=3"], ("loop.epoch = 3: unknown key",)),
         (["--resume", "--processes", "2"], ("no run folder given",)),
-        (["r.yaml", "--gpus", "0"], ("--gpus", "greater than or equal to 1")),
+        (["r.yaml", "--gpus", "0"], ("--gpus '0'", "from 1, or all")),
+        (["r.yaml", "--gpus", "0,1"], ("--gpus '0,1'", "--devices 0,1")),
         (["r.yaml", "--processes", "two"], ("--processes", "integer")),
         (["r.yaml", "--timeout", "0", "--processes", "2"], ("--timeout",)),
         (

@@ -9,7 +9,7 @@ import pytest
 from paceline.contract.errors import UserError
 from paceline.machine.cluster import LAUNCHER, Place, find_place
 from paceline.machine.facts import Facts, Gpu
-from paceline.verbs.launch import Ranks, choose_ranks
+from paceline.verbs.launch import Ranks, choose_ranks, parse_gpus
 from paceline.verbs.launch.command import rank_command, without_launch
 
 COMMAND = "paceline train r.yaml"
@@ -37,6 +37,7 @@ def machine(num_gpus: int, cuda: str | None = "13.0", uuids: bool = False) -> Fa
     [
         ({"gpus": 4}, {}, Ranks(count=4, threads=2)),
         ({"gpus": 1}, {}, Ranks(count=1, threads=10)),
+        ({"gpus": "all"}, {}, Ranks(count=4, threads=2)),
         ({"processes": 3}, {}, Ranks(count=3, gpus="", threads=3)),
         ({"processes": 64}, {}, Ranks(count=64, gpus="", threads=1)),
         ({"devices": "1,3"}, {}, Ranks(count=2, gpus="1,3", threads=5)),
@@ -65,6 +66,8 @@ def test_gpus_go_by_the_name_that_no_two_programs_count_differently() -> None:
         (2, {"gpus": 4}, {}, ("--gpus 4: more processes than GPUs", "2 GPUs in this", f"{COMMAND} --gpus 2")),
         (1, {"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "3"}, ("1 GPU visible here (CUDA_VISIBLE_DEVICES=3)", "--gpus 1")),
         (0, {"gpus": 4}, {}, ("--gpus 4\n", "no NVIDIA GPU is visible", f"{COMMAND} --processes 4 trains on the CPU")),
+        (0, {"gpus": "all"}, {}, ("--gpus all\n", "no NVIDIA GPU is visible", f"{COMMAND} --processes 2 trains on the")),
+        (4, {"gpus": "all", "device": "cpu"}, {}, ("cpu with --gpus all", f"{COMMAND} --gpus all --set device=cuda")),
         (0, {"devices": "1,3"}, {}, ("--devices 1,3\n", "no NVIDIA GPU", f"{COMMAND} --processes 2")),
         (2, {"devices": "1,2,7"}, {}, ("--devices 1,2,7: no GPU 2 and no GPU 7", "from 0", "--devices 0,1")),
         (4, {"devices": "1,3,1"}, {}, ("--devices 1,3,1: GPU 1 twice", f"{COMMAND} --devices 1,3")),
@@ -94,6 +97,35 @@ def test_mistakes_are_found_with_the_command_that_works(
     assert refused.value.fix
     for part in parts:
         assert part in str(refused.value), refused.value
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"), [("4", 4), (" 04 ", 4), (2, 2), ("all", "all"), ("ALL", "all"), ("auto", "all"), ("-1", "all")]
+)
+def test_gpus_are_a_number_or_all(text: str | int, gpus: int | str) -> None:
+    assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("two", "--gpus 2, or --gpus all"),
+        ("", "--gpus 2, or --gpus all"),
+        ("-2", "--gpus 2, or --gpus all"),
+        ("1.5", "--gpus 2, or --gpus all"),
+        ("٢", "--gpus 2, or --gpus all"),
+        (True, "--gpus 2, or --gpus all"),
+        ("9" * 5000, "--gpus 2, or --gpus all"),
+        ("0", "--gpus 2, or --gpus all; or leave it out: --set device=cpu trains on the CPU"),
+        ("[1]", "--devices 1 names GPUs, --gpus 1 counts them"),
+        ([0, 1], "--devices 0,1 names GPUs, --gpus 2 counts them"),
+        ("0,3", "--devices 0,3 names GPUs, --gpus 2 counts them"),
+    ],
+)
+def test_what_counts_no_gpus_is_refused(text: object, fix: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_gpus(text)
+    assert refused.value.fix.startswith(fix)
 
 
 NODE = {

@@ -507,6 +507,8 @@ def test_without_a_flag_the_first_gpu_of_this_machine(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["RECIPE", "--gpus", "all"], ["--gpu: missing", "no NVIDIA GPU", "--gpu 24GiB"]),
+        (["RECIPE", "--gpus", "all", "--gpu", "h200"], ["--gpus all with --gpu h200", "--gpu h200 --gpus 8"]),
         (["RECIPE"], ["--gpu: missing", "no NVIDIA GPU", "--gpu 24GiB"]),
         (["RECIPE", "--gpu", "h2000"], ["unknown GPU", "h200"]),
         (["RECIPE", "--gpu", "24"], ["needs its unit", "24GiB"]),

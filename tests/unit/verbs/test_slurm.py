@@ -383,6 +383,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(
         (["r.yaml", "--gpus", "2", "--processes", "2"], ("--gpus 2 with --processes 2",)),
         (["r.yaml", "--nodes", "4", "--gpus", "4"], ("loop.batch_size = 8: 16 processes", "loop.batch_size=16")),
         (["r.yaml", "--gpus", "2", "--set", "device=cpu"], ("device = cpu with --gpus 2",)),
+        (["r.yaml", "--gpus", "all"], ("--gpus all", "--gpus 8")),
         (["r.yaml", "--time", "1h", "--warn", "2h"], ("--warn 2h with --time 1h",)),
         (["r.yaml", "--time", "soon"], ("--time 'soon'",)),
         (["r.yaml", "--set", "optimizer.lr=fast"], ("optimizer.lr",)),

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from paceline.verbs.commands.bench import ladder as measure_ladder
 from paceline.verbs.commands.bench import loader as measure_loader
 from paceline.verbs.commands.options import unfolded
+from paceline.verbs.commands.ranks import gpus_typed
 
 LADDER = "ladder"
 """The command that is meant where none is named."""
@@ -50,7 +51,9 @@ app.command("loader")(unfolded(measure_loader))
 
 @app.command("comm")
 def measure_comm(
-    gpus: Annotated[int | None, typer.Option(min=2, metavar="N", help="Between this many GPUs [default: all].")] = None,
+    gpus: Annotated[
+        Any, typer.Option(parser=gpus_typed, metavar="N|all", help="Between this many GPUs [default: all].")
+    ] = None,
     devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="Between these GPUs, such as 1,3.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=2, metavar="N", help="Between this many processes on the CPU.")

@@ -11,10 +11,10 @@ from typing import Any
 from paceline.contract.errors import UserError, excerpt
 from paceline.machine.cluster import find_place
 from paceline.machine.facts import this_machine
-from paceline.verbs.launch import choose_ranks, launch, rank_command, without_launch
+from paceline.verbs.launch import Gpus, choose_ranks, launch, rank_command, without_launch
 
 
-def start_ranks(*, gpus: int | None, devices: str | None, processes: int | None) -> int | None:
+def start_ranks(*, gpus: Gpus | None, devices: str | None, processes: int | None) -> int | None:
     """Run this command as several ranks of this machine; the exit code, or None where this process is a rank.
 
     Without options: all GPUs, or two processes where there are fewer than two GPUs.

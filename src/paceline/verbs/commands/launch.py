@@ -8,15 +8,17 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.contract.errors import UserError
 from paceline.verbs.commands.options import Changes, Source, Trusting, unfolded
+from paceline.verbs.commands.ranks import gpus_typed
 
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
+    from paceline.verbs.launch.ranks import Gpus
     from paceline.verbs.launch.slurm import Job
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -25,7 +27,9 @@ Target = Annotated[
     Path | None,
     typer.Argument(metavar="TARGET", help="Recipe (YAML), or data; with --resume, a run folder.", show_default=False),
 ]
-Gpus = Annotated[int | None, typer.Option(min=1, metavar="N", help="GPUs of each machine, a process each.")]
+GpusOfEach = Annotated[
+    Any, typer.Option(parser=gpus_typed, metavar="N|all", help="GPUs of each machine, a process each.")
+]
 Processes = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of each machine, on the CPU.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder, which all machines see [default: runs/<name>-<time>].")]
 
@@ -64,7 +68,7 @@ def slurm(
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Machines.")] = 1,
-    gpus: Gpus = None,
+    gpus: GpusOfEach = None,
     processes: Processes = None,
     cpus: Cpus = None,
     time: Annotated[str | None, typer.Option(metavar="TIME", help="Time limit of a start, as 4h or 90m.")] = None,
@@ -90,6 +94,9 @@ def slurm(
     from paceline.run_folder import named_now
     from paceline.verbs.launch.slurm import Job
 
+    if gpus == "all":
+        why = "Slurm gives as many GPUs of a machine as a job asks for"
+        raise UserError("--gpus all", why, "--gpus 8, or as many as the partition's machines have: sinfo -o '%P %G'")
     given = [word for group in (source, changes) for word in group.words()]
     recipe, begin = _asked(target, source, changes, trusting, resume, given + ["--out"] * (out is not None))
     _check_ranks(recipe, nodes, gpus, processes)
@@ -161,7 +168,7 @@ def torchrun(
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     hosts: Annotated[str, typer.Option(metavar="A,B,...", help="Machines; the ranks meet on the first.")],
-    gpus: Gpus = None,
+    gpus: GpusOfEach = None,
     processes: Processes = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first machine that all reach.")] = 29500,
     ssh: Annotated[bool, typer.Option("--ssh", help="Carry the lines out by ssh, in this folder.")] = False,
@@ -193,7 +200,7 @@ def torchrun(
         folder=Path.cwd(),
         python=sys.executable,
         arguments=arguments,
-        ranks=gpus or processes or 1,
+        ranks="gpu" if gpus == "all" else gpus or processes or 1,
         on_cpu=gpus is None,
         port=port,
     )
@@ -220,7 +227,7 @@ def _asked(
     return recipe, ["train", *([str(target)] if target else []), *source.words(), *sets, *switches]
 
 
-def _check_ranks(recipe: Recipe, machines: int, gpus: int | None, processes: int | None) -> None:
+def _check_ranks(recipe: Recipe, machines: int, gpus: Gpus | None, processes: int | None) -> None:
     """What every rank would refuse once the job has had its turn."""
     from paceline.contract.errors import RecipeError
     from paceline.recipe.choose import check_shares
@@ -233,6 +240,8 @@ def _check_ranks(recipe: Recipe, machines: int, gpus: int | None, processes: int
         )
     if gpus is not None and recipe.device == "cpu":
         raise RecipeError(f"device = cpu with --gpus {gpus}", "--gpus trains on GPUs", "--set device=auto")
+    if gpus == "all":
+        return  # each machine counts its own when it starts
     ranks = machines * (gpus or processes or 1)
     if ranks > 1:  # one process drops what it has nobody for
         check_shares(recipe, ranks)

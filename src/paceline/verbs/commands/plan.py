@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from paceline.contract.errors import TraceError
 from paceline.verbs.commands.memory import measure_stages
 from paceline.verbs.commands.options import Changes, RecipeFile, Source, Trusting
+from paceline.verbs.commands.ranks import gpus_typed
 
 
 def plan(
@@ -19,7 +20,7 @@ def plan(
         str | None,
         typer.Option(metavar="NAME", help="A GPU, such as a100-80gb, or its memory: 24GiB [default: this machine's]."),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs, a process each.")] = 1,
+    gpus: Annotated[Any, typer.Option(parser=gpus_typed, metavar="N|all", help="GPUs, a process each.")] = 1,
     changes: Changes,
     read_data: Annotated[
         bool, typer.Option("--read-data", help="Read and encode the data to know their sizes.")

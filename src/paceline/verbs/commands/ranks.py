@@ -17,15 +17,23 @@ from paceline.verbs.commands.options import Options
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
     from paceline.recipe.trust import Trust
+    from paceline.verbs.launch.ranks import Gpus
+
+
+def gpus_typed(text: str) -> Gpus:
+    """Return the value of ``--gpus``; imported only where there is one."""
+    from paceline.verbs.launch.ranks import parse_gpus
+
+    return parse_gpus(text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch(Options):
     """Ranks to start here."""
 
-    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="Train on this many GPUs, a process each.")] = (
-        None
-    )
+    gpus: Annotated[
+        Any, typer.Option(parser=gpus_typed, metavar="N|all", help="Train on this many GPUs, a process each.")
+    ] = None
     devices: Annotated[str | None, typer.Option(metavar="N,N,...", help="Train on these GPUs, such as 1,3.")] = None
     processes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Train with this many processes on the CPU.")

@@ -3,6 +3,6 @@
 from paceline.verbs.launch.again import launch_if_asked
 from paceline.verbs.launch.command import rank_command, without_launch
 from paceline.verbs.launch.launcher import launch
-from paceline.verbs.launch.ranks import Ranks, choose_ranks
+from paceline.verbs.launch.ranks import Gpus, Ranks, choose_ranks, parse_gpus
 
-__all__ = ["Ranks", "choose_ranks", "launch", "launch_if_asked", "rank_command", "without_launch"]
+__all__ = ["Gpus", "Ranks", "choose_ranks", "launch", "launch_if_asked", "parse_gpus", "rank_command", "without_launch"]

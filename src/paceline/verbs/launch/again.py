@@ -9,10 +9,10 @@ import sys
 from paceline.machine.facts import this_machine
 from paceline.verbs.launch.command import rank_command, without_launch
 from paceline.verbs.launch.launcher import launch
-from paceline.verbs.launch.ranks import choose_ranks
+from paceline.verbs.launch.ranks import Gpus, choose_ranks
 
 
-def launch_if_asked(*, gpus: int | None, devices: str | None, processes: int | None) -> None:
+def launch_if_asked(*, gpus: Gpus | None, devices: str | None, processes: int | None) -> None:
     """Run this command as the ranks that its options ask for, and end with their exit code; nothing without options.
 
     Raises:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from paceline.contract.errors import INTERRUPTED, UserError, excerpt
 
@@ -34,8 +35,8 @@ class Machines:
     python: str
     arguments: Sequence[str]
     """Those of paceline."""
-    ranks: int
-    """On each machine."""
+    ranks: int | Literal["gpu"]
+    """On each machine; gpu: as many as it has GPUs, as torchrun counts them."""
     on_cpu: bool = False
     port: int = 29500
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
 
 from paceline.contract.errors import UserError, excerpt
 from paceline.distributed.sockets import STORE_FD
@@ -14,6 +15,29 @@ from paceline.machine.cluster import LAUNCHER, LOOPBACK, RENDEZVOUS, Place, find
 from paceline.machine.facts import Facts, visible
 from paceline.machine.jobs import JobStarter, member, node_address
 from paceline.verbs.short import without
+
+Gpus = int | Literal["all"]
+"""A number of GPUs, or all that are visible."""
+
+
+def parse_gpus(value: object) -> Gpus:
+    """Return the value of ``--gpus``: a number from 1, or ``all``, which ``auto`` and ``-1`` mean too.
+
+    Raises:
+        UserError: it is neither.
+    """
+    text = str(value).strip().lower()
+    if text in ("all", "auto", "-1"):
+        return "all"
+    if text.isascii() and text.isdecimal() and 0 < len(text) <= 9 and int(text):
+        return int(text)
+    fix = "--gpus 2, or --gpus all"
+    if text == "0":
+        fix = f"{fix}; or leave it out: --set device=cpu trains on the CPU"
+    elif match := re.fullmatch(r"[\[(]?(\d{1,4}(?:\s*,\s*\d{1,4})*),?[\])]?", text, re.ASCII):
+        numbers = "".join(match[1].split())
+        fix = f"--devices {numbers} names GPUs, --gpus {numbers.count(',') + 1} counts them"
+    raise UserError(f"--gpus {excerpt(str(value))}", "it is a number of GPUs from 1, or all", fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +99,7 @@ def choose_ranks(
     facts: Callable[[], Facts],
     environment: Mapping[str, str],
     *,
-    gpus: int | None = None,
+    gpus: Gpus | None = None,
     processes: int | None = None,
     devices: str | None = None,
     device: str = "auto",
@@ -85,7 +109,7 @@ def choose_ranks(
     Args:
         command: without these options; for the corrected command in messages.
         facts: of this machine; asked for only when the options do not contradict one another.
-        gpus: number of GPUs: the first ones that are visible.
+        gpus: number of GPUs: the first ones that are visible; or all of them.
         processes: number of processes on the CPU.
         devices: GPUs by number among the visible ones, as ``1,3``.
         device: the recipe's.
@@ -113,7 +137,7 @@ def _chosen(
     facts: Callable[[], Facts],
     environment: Mapping[str, str],
     *,
-    gpus: int | None,
+    gpus: Gpus | None,
     processes: int | None,
     devices: str | None,
     device: str,
@@ -127,7 +151,8 @@ def _chosen(
             fix = f"{command} --gpus {processes}, or {command} {option} --set device=cpu"
             raise UserError(f"device = cuda with {option}", why, fix)
         return Ranks(count=processes, gpus="", threads=max(1, facts().cpu_count // processes))
-    count = gpus or len((devices or "").split(","))
+    # without GPUs "all" is no number: what is advised then has the smallest that starts ranks
+    count = 2 if gpus == "all" else gpus or len((devices or "").split(","))
     if device == "cpu":
         why = f"{option.split()[0]} trains on GPUs"
         fix = f"{command} {option} --set device=cuda, or {command} --processes {count}"
@@ -141,6 +166,7 @@ def _chosen(
         f" visible here (CUDA_VISIBLE_DEVICES={setting})" if setting is not None else " in this machine"
     )
     if gpus is not None:
+        gpus = num_gpus if gpus == "all" else gpus
         if gpus > num_gpus:
             raise UserError(f"{option}: more processes than GPUs", f"there are {seen}", f"{command} --gpus {num_gpus}")
         return Ranks(count=gpus, threads=max(1, found.cpu_count // gpus))
