@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, final
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.contract.errors import UserError
+from paceline.contract.errors import UserError, excerpt
 from paceline.engine.runner import Eager
 from paceline.engine.step import Step
 from paceline.engine.torch_engine import TorchEngine
@@ -18,6 +19,7 @@ from paceline.optim.ema import EMA
 from paceline.optim.gradients import FlatGradients
 from paceline.optim.scaling import Dynamic, Unscaled
 from paceline.optim.updates import HostGated
+from paceline.recipe.parts import LossScalePart
 from paceline.seams import Accumulated, Ids, Tensors, Update
 
 
@@ -27,7 +29,7 @@ def adopt(
     loss_sum: Callable[[nn.Module, Any], Tensor | tuple[Tensor, Any]],
     *,
     clip_norm: float | None = None,
-    loss_scaling: bool = False,
+    loss_scaling: bool | Mapping[str, float] = False,
     ema: EMA | None = None,
 ) -> AdoptedEngine:
     """An engine for a loop of your own: ``accumulate`` and ``update`` in place of forward, backward and step.
@@ -39,7 +41,8 @@ def adopt(
         optimizer: over the model's parameters.
         loss_sum: (model, batch) -> the *sum* of the batch's losses, or (sum, anything to get back).
         clip_norm: largest gradient norm.
-        loss_scaling: for fp16 autocast inside ``loss_sum``.
+        loss_scaling: for fp16 autocast inside ``loss_sum``; with other numbers than ``torch.amp.GradScaler``'s
+            defaults, ``{"init_scale": 2.0**10, "growth_interval": 500}``.
         ema: a moving average of the model's weights; ``update()`` moves it, and ``state()`` has it.
 
     Returns:
@@ -74,7 +77,7 @@ def adopt(
     updates = HostGated(optimizer, None)
     if ema is not None:
         updates.keep(ema)
-    scale = Dynamic(held[0].device) if loss_scaling else Unscaled()
+    scale = Unscaled() if loss_scaling is False else Dynamic(held[0].device, _loss_scale(loss_scaling))
 
     def objective(batch: Any) -> tuple[Tensor, Any]:
         result = loss_sum(model, batch)
@@ -145,6 +148,24 @@ def _no_samples(ids: Ids, draw: int | None = None, *, slots: int | None = None, 
 def _give_up(error: Exception) -> NoReturn:
     """Nothing about the model is ours to do in a plainer way."""
     raise error
+
+
+def _loss_scale(settings: bool | Mapping[str, float]) -> LossScalePart:
+    """The part of a recipe with the same settings; True: its defaults.
+
+    Raises:
+        UserError: a setting that GradScaler has not, or a value that it refuses.
+    """
+    if settings is True:
+        return LossScalePart()
+    try:
+        return LossScalePart.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"paceline.adopt(..., loss_scaling={excerpt(str(settings))})"
+        place = ".".join(map(str, first["loc"]))
+        why = f"{place}: {first['msg']}" if place else "it is true, or a dict"
+        raise UserError(what, why, f"True, or a dict of {', '.join(LossScalePart.model_fields)}") from None
 
 
 def _refuse_parallel(model: nn.Module) -> None:

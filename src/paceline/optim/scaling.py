@@ -1,6 +1,6 @@
 """Loss scaling: keeps small fp16 gradients from vanishing. Lives on the device; nothing is read back in a step.
 
-Source: Micikevicius et al., Mixed Precision Training, ICLR 2018; the constants are torch.amp.GradScaler's.
+Source: Micikevicius et al., Mixed Precision Training, ICLR 2018; the defaults are torch.amp.GradScaler's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.optim.gradients import Gradients
-
-GROWTH, BACKOFF, INTERVAL, INITIAL = 2.0, 0.5, 2000, 65536.0
+from paceline.recipe.parts import LossScalePart
 
 
 class LossScale(ABC):
@@ -67,16 +66,22 @@ class Unscaled(LossScale):
 
 @final
 class Dynamic(LossScale):
-    """fp16: halves when gradients overflow, doubles after 2,000 good steps.
+    """fp16: halves when gradients overflow, doubles after 2,000 good steps, unless ``part`` says otherwise.
 
     Args:
         device: of the gradients.
+        part: the first scale, the factors and the interval.
         tables: embeddings, most of whose gradients are 0 at every step, since few of their rows are used.
     """
 
-    def __init__(self, device: torch.device, tables: Collection[nn.Parameter] = ()) -> None:
-        self._tables = tuple(tables)
-        self._scale = torch.full((), INITIAL, device=device)
+    def __init__(
+        self,
+        device: torch.device,
+        part: LossScalePart = LossScalePart(),  # noqa: B008 (frozen)
+        tables: Collection[nn.Parameter] = (),
+    ) -> None:
+        self._part, self._tables = part, tuple(tables)
+        self._scale = torch.full((), part.init_scale, device=device)
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
 
     def up(self, loss: Tensor) -> Tensor:
@@ -87,7 +92,10 @@ class Dynamic(LossScale):
 
     def adapt(self, finite: Tensor) -> None:
         found_inf = (~finite).float()
-        torch._amp_update_scale_(self._scale, self._good_steps, found_inf, GROWTH, BACKOFF, INTERVAL)
+        part = self._part
+        torch._amp_update_scale_(
+            self._scale, self._good_steps, found_inf, part.growth_factor, part.backoff_factor, part.growth_interval
+        )
 
     def told(self, gradients: Gradients) -> tuple[Tensor, ...]:
         share = gradients.zero_share(self._tables)

@@ -62,6 +62,7 @@ def choose(recipe: Recipe, facts: Facts, world_size: int = 1) -> tuple[Recipe, t
             recipe = recipe.with_settings([f"{decision.setting}={decision.value}"])
     _check_optimizer(recipe, facts)
     _check_save(recipe)
+    _check_loss_scale(recipe)
     _check_parallel(recipe, facts, world_size)
     check_rules(recipe, facts)
     return recipe, tuple(decisions)
@@ -354,6 +355,17 @@ def _check_save(recipe: Recipe) -> None:
     if recipe.saves != "weights" and recipe.optimizer.ema is None:
         why = "without optimizer.ema there are the trained weights alone"
         raise RecipeError(f"loop.save = {recipe.loop.save}", why, "--set optimizer.ema=0.999, or --set loop.save=auto")
+
+
+def _check_loss_scale(recipe: Recipe) -> None:
+    """Refuse a loss scale that nothing uses; a default written out, as in a run's own recipe, is no wish."""
+    part, precision = recipe.optimizer.loss_scale, recipe.techniques.precision
+    changed = part.model_dump(exclude_defaults=True)
+    if changed and precision != "fp16":
+        name, value = next(iter(changed.items()))
+        why = f"only fp16 has a loss scale, and techniques.precision = {precision}"
+        leave = f"--set optimizer.loss_scale.{name}={type(part).model_fields[name].default}"
+        raise RecipeError(f"optimizer.loss_scale.{name} = {value}", why, f"--set techniques.precision=fp16, or {leave}")
 
 
 def _check_optimizer(recipe: Recipe, facts: Facts) -> None:

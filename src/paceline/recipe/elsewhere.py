@@ -389,10 +389,9 @@ TABLE: Final[Mapping[str, tuple[Name, ...]]] = {
         ),
         Name("gradient_clipping", "optimizer.clip_norm", values=_UNCLIPPED),
         Name("warmup_num_steps", "schedule.warmup"),
-        Name(
-            "loss_scale initial_scale_power loss_scale_window",
-            note="fp16 is scaled by itself, and a step with infinite gradients is skipped and counted",
-        ),
+        Name("initial_scale_power", "optimizer.loss_scale.init_scale=N", "2 to the power of it"),
+        Name("loss_scale_window", "optimizer.loss_scale.growth_interval"),
+        Name("loss_scale", note="fp16's scale adapts itself; optimizer.loss_scale.init_scale is where it begins"),
         Name("activation_checkpointing", "techniques.recompute=true"),
         Name("communication_data_type", "parallel.reduce_dtype"),
         Name("steps_per_print", "observe.log_every"),

@@ -54,7 +54,7 @@ _CARRIED_OUT = (
 )
 """Settings that can change when a trained model is used."""
 
-_ONLY_TRAINING = ("device=auto", "data.resident=false", *settings_for_inference())
+_ONLY_TRAINING = ("device=auto", "data.resident=false", "optimizer.loss_scale={}", *settings_for_inference())
 """What a recipe says of steps and of another machine has no bearing here."""
 
 Tell = Callable[[str], None]

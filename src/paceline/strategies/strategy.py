@@ -123,7 +123,9 @@ def torch_engine(
         Step(
             training.objective,
             gradients,
-            Dynamic(build.device, _tables(build.model)) if build.loss_scaling else Unscaled(),
+            Dynamic(build.device, recipe.optimizer.loss_scale, _tables(build.model))
+            if build.loss_scaling
+            else Unscaled(),
             updates,
             recipe.optimizer.clip_norm,
         ),

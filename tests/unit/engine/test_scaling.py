@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.errors import RecipeError, UserError
+from paceline.engine.adopt import adopt
 from paceline.engine.step import Step
 from paceline.optim.gradients import FlatGradients
 from paceline.optim.optimizer import build_optimizer, parameter_groups
-from paceline.optim.scaling import GROWTH, INITIAL, INTERVAL, Dynamic, LossScale, Unscaled
+from paceline.optim.scaling import Dynamic, LossScale, Unscaled
 from paceline.optim.updates import HostGated
-from paceline.recipe.parts import OptimizerPart, SchedulePart
+from paceline.recipe import Recipe
+from paceline.recipe.parts import LossScalePart, OptimizerPart, SchedulePart
 
+INITIAL, INTERVAL = 65536.0, 2000
 CPU, YES, NO = torch.device("cpu"), torch.tensor(True), torch.tensor(False)
 
 
@@ -72,7 +77,6 @@ def test_the_scale_doubles_after_so_many_good_steps_in_a_row() -> None:
     assert scale.state() == {"scale": INITIAL, "good_steps": INTERVAL - 1}
     scale.adapt(YES)
     assert scale.state() == {"scale": 2 * INITIAL, "good_steps": 0}
-    assert GROWTH == 2.0, "the docstring says so"
 
 
 def test_an_overflow_halves_the_scale_and_the_count_begins_anew() -> None:
@@ -97,3 +101,53 @@ def test_a_saved_scale_is_taken_up_in_place() -> None:
     scale.load(saved.state())
     assert scale.state() == saved.state() == {"scale": INITIAL / 4, "good_steps": 3}
     assert (scale._scale.data_ptr(), scale._good_steps.data_ptr()) == places
+
+
+def test_the_defaults_are_those_of_torch() -> None:
+    theirs = inspect.signature(torch.amp.GradScaler.__init__).parameters
+    ours = LossScalePart().model_dump()
+    assert ours == {name: theirs[name].default for name in ours}
+
+
+def test_each_setting_of_torchs_scaler_does_as_it_does_there() -> None:
+    settings = {"init_scale": 1000.0, "growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 2}
+    scale, theirs = Dynamic(CPU, LossScalePart(**settings)), torch.amp.GradScaler("cpu", **settings)
+    weight = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for finite in (YES, YES, YES, NO, YES, YES, NO, NO):
+        theirs.scale(weight * (1.0 if finite else torch.inf)).backward()
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        scale.adapt(finite)
+        assert scale.state()["scale"] == theirs.get_scale()
+    assert scale.state()["scale"] == 1000 * 3 * 0.25 * 3 * 0.25**2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"init_scale": 0.0},
+        {"init_scale": float("inf")},
+        {"init_scale": 1e39},
+        {"growth_factor": 1.0},
+        {"backoff_factor": 1.0},
+        {"growth_interval": 0},
+        {"growth_interval": 2**31},
+        {"interval": 5},
+    ],
+    ids=str,
+)
+def test_a_scale_that_cannot_be_kept_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(RecipeError, match=r"optimizer\.loss_scale"):
+        Recipe.parse({"model": {"source": "m"}, "optimizer": {"loss_scale": settings}})
+    with pytest.raises(UserError, match=r"True, or a dict of init_scale"):
+        adopt(model := nn.Linear(2, 2), torch.optim.SGD(model.parameters()), torch.sum, loss_scaling=settings)
+
+
+def test_a_loop_of_ones_own_begins_with_the_scale_it_names() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = adopt(model, optimizer, lambda model, rows: model(rows).sum(), loss_scaling={"init_scale": 8.0})
+    engine.accumulate([torch.ones(1, 2)], denominator=1)
+    assert engine.update().loss_scale == 8.0

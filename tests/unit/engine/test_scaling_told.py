@@ -15,14 +15,14 @@ from paceline.data.order import OrderState
 from paceline.observe.collect import Collected
 from paceline.observe.metrics_file import MetricsFile, read_metrics
 from paceline.optim.gradients import FlatGradients
-from paceline.optim.scaling import INITIAL, Dynamic
+from paceline.optim.scaling import Dynamic
 from paceline.report.curves import curves
 from paceline.run.progress import Progress, with_step
 from paceline.seams import Update
 from tests.parity import driving
 from tests.parity.reference import tiny_model
 
-CPU = torch.device("cpu")
+CPU, INITIAL = torch.device("cpu"), 65536.0
 
 
 def record(step: int = 1, **changes: Any) -> StepRecord:
@@ -55,7 +55,7 @@ def test_an_update_tells_of_the_scale_it_was_made_with() -> None:
     chosen = driving.recipe()
     run = driving.assembled(tiny_model(dropout=0.0), chosen)
     tables = [p for m in run.build.model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()]
-    object.__setattr__(run.engine._step, "scale", Dynamic(CPU, tables))
+    object.__setattr__(run.engine._step, "scale", Dynamic(CPU, tables=tables))
     batch = run.build.layout.collate(driving.dataset().splits["train"][:8])
 
     def update() -> Update:

@@ -66,7 +66,12 @@ def test_gpus_go_by_the_name_that_no_two_programs_count_differently() -> None:
         (2, {"gpus": 4}, {}, ("--gpus 4: more processes than GPUs", "2 GPUs in this", f"{COMMAND} --gpus 2")),
         (1, {"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "3"}, ("1 GPU visible here (CUDA_VISIBLE_DEVICES=3)", "--gpus 1")),
         (0, {"gpus": 4}, {}, ("--gpus 4\n", "no NVIDIA GPU is visible", f"{COMMAND} --processes 4 trains on the CPU")),
-        (0, {"gpus": "all"}, {}, ("--gpus all\n", "no NVIDIA GPU is visible", f"{COMMAND} --processes 2 trains on the")),
+        (
+            0,
+            {"gpus": "all"},
+            {},
+            ("--gpus all\n", "no NVIDIA GPU is visible", f"{COMMAND} --processes 2 trains on the"),
+        ),
         (4, {"gpus": "all", "device": "cpu"}, {}, ("cpu with --gpus all", f"{COMMAND} --gpus all --set device=cuda")),
         (0, {"devices": "1,3"}, {}, ("--devices 1,3\n", "no NVIDIA GPU", f"{COMMAND} --processes 2")),
         (2, {"devices": "1,2,7"}, {}, ("--devices 1,2,7: no GPU 2 and no GPU 7", "from 0", "--devices 0,1")),

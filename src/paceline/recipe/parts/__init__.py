@@ -8,7 +8,7 @@ from paceline.recipe.parts.data import AugmentPart, DataPart, NormalisePart, Ran
 from paceline.recipe.parts.loop import EarlyStoppingPart, LoopPart
 from paceline.recipe.parts.model import LoraPart, ModelPart
 from paceline.recipe.parts.observe import ObservePart, TracePart
-from paceline.recipe.parts.optimizer import EmaPart, GroupPart, OptimizerPart, SchedulePart
+from paceline.recipe.parts.optimizer import EmaPart, GroupPart, LossScalePart, OptimizerPart, SchedulePart
 from paceline.recipe.parts.parallel import ParallelPart
 from paceline.recipe.parts.part import EXECUTION, Part, Reference, Switch
 from paceline.recipe.parts.task import TaskPart
@@ -23,6 +23,7 @@ __all__ = [
     "GroupPart",
     "LoopPart",
     "LoraPart",
+    "LossScalePart",
     "ModelPart",
     "NormalisePart",
     "ObservePart",

@@ -118,6 +118,23 @@ def _decay_alone(value: object) -> object:
     return {"decay": value} if isinstance(value, (int, float)) else value
 
 
+class LossScalePart(Part):
+    """Loss scaling of fp16, in the words of torch.amp.GradScaler and with its defaults."""
+
+    init_scale: float = Field(
+        65536.0, gt=0, allow_inf_nan=False, description="The first scale: a loss is multiplied by it before backward."
+    )
+    growth_factor: float = Field(
+        2.0, gt=1, allow_inf_nan=False, description="Multiplies the scale after growth_interval good steps in a row."
+    )
+    backoff_factor: float = Field(
+        0.5, gt=0, lt=1, description="Multiplies the scale after a step whose gradients overflow, which is skipped."
+    )
+    growth_interval: int = Field(2000, ge=1, lt=2**31, description="Good steps in a row after which the scale grows.")
+
+    _usable = field_validator("init_scale", "growth_factor")(within_fp32)
+
+
 class OptimizerPart(Part):
     """The update rule and its parameter groups."""
 
@@ -157,6 +174,7 @@ class OptimizerPart(Part):
     ema: Annotated[EmaPart | None, BeforeValidator(_decay_alone, json_schema_input_type=float | EmaPart | None)] = (
         Field(None, description=entry_of("ema").description)
     )
+    loss_scale: LossScalePart = LossScalePart()
     rounding: Literal["nearest", "stochastic", "kahan"] = Field(
         "nearest", description=f"{entry_of('rounding').summary} With pure_bf16."
     )

@@ -106,7 +106,7 @@ class Zero(Strategy):
             states,
             training.objective,
             lambda batch: build.forward(build.model, batch),
-            Dynamic(build.device) if build.loss_scaling else Unscaled(),
+            Dynamic(build.device, training.recipe.optimizer.loss_scale) if build.loss_scaling else Unscaled(),
             training.rates,
             build.layout.collate,
             seed=training.recipe.seed,
