@@ -27,9 +27,7 @@ Target = Annotated[
     Path | None,
     typer.Argument(metavar="TARGET", help="Recipe (YAML), or data; with --resume, a run folder.", show_default=False),
 ]
-GpusOfEach = Annotated[
-    Any, typer.Option(parser=gpus_typed, metavar="N|all", help="GPUs of each machine, a process each.")
-]
+_GPUS_OF_EACH = "GPUs of each machine, a process each."
 Processes = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of each machine, on the CPU.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder, which all machines see [default: runs/<name>-<time>].")]
 
@@ -44,6 +42,19 @@ Cpus = Annotated[
 Setup = Annotated[
     list[str] | None, typer.Option(metavar="LINE", help="Shell before the run, as 'module load cuda'; repeatable.")
 ]
+
+
+def _gpus_of_slurm(text: str) -> int:
+    """Return the value of ``--gpus`` for a job.
+
+    Raises:
+        UserError: it is no number.
+    """
+    gpus = gpus_typed(text)
+    if gpus == "all":
+        why = "Slurm gives as many GPUs of a machine as a job asks for"
+        raise UserError("--gpus all", why, "--gpus 8, or as many as the partition's machines have: sinfo -o '%P %G'")
+    return gpus
 
 
 class WarningSignal(StrEnum):
@@ -68,7 +79,7 @@ def slurm(
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Machines.")] = 1,
-    gpus: GpusOfEach = None,
+    gpus: Annotated[Any, typer.Option(parser=_gpus_of_slurm, metavar="N", help=_GPUS_OF_EACH)] = None,
     processes: Processes = None,
     cpus: Cpus = None,
     time: Annotated[str | None, typer.Option(metavar="TIME", help="Time limit of a start, as 4h or 90m.")] = None,
@@ -94,9 +105,6 @@ def slurm(
     from paceline.run_folder import named_now
     from paceline.verbs.launch.slurm import Job
 
-    if gpus == "all":
-        why = "Slurm gives as many GPUs of a machine as a job asks for"
-        raise UserError("--gpus all", why, "--gpus 8, or as many as the partition's machines have: sinfo -o '%P %G'")
     given = [word for group in (source, changes) for word in group.words()]
     recipe, begin = _asked(target, source, changes, trusting, resume, given + ["--out"] * (out is not None))
     _check_ranks(recipe, nodes, gpus, processes)
@@ -168,7 +176,7 @@ def torchrun(
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     hosts: Annotated[str, typer.Option(metavar="A,B,...", help="Machines; the ranks meet on the first.")],
-    gpus: GpusOfEach = None,
+    gpus: Annotated[Any, typer.Option(parser=gpus_typed, metavar="N|all", help=_GPUS_OF_EACH)] = None,
     processes: Processes = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first machine that all reach.")] = 29500,
     ssh: Annotated[bool, typer.Option("--ssh", help="Carry the lines out by ssh, in this folder.")] = False,
