@@ -177,6 +177,46 @@ def test_evaluate_and_predict_take_rows(tmp_path: Path) -> None:
     assert {row["prediction"] for row in read_csv(tmp_path / "out.csv")} <= {"negative", "positive"}
 
 
+def test_a_frame_keeps_its_index_where_rows_are_dropped(tmp_path: Path) -> None:
+    """A column of the result goes back to the rows that it is of."""
+    paceline.train(recipe(data={"on_bad_row": "skip", "bad_rows_allowed": 0.5}), reviews(60), out="run")
+    rows = frame().assign(number=range(40)).astype({"number": "int8"})
+    rows.index = range(100, 140)
+    rows.loc[103, "text"] = ""
+    labelled = paceline.predict("run", rows)
+    assert list(labelled.index) == [label for label in rows.index if label != 103]
+    assert list(labelled["number"]) == [number for number in range(40) if number != 3]
+    assert labelled["number"].dtype == "int8"
+    whole = paceline.predict("run", rows.drop(103))
+    assert (whole["prediction"] == labelled["prediction"]).all()
+    rows["prediction"] = labelled["prediction"]
+    assert rows["prediction"].isna().to_list() == [label == 103 for label in rows.index]
+
+    texts = paceline.predict("run", rows["text"])
+    assert list(texts.columns[:2]) == ["text", "prediction"]
+    assert (texts["prediction"] == labelled["prediction"]).all()
+
+
+def test_evaluate_takes_rows_as_data(tmp_path: Path) -> None:
+    paceline.train(recipe(), reviews(60), out="run")
+    rows = frame()
+    expected = paceline.evaluate("run", rows=rows)
+    for data in (rows, (list(rows["text"]), list(rows["label"]))):
+        record = paceline.evaluate("run", data=data)
+        assert (record.samples, record.loss, record.metrics) == (40, expected.loss, expected.metrics)
+    write_csv(tmp_path / "new.csv", reviews(40))
+    assert paceline.evaluate("run", data=tmp_path / "new.csv").loss == expected.loss
+    with pytest.raises(errors.UserError, match="data or rows"):
+        paceline.evaluate("run", data=rows, rows=rows)
+
+
+@pytest.mark.parametrize("text", ["a kind shop", "kind", "很好吃，推荐。", "this/that " * 60])
+def test_a_text_in_a_files_place_is_told_how_to_be_labelled(text: str) -> None:
+    with pytest.raises(errors.UserError, match="no such file or folder") as caught:
+        paceline.predict("run", text)
+    assert 'predict(run, ["TEXT"])' in caught.value.fix
+
+
 def test_nothing_of_the_caller_is_changed(tmp_path: Path) -> None:
     """Random state, rows and recipe are the caller's; the leak police of the tests looks after the rest."""
     import numpy as np

@@ -116,7 +116,8 @@ def predict_rows(
             with explained(partial(_situation, recipe)):
                 build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset, tell)
                 found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
-            file.add(table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))], found)
+            labelled = table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))]
+            file.add(labelled, found, dataset.origins.lines)
         saved = loaded.saved
         return file.finish(saved.kind, saved.label_names, saved.thresholds if build is None else build.task.thresholds)
 

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from paceline.contract.errors import UserError
 from paceline.contract.files import disk_errors, replacing
 
+Ids = NDArray[np.int64]
+
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".jsonl": None}
 
 _FORMULA = (*"=+-@\t\r\n", *"＝＋－＠")
@@ -78,8 +80,11 @@ class PredictionFile:
         with contextlib.suppress(OSError):  # what a full disk did not take is tried once more, and is not wanted now
             self._kept.close()
 
-    def add(self, rows: Sequence[Mapping[str, Any]], scores: NDArray[np.float32]) -> None:
-        """Take rows and their scores [n, C]: probabilities, or the value itself for regression."""
+    def add(self, rows: Sequence[Mapping[str, Any]], scores: NDArray[np.float32], lines: Ids) -> None:
+        """Take rows and their scores [n, C]: probabilities, or the value itself for regression.
+
+        ``lines`` [n] are the rows' places in their source, which the file does not hold.
+        """
         with disk_errors(self._out):
             for row, found in zip(rows, scores.tolist(), strict=True):
                 self._columns |= dict.fromkeys(map(str, row))
@@ -109,6 +114,8 @@ class Predictions:
 
     def __init__(self) -> None:
         self._kept: list[tuple[dict[str, Any], list[float]]] = []
+        self.lines: list[int] = []
+        """Each row's place in its source, from 1: rows that could not be used are missing."""
         self.names: list[str] = []
         """What is added to the columns of the rows."""
         self.rows: list[dict[str, Any]] = []
@@ -120,9 +127,10 @@ class Predictions:
     def __exit__(self, *_: object) -> None:
         """Nothing is held."""
 
-    def add(self, rows: Sequence[Mapping[str, Any]], scores: NDArray[np.float32]) -> None:
+    def add(self, rows: Sequence[Mapping[str, Any]], scores: NDArray[np.float32], lines: Ids) -> None:
         """As ``PredictionFile.add``; values stay what they are."""
         self._kept += zip(map(dict, rows), scores.tolist(), strict=True)
+        self.lines += lines.tolist()
 
     def finish(self, kind: str, label_names: Sequence[str], thresholds: Sequence[float] = ()) -> int:
         """Make the rows; returns their number. Arguments as ``PredictionFile.finish``."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.contract.errors import UserError
 from paceline.machine.cluster import TIMEOUT_SECONDS, Place
 from paceline.recipe.trust import Trust
 from paceline.verbs.notices import tell
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def evaluate(
     folder: str | Path,
     *,
-    data: str | None = None,
+    data: object | None = None,
     rows: object | None = None,
     split: str = "test",
     settings: Sequence[str] = (),
@@ -33,8 +34,9 @@ def evaluate(
     Args:
         folder: a run folder; or a trained classifier alone, as transformers saves it, or its name on the Hub. That
             has no data of its own.
-        data: labelled data, as ``data.source`` takes it; None: the run's own, its ``split``.
-        rows: labelled rows in memory in place of ``data``.
+        data: labelled data, a source as ``data.source`` takes it or rows in memory as ``train`` takes them; None: the
+            run's own, its ``split``.
+        rows: rows in memory, as ``data`` takes them too.
         split: which of the run's own splits; with ``data`` only a name in the result.
         settings: ``key=value`` changes of how data are read (``data.text=review``) or how it is computed (``device``).
         trust_remote_code: run Python code that came with the model, where the run's recipe says that there is some.
@@ -47,13 +49,19 @@ def evaluate(
         What was measured, the same on every rank.
 
     Raises:
-        UserError: the folder's recipe would run code that nobody has allowed.
+        UserError: the folder's recipe would run code that nobody has allowed; both ``data`` and ``rows`` are given.
         RunFolderError: no run is there. DataError: the data cannot be used, or have a label unknown to the model.
         MemoryFullError: a batch does not fit; it names the setting.
     """
+    if data is not None and rows is not None:
+        raise UserError(
+            "evaluate: give data or rows", "they are two sources of the same", "evaluate(folder, data=data)"
+        )
     trust = Trust(remote_code=trust_remote_code, references=trust_references)
     from paceline.run.inference import evaluate_saved
 
+    source = str(data) if isinstance(data, str | Path) else None
+    rows = data if source is None and data is not None else rows
     return evaluate_saved(
-        Path(folder), data, rows, split, settings, tell, trust, place or Place(), timeout_seconds=timeout_seconds
+        Path(folder), source, rows, split, settings, tell, trust, place or Place(), timeout_seconds=timeout_seconds
     )

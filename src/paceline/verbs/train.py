@@ -43,8 +43,8 @@ def train(
 
     Args:
         recipe: the whole run; or what makes it: nested plain data, or the path of a YAML file.
-        data: in place of ``recipe.data.source``: rows in memory (a pandas DataFrame, a datasets.Dataset or a list of
-            dicts), or another source as text.
+        data: in place of ``recipe.data.source``: rows in memory (a DataFrame, a datasets.Dataset, a dict of columns,
+            texts and labels as a tuple, a list of dicts, ...; by split as a dict of these), or another source as text.
         out: the run folder; None: ``runs/<name>-<time>``. Where torchrun, or a scheduler that has requeued the job,
             starts the ranks again, the run that they had begun there goes on.
         started: when the run began, on the clock of ``time.perf_counter``; None: now. The command line gives the start

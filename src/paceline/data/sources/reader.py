@@ -48,8 +48,7 @@ def read(
         part: the recipe's data part.
         task: ``auto`` infers it from the labels: lists or several label columns are ``multi_label``; numbers with
             fractions, or many different numbers, ``regression``; all else ``classification``.
-        rows: a pandas DataFrame, a datasets.Dataset or DatasetDict, or an iterable of dicts, in place of
-            ``part.source``.
+        rows: rows in memory as ``read_memory`` takes them, in place of ``part.source``.
         quarantine: file for the rows dropped under ``part.on_bad_row = 'skip'``.
         picture: the model's own image processor, where it has one.
         head: class names of the checkpoint's head in index order: rows of later splits may have classes that no
@@ -183,7 +182,7 @@ def _opened(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool
             sample = list(islice(source.rows, SAMPLE_ROWS))
             if not sample:
                 bad.settle(0)
-                raise _no_rows(source)
+                raise _no_rows(source, in_memory=rows is not None)
             columns = source.columns or tuple(dict.fromkeys(key for row in sample for key in row.values))
             notices = source.notices
             if roles is None:
@@ -197,7 +196,7 @@ def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: boo
     """What to read, in order; each opened when its turn comes, but all known to exist before the first."""
     paths = locate_files(part, rows)
     if rows is not None:
-        yield from read_memory(rows)
+        yield from read_memory(rows, labelled=labelled)
     elif "source" not in paths:
         yield from read_hub(part.source)
     for setting, path in paths.items():
@@ -215,7 +214,9 @@ def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: boo
             )
 
 
-def _no_rows(source: Source) -> DataError:
+def _no_rows(source: Source, *, in_memory: bool) -> DataError:
+    if in_memory:
+        return DataError("no rows", file=source.name, why="at least 1 is needed", fix="give rows")
     header = (
         f"its only line names the columns: {', '.join(source.columns)}" if source.columns else "it holds no usable row"
     )
