@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch._dynamo  # noqa: F401
-import torchmetrics.classification  # noqa: F401
 
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
 import paceline.run.run  # noqa: F401

@@ -60,3 +60,34 @@ def test_the_saved_model_is_the_best_one(pretrained: Path, reviews: Path, tmp_pa
     for split in ("validation", "test"):
         found = evaluate(tmp_path / "run", split=split)
         assert {"loss": found.loss, **found.metrics} == pytest.approx(dict(record.final[split]), rel=1e-6)
+
+
+def test_a_best_metric_that_is_undefined_chooses_no_step_and_stops_nothing(
+    pretrained: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Validation has one class, so that there is no ROC curve: counted as 0, it ended the run after its patience."""
+    lines = reviews.read_text(encoding="utf-8").splitlines()
+    one_class = [line for line in lines[1:] if line.rsplit(",", 1)[1] == lines[1].rsplit(",", 1)[1]]
+    validation = tmp_path / "validation.csv"
+    validation.write_text("\n".join([lines[0], *one_class]) + "\n", encoding="utf-8")
+    chosen = recipe(
+        pretrained,
+        reviews,
+        data={"validation": str(validation), "splits": {"test": 0.15}},
+        task={"metrics": ["accuracy", "auroc"]},
+        loop={"max_steps": 8, "evaluate_every": 2, "best_metric": "auroc", "early_stopping": {"patience": 1}},
+        observe={"console": "plain"},
+    )
+    record = train(chosen, out=tmp_path / "run")
+    assert (record.status, record.steps, record.best_step) == ("finished", 8, None)
+    notices = [notice for notice in record.notices if "auroc" in notice]
+    assert notices == [
+        "validation: auroc: undefined (NaN): all samples are of one class",
+        "validation: loop.best_metric = auroc is NaN: no such evaluation is the best, and early stopping does not"
+        " count it",
+    ]
+    printed = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in printed.splitlines() if line.startswith("validation")]
+    assert [line.count("auroc NaN") for line in lines] == [1] * 4
+    assert "warning: validation: auroc: undefined (NaN)" in printed
+    assert '"auroc": "NaN"' in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")

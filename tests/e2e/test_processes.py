@@ -33,7 +33,7 @@ KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 # loaded once, before the fork, for a killed start would take seconds; the optimizer loads torch._dynamo
-import paceline.run.run, torch._dynamo, torchmetrics.classification, transformers.models.bert.modeling_bert
+import paceline.run.run, torch._dynamo, transformers.models.bert.modeling_bert
 from paceline.verbs import cli
 
 folder, rng = Path(sys.argv[1]), random.Random(int(sys.argv[2]))

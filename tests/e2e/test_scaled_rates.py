@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch._dynamo  # noqa: F401
-import torchmetrics.classification  # noqa: F401
 import transformers.models.bert.modeling_bert  # noqa: F401
 
 # this one and those above are loaded so that the server from which ranks are forked loads them, once

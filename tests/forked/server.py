@@ -38,8 +38,6 @@ PRELOADED = (
     "torch._dynamo",
     "torch.optim",
     "transformers.models.bert.modeling_bert",
-    "torchmetrics.classification",
-    "torchmetrics.regression",
 )
 
 MOVED, READY = 200, 300

@@ -26,7 +26,6 @@ DEADLINE_SECONDS = 300.0
 PRELOADED = (
     "torch._dynamo",
     "transformers.models.bert.modeling_bert",
-    "torchmetrics.classification",
     "paceline.run.run",
 )
 """Slow to import, loaded before forking; a name that is not there any more costs time alone."""

@@ -35,8 +35,6 @@ IMPORTED = (
     "torch.distributed",
     "transformers.models.auto.modeling_auto",
     "transformers.modeling_layers",
-    "torchmetrics.classification",
-    "torchmetrics.regression",
     "pydantic",
     "typer",
     "rich.console",

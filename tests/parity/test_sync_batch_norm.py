@@ -13,13 +13,12 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.nn.functional as F
-import torchmetrics.classification  # noqa: F401
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import paceline
 
-# this one, torchmetrics and dynamo are loaded so that the server from which ranks are forked loads them, once
+# this one and dynamo are loaded so that the server from which ranks are forked loads them, once
 import paceline.run.run
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.data.dataset import Dataset, Images, Origins

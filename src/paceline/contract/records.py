@@ -163,6 +163,8 @@ class EvaluationRecord:
     """What loss, metrics and confusion are of: ``weights``, those that are trained, or ``ema``, their average."""
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Loss and metrics of ``weights`` and of ``ema``; empty where no average is kept."""
+    notices: tuple[str, ...] = ()
+    """Sentences on the metrics: which are undefined (NaN), or leave classes out, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,14 +78,13 @@ def evaluate(
     meter = meter or build.task.meter(build.device)
     mine, places = _share(build, ids, batch_size, world)
     build.layout.expect(mine)
-    for number, piece in enumerate(mine):
-        batch = build.layout.collate(piece)
+    for number, batch in enumerate(map(build.layout.collate, mine)):
         logits = infer(batch)
         if number < len(places):
             meter.update(logits, batch)
     agree()
     meter.merge(world, places)
-    found = _computed(meter, world)
+    found, notices = _computed(meter, world)
     return EvaluationRecord(
         split=split,
         step=step,
@@ -95,6 +94,7 @@ def evaluate(
         samples=len(ids),
         seconds=max(world.gather(time.perf_counter() - started)),
         confusion=meter.confusion(),
+        notices=notices,
     )
 
 
@@ -119,19 +119,23 @@ def _share(build: Build, ids: Ids, batch_size: int, world: World) -> tuple[list[
     return [pieces[place] for place in places] + pieces[-1:] * (rounds - len(places)), places
 
 
-def _computed(meter: Meter, world: World) -> dict[str, float]:
-    """The first rank's results, on every rank: scores are held once, and a metric that draws numbers draws them once.
+def _computed(meter: Meter, world: World) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The first rank's results and notices, on every rank.
+
+    Scores are held once, and a metric that draws numbers draws them once.
 
     Raises:
         RecipeError: a metric of the user's fails; on every rank, so that none waits for a result that never comes.
     """
-    found, failed = {}, None
+    found: dict[str, float] = {}
+    notices: tuple[str, ...] = ()
+    failed = None
     if world.is_first:
         try:
-            found = meter.compute()
+            found, notices = meter.compute(), meter.notices()
         except RecipeError as error:
             failed = error
-    results, reason = world.share((found, (failed.what, failed.why, failed.fix) if failed else None))
+    results, notices, reason = world.share((found, notices, (failed.what, failed.why, failed.fix) if failed else None))
     if reason:
         raise failed or RecipeError(*reason)
-    return dict(results)
+    return dict(results), tuple(notices)

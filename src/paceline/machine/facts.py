@@ -31,7 +31,6 @@ PACKAGES = (
     "numpy",
     "pydantic",
     "scikit-learn",
-    "torchmetrics",
     "triton",
     "datasets",
     "pyarrow",

@@ -36,7 +36,7 @@ from paceline.recipe import Recipe
 from paceline.recipe.techniques import one_process
 from paceline.techniques.compile import wake_tracer
 
-IMPORTED = ("torch._dynamo", "torchmetrics", "transformers.models.auto.modeling_auto", "transformers.modeling_layers")
+IMPORTED = ("torch._dynamo", "transformers.models.auto.modeling_auto", "transformers.modeling_layers")
 """What nearly every trace needs and takes seconds to import."""
 
 

@@ -50,19 +50,31 @@ class Due:
         return minutes is not None and seconds >= 60 * minutes
 
     def judged(self, at: Progress, found: EvaluationRecord) -> tuple[Progress, bool]:
-        """The progress after an evaluation, and whether that is the best so far."""
+        """The progress after an evaluation, and whether that is the best so far.
+
+        NaN is neither better nor worse than a figure: such an evaluation is never the best, and early stopping does not
+        count it.
+        """
         value, best, stopping = metric_value(found, self.metric), at.best, self.part.early_stopping
-        is_best = math.isfinite(value) and (best is None or value > best)
-        gained = math.isfinite(value) and (best is None or value > best + (stopping.min_delta if stopping else 0.0))
+        is_known = math.isfinite(value)
+        is_best = is_known and (best is None or value > best)
+        gained = is_known and (best is None or value > best + (stopping.min_delta if stopping else 0.0))
         after = replace(
             at,
             sums=TrainSums(),
             best=value if is_best else best,
             best_step=at.step if is_best else at.best_step,
-            evaluations_without_gain=0 if gained else at.evaluations_without_gain + 1,
+            evaluations_without_gain=0 if gained else at.evaluations_without_gain + is_known,
             evaluations=(*at.evaluations, found),
         )
         return after, is_best
+
+    def notice(self, found: EvaluationRecord) -> str:
+        """A sentence on an evaluation that cannot be compared with others; empty of one that can."""
+        if math.isfinite(metric_value(found, self.metric)):
+            return ""
+        unused = "no such evaluation is the best, and early stopping does not count it"
+        return f"loop.best_metric = {self.metric} is NaN: {unused}"
 
     def _falls(self, cadence: str | int, at: Progress) -> bool:
         """Whether what happens at a cadence happens at this step bound; at the end it does in any case."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
-from paceline.contract.records import Notice, Observer, Record, StepRecord
+from paceline.contract.records import EvaluationRecord, Notice, Observer, Record, StepRecord
 from paceline.contract.redaction import without_credentials
 from paceline.run.learned import LossCourse
 
@@ -25,7 +25,11 @@ class Emitter:
         self._observers = observers
 
     def emit(self, record: Record) -> None:
-        """Tell of ``record``; a notice without the credentials that it may hold."""
+        """Pass ``record`` on; a notice without the credentials that it may hold, an evaluation's notices once a run."""
+        if isinstance(record, EvaluationRecord):
+            for message in (f"{record.split}: {notice}" for notice in record.notices):
+                if message not in self.notices:
+                    self.emit(Notice(message=message, level="warning"))
         if isinstance(record, Notice):
             record = replace(record, message=without_credentials(record.message))
             self.notices.append(record.message)

@@ -91,7 +91,10 @@ def evaluate_saved(
             build = _build(recipe, loaded, dataset, tell if world.is_first else _unsaid, world)
             with contextlib.closing(build.layout):
                 size = recipe.loop.evaluated_together
-                return evaluate(inference(build), build, split, ids, size, step=0, epoch=0, world=world)
+                record = evaluate(inference(build), build, split, ids, size, step=0, epoch=0, world=world)
+        for notice in record.notices if world.is_first else ():
+            tell(f"{data or split}: {notice}")
+        return record
 
 
 def predict_rows(

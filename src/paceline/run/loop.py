@@ -294,7 +294,11 @@ class Loop:
         self._see_saved()
 
     def _take_note(self, found: EvaluationRecord) -> None:
-        found = replace(found, train_metrics=self.progress.sums.metrics(self.job.dataset.kind))
+        found = replace(
+            found,
+            train_metrics=self.progress.sums.metrics(self.job.dataset.kind),
+            notices=(*found.notices, *filter(None, [self._due.notice(found)])),
+        )
         self.progress, is_best = self._due.judged(self.progress, found)
         self.saved_step = None  # a checkpoint of this step from before its evaluation is out of date
         self.job.emit(found)

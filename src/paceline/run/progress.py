@@ -88,7 +88,13 @@ class Progress:
     def parse(cls, plain: Mapping[str, Any]) -> Progress:
         """The inverse of ``plain``."""
         evaluations = tuple(
-            EvaluationRecord(**{**e, "confusion": e["confusion"] and tuple(map(tuple, e["confusion"]))})
+            EvaluationRecord(
+                **{
+                    **e,
+                    "confusion": e["confusion"] and tuple(map(tuple, e["confusion"])),
+                    "notices": tuple(e.get("notices", ())),
+                }
+            )
             for e in plain["evaluations"]
         )
         scaling = LossScaling(**plain["scaling"]) if plain.get("scaling") else None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from paceline.machine.facts import version_of
 
-_PACKAGES = ("paceline", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scikit-learn", "torchmetrics")
+_PACKAGES = ("paceline", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scikit-learn")
 
 
 def versions() -> dict[str, str | None]:

@@ -35,7 +35,11 @@ class Meter(ABC):
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Loss and metrics by name."""
+        """Loss and metrics by name; NaN where one is undefined."""
+
+    def notices(self) -> tuple[str, ...]:
+        """Sentences on what ``compute`` returned: which metrics are undefined, or leave something out, and why."""
+        return ()
 
     @abstractmethod
     def confusion(self) -> tuple[tuple[int, ...], ...] | None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch, Meter, Task
 from paceline.tasks.losses import ClassWeights, LossFunction, loss_of
-from paceline.tasks.metrics import TorchMeter, check_names, classification_metrics, reported
+from paceline.tasks.meter import KNOWN, SplitMeter
+from paceline.tasks.metrics import check_names, reported
 
 CONFUSION_CLASSES = 100
 """Above this, a confusion matrix is no longer something to look at."""
@@ -47,7 +48,7 @@ class Classification(Task):
         self.label_names, self.thresholds = label_names, tuple(thresholds)
         self._metrics = metrics if metrics is not None else ("accuracy", "f1")
         self._loss, self._weights = loss or loss_of(TaskPart(), self.kind, None), weights
-        check_names(self._metrics, classification_metrics())
+        check_names(self._metrics, KNOWN[self.kind])
 
     def count(self, labels: NDArray[Any]) -> int:
         return len(labels)
@@ -65,10 +66,10 @@ class Classification(Task):
         return logits.float().softmax(-1)
 
     def meter(self, device: torch.device) -> Meter:
-        return TorchMeter(
+        return SplitMeter(
+            self.kind,
             self._metrics,
-            classification_metrics(),
-            len(self.label_names),
+            self.label_names,
             device,
             loss_sum=self.loss_sum,
             divisor=self._divisor,

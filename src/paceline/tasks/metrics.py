@@ -1,92 +1,298 @@
-"""Metrics by name, from torchmetrics, and the meter that sums them up, over batches and over ranks.
+"""Metrics by name: formulas of counts, of sums, and of all scores of a split.
 
-torchmetrics is imported when a metric is made: it takes a second or two, five where it finds transformers and
-torchvision to load, and is of no use before the first evaluation.
+Values are those of scikit-learn and scipy, but where a value is undefined: there it is NaN, never a figure. A remark
+says so, and where a metric leaves classes out or counts them as 0.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast, final
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.contract.errors import RecipeError, nearest
-from paceline.contract.references import resolve, users_code
-from paceline.seams import Batch, Meter, World
-from paceline.tasks.in_order import in_order
+from paceline.contract.errors import RecipeError, excerpt, nearest
+from paceline.contract.label_names import listed
+from paceline.contract.references import resolve
 
-Named = Mapping[str, Callable[[int], Any]]
-"""Metric name -> function of the number of classes that makes a torchmetrics metric."""
+_ROUNDING = 1e-12
+"""Values whose squared deviations are this share of their squares, or less, are equal but for fp32's rounding."""
 
-OF_ALL_SCORES = frozenset({"auroc", "pearson", "spearman"})
-"""Metrics that are no sum over batches: they are computed once, of all scores of the split, in the first rank's main
-memory. The others keep none."""
-
-_SETTINGS = {"sync_on_compute": False}
-"""torchmetrics would gather each state of each metric by itself, on whatever process group it finds."""
-
-_CLASS_SETTINGS = {**_SETTINGS, "validate_args": False}
+_MOST_NAMED = 5
+"""Classes that a remark names."""
 
 
-def classification_metrics() -> Named:
-    """accuracy (micro), f1, precision and recall (macro), auroc (macro, exact), mcc."""
-    return {
-        "accuracy": _of_classes("MulticlassAccuracy", average="micro"),
-        "f1": _of_classes("MulticlassF1Score", average="macro"),
-        "precision": _of_classes("MulticlassPrecision", average="macro"),
-        "recall": _of_classes("MulticlassRecall", average="macro"),
-        "auroc": _of_classes("MulticlassAUROC", average="macro"),
-        "mcc": _of_classes("MulticlassMatthewsCorrCoef"),
-    }
+class Measured(NamedTuple):
+    """A metric's value, NaN where it is undefined, and a remark on it for people; mostly empty."""
+
+    value: float
+    remark: str = ""
 
 
-def multi_label_metrics() -> Named:
-    """accuracy (over all labels), exact_match, f1, precision, recall and auroc (macro)."""
-    return {
-        "accuracy": _of_classes("MultilabelAccuracy", average="micro"),
-        "exact_match": _of_classes("MultilabelExactMatch"),
-        "f1": _of_classes("MultilabelF1Score", average="macro"),
-        "precision": _of_classes("MultilabelPrecision", average="macro"),
-        "recall": _of_classes("MultilabelRecall", average="macro"),
-        "auroc": _of_classes("MultilabelAUROC", average="macro"),
-    }
+@final
+@dataclass(frozen=True)
+class ClassCounts:
+    """Samples of a split by class, or by label where a sample has any number of them.
+
+    Args:
+        right: int64 [C], predicted and true. predicted: int64 [C]. true: int64 [C].
+        exact: samples of which every label is right.
+        samples: of the split.
+        label_names: of the C classes.
+        multi_label: whether each label is decided by itself.
+    """
+
+    right: Tensor
+    predicted: Tensor
+    true: Tensor
+    exact: int
+    samples: int
+    label_names: Sequence[str]
+    multi_label: bool
+
+    def named(self, which: Tensor) -> str:
+        """Names of the classes where ``which``, bool [C], is true."""
+        names = [excerpt(self.label_names[at], 40) for at in which.nonzero().flatten().tolist()]
+        return listed(names, _MOST_NAMED)
 
 
-def regression_metrics() -> Named:
-    """mse, mae, r2, pearson and spearman."""
-    return {
-        "mse": _of_numbers("MeanSquaredError"),
-        "mae": _of_numbers("MeanAbsoluteError"),
-        "r2": _of_numbers("R2Score"),
-        "pearson": _of_numbers("PearsonCorrCoef"),
-        "spearman": _of_numbers("SpearmanCorrCoef"),
-    }
+@final
+@dataclass(frozen=True)
+class ErrorSums:
+    """Sums over the samples of a split of numbers; fp32 values, added up in fp64.
+
+    Args:
+        samples: their number. squared_errors, absolute_errors: of predictions.
+        labels, squared_labels: what is to be predicted.
+    """
+
+    samples: float
+    squared_errors: float
+    absolute_errors: float
+    labels: float
+    squared_labels: float
 
 
-def _of_classes(kind: str, **settings: Any) -> Callable[[int], Any]:
-    def made(classes: int) -> Any:
-        from torchmetrics import classification
-
-        return getattr(classification, kind)(classes, **_CLASS_SETTINGS, **settings)
-
-    return made
+OfCounts = Callable[[ClassCounts], Measured]
+OfSums = Callable[[ErrorSums], Measured]
+OfScores = Callable[[Tensor, Tensor, Sequence[str]], Measured]
+"""(scores, labels, label names) -> value; scores [n, C] or [n], labels [n] or [n, C], on one device."""
 
 
-def _of_numbers(kind: str) -> Callable[[int], Any]:
-    def made(_: int) -> Any:
-        from torchmetrics import regression
+def _mean_over_classes(counts: ClassCounts, shares: Tensor) -> float:
+    """Macro average of fp32 [C]; of single labels, classes that neither occur nor are predicted are left out."""
+    present = torch.ones_like(shares)
+    if not counts.multi_label:
+        present[counts.predicted + counts.true == 0] = 0.0
+    return float((present * shares / present.sum()).sum())
 
-        return getattr(regression, kind)(**_SETTINGS)
 
-    return made
+def _accuracy(counts: ClassCounts) -> Measured:
+    """The share of right samples (micro); of single labels among all labels of all samples."""
+    right, total = counts.right.sum(), counts.true.sum()
+    if counts.multi_label:
+        total = torch.tensor(counts.samples * len(counts.true))
+        right = total - counts.predicted.sum() - counts.true.sum() + 2 * right
+    return Measured(float(right.float() / total.float()))
 
 
-def check_names(names: tuple[str, ...], known: Mapping[str, Any]) -> None:
+def _exact_match(counts: ClassCounts) -> Measured:
+    return Measured(float(torch.tensor(float(counts.exact)) / float(counts.samples)))
+
+
+def _f1(counts: ClassCounts) -> Measured:
+    """Macro F1: 0 for a label that no sample has, whatever is predicted."""
+    found = _mean_over_classes(counts, _ratio(2 * counts.right, counts.predicted + counts.true))
+    absent = counts.true == 0
+    if not (counts.multi_label and absent.any()):
+        return Measured(found)
+    return Measured(found, _counted_as_nothing(counts.named(absent)))
+
+
+def _precision(counts: ClassCounts) -> Measured:
+    """Macro precision: 0 for a class that occurs and is never predicted."""
+    found = _mean_over_classes(counts, _ratio(counts.right, counts.predicted))
+    unpredicted = (counts.predicted == 0) & (torch.tensor(counts.multi_label) | (counts.true > 0))
+    remark = "a class that is never predicted is counted as 0, as in scikit-learn"
+    return Measured(found, remark if unpredicted.any() else "")
+
+
+def _recall(counts: ClassCounts) -> Measured:
+    """Macro recall: 0 for a class that no sample has and that is predicted, and for a label that no sample has."""
+    found = _mean_over_classes(counts, _ratio(counts.right, counts.true))
+    absent = (counts.true == 0) & (torch.tensor(counts.multi_label) | (counts.predicted > 0))
+    if not absent.any():
+        return Measured(found)
+    return Measured(found, _counted_as_nothing(counts.named(absent)))
+
+
+def _mcc(counts: ClassCounts) -> Measured:
+    """Matthews' correlation; 0 where labels or predictions are all of one class.
+
+    Like scikit-learn (Gorodkin 2004, https://doi.org/10.1016/j.compbiolchem.2004.09.006).
+    """
+    true, predicted, total = counts.true.double(), counts.predicted.double(), float(counts.samples)
+    spread = (total**2 - true @ true) * (total**2 - predicted @ predicted)
+    if spread > 0:
+        return Measured(float((counts.right.sum() * total - true @ predicted) / spread.sqrt()))
+    which = "samples" if (true > 0).sum() == 1 else "predictions"
+    return Measured(0.0, f"0, as in scikit-learn: all {which} are of one class")
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """fp32 [C]; 0 where there is no whole."""
+    return torch.where(whole > 0, part.float() / whole.float(), 0.0)
+
+
+def _mse(sums: ErrorSums) -> Measured:
+    return Measured(float(torch.tensor(sums.squared_errors).float() / sums.samples))
+
+
+def _mae(sums: ErrorSums) -> Measured:
+    return Measured(float(torch.tensor(sums.absolute_errors).float() / sums.samples))
+
+
+def _r2(sums: ErrorSums) -> Measured:
+    """The coefficient of determination; undefined where there is nothing to explain."""
+    spread = sums.squared_labels - sums.labels**2 / sums.samples
+    if spread <= _ROUNDING * sums.squared_labels:
+        return undefined(_all_equal("labels", sums.samples))
+    return Measured(1 - sums.squared_errors / spread)
+
+
+def _auroc(scores: Tensor, labels: Tensor, label_names: Sequence[str]) -> Measured:
+    """The mean over classes of the area under one class's ROC curve against the rest (macro, exact).
+
+    Only of a class that some samples have and some have not there is a curve: others are left out of the mean.
+    """
+    of_each = [_area(scores[:, c], labels == c if labels.ndim == 1 else labels[:, c] > 0.5) for c in _columns(scores)]
+    areas = [area for area in of_each if area is not None]
+    left_out = [excerpt(name, 40) for name, area in zip(label_names, of_each, strict=True) if area is None]
+    if not areas:
+        return undefined(
+            "all samples are of one class" if labels.ndim == 1 else "each label is on all samples or on none"
+        )
+    remark = f"the mean over {len(areas):,} of {len(of_each):,} classes, without {listed(left_out, _MOST_NAMED)}"
+    reason = "which no sample has" if labels.ndim == 1 else "which no sample has, or every one"
+    # fp32 [C], as metrics of counts are averaged
+    return Measured(float(torch.tensor(areas).mean()), f"{remark}, {reason}" if left_out else "")
+
+
+def _columns(scores: Tensor) -> range:
+    return range(scores.shape[1])
+
+
+def _area(scores: Tensor, is_so: Tensor) -> float | None:
+    """The chance that a sample which is so has the higher score than one that is not, ties counted half.
+
+    That is the area under the ROC curve (Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747).
+
+    Args:
+        scores: [n]. is_so: bool [n].
+
+    Returns:
+        None where all samples are so, or none. Whole numbers are added up, so devices and threads change no bit.
+    """
+    values, places = scores.unique(return_inverse=True)
+    above = torch.bincount(places[is_so], minlength=len(values))
+    below = torch.bincount(places[~is_so], minlength=len(values))
+    pairs = int(above.sum()) * int(below.sum())
+    if not pairs:
+        return None
+    twice = (above * (2 * (below.cumsum(0) - below) + below)).sum()
+    return int(twice) / (2 * pairs)
+
+
+def _pearson(scores: Tensor, labels: Tensor, _: Sequence[str]) -> Measured:
+    """The linear correlation of predictions and labels."""
+    return _correlation(scores.double().cpu().numpy(), labels.double().cpu().numpy())
+
+
+def _spearman(scores: Tensor, labels: Tensor, _: Sequence[str]) -> Measured:
+    """The correlation of their ranks, equal values sharing the mean of theirs."""
+    for values, what in ((labels, "labels"), (scores, "predictions")):
+        if _spread(values.double().cpu().numpy()) is None:
+            return undefined(_all_equal(what, len(values)))
+    return _correlation(_ranks(scores), _ranks(labels))
+
+
+def _ranks(values: Tensor) -> NDArray[np.float64]:
+    """From 1; equal values share the mean of their ranks."""
+    _, places, counts = values.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0)
+    means: Tensor = last.double().cpu() - (counts.double().cpu() - 1) / 2
+    ranks: NDArray[np.float64] = means[places.cpu()].numpy()
+    return ranks
+
+
+def _correlation(predicted: NDArray[np.float64], labels: NDArray[np.float64]) -> Measured:
+    """Pearson's, of fp64 [n]. Numpy never shares a sum out among threads: the same bits everywhere."""
+    spreads = []
+    for values, what in ((labels, "labels"), (predicted, "predictions")):
+        spread = _spread(values)
+        if spread is None:
+            return undefined(_all_equal(what, len(values)))
+        spreads.append(spread)
+    with np.errstate(invalid="ignore"):  # of infinite predictions there is none
+        together = ((predicted - predicted.mean()) * (labels - labels.mean())).sum()
+    found = float(together) / math.sqrt(spreads[0]) / math.sqrt(spreads[1])
+    return Measured(max(-1.0, min(1.0, found)) if math.isfinite(found) else math.nan)
+
+
+def _spread(values: NDArray[np.float64]) -> float | None:
+    """The sum of squared deviations from the mean; None where all values are equal, but for fp32's rounding."""
+    with np.errstate(invalid="ignore"):
+        spread, squares = float(((values - values.mean()) ** 2).sum()), float((values**2).sum())
+    return None if spread <= _ROUNDING * squares else spread
+
+
+def undefined(reason: str) -> Measured:
+    """NaN, with the reason in the remark."""
+    return Measured(math.nan, f"undefined (NaN): {reason}")
+
+
+def _counted_as_nothing(names: str) -> str:
+    return f"{names} counted as 0, as in scikit-learn: no sample has it"
+
+
+def _all_equal(what: str, samples: float) -> str:
+    return f"all {what} are equal" if samples > 1 else "there is one sample"
+
+
+CLASSIFICATION: Mapping[str, OfCounts] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "precision": _precision,
+    "recall": _recall,
+    "mcc": _mcc,
+}
+"""Metrics of one label a sample, but for those of scores: accuracy is micro, f1, precision and recall are macro."""
+
+MULTI_LABEL: Mapping[str, OfCounts] = {
+    "accuracy": _accuracy,
+    "exact_match": _exact_match,
+    "f1": _f1,
+    "precision": _precision,
+    "recall": _recall,
+}
+"""Metrics of any number of labels a sample: accuracy is over all labels, f1, precision and recall are macro."""
+
+REGRESSION: Mapping[str, OfSums] = {"mse": _mse, "mae": _mae, "r2": _r2}
+"""Metrics of a number a sample."""
+
+OF_CLASS_SCORES: Mapping[str, OfScores] = {"auroc": _auroc}
+"""Metrics of classes that are no sum over batches: they are computed once, of all scores of the split."""
+
+OF_NUMBERS: Mapping[str, OfScores] = {"pearson": _pearson, "spearman": _spearman}
+"""Metrics of numbers that are no sum over batches."""
+
+
+def check_names(names: tuple[str, ...], known: Sequence[str]) -> None:
     """Refuse a metric that the task does not have, or two that would be reported under one name.
 
     Raises:
@@ -109,177 +315,3 @@ def check_names(names: tuple[str, ...], known: Mapping[str, Any]) -> None:
 def reported(names: tuple[str, ...]) -> tuple[str, ...]:
     """Names in the results: ``loss``, and of ``module:function`` the function's."""
     return ("loss", *(name.rpartition(":")[2] for name in names))
-
-
-@final
-class TorchMeter(Meter):
-    """Loss and metrics of a split, the same for any number of ranks.
-
-    Whole numbers are added up as they come, in any order. Fractions (the loss, the squares of an error) are kept as one
-    fp64 row a batch, and added in the order of the split. Scores are kept, on the host, only where a metric needs all:
-    then the memory of ``merge`` on the first rank grows with the split, otherwise with its number of batches alone.
-
-    Args:
-        names: metric names; ``module:function(scores, labels) -> float`` keeps all scores.
-        known: torchmetrics by name.
-        classes: number of classes or labels.
-        device: where the sums are kept.
-        loss_sum: the task's own.
-        divisor: scalar that a batch's ``loss_sum`` is divided by.
-        scores: logits to what metrics compare: [S, C] or [S].
-        confusion: count [true][predicted] too.
-        decided: scores to what is predicted, as metrics take labels; None: the likeliest class, or above one half.
-    """
-
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        known: Named,
-        classes: int,
-        device: torch.device,
-        *,
-        loss_sum: Callable[[Tensor, Batch], Tensor],
-        divisor: Callable[[Batch], Tensor],
-        scores: Callable[[Tensor], Tensor],
-        confusion: bool,
-        decided: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self._names, self._device = names, device
-        with _quiet():
-            made = {name: known[name](classes).to(device) for name in names if ":" not in name}
-        self._custom = {name: resolve(name, "task.metrics", ("scores", "labels")) for name in names if ":" in name}
-        self._of_scores = {name: metric for name, metric in made.items() if name in OF_ALL_SCORES}
-        self._of_sums = {name: metric for name, metric in made.items() if name not in OF_ALL_SCORES}
-        self._fractions = [metric for metric in self._of_sums.values() if _has_fractions(metric)]
-        self._counts = [metric for metric in self._of_sums.values() if not _has_fractions(metric)]
-        self._loss_sum, self._divisor, self._scores, self._decided = loss_sum, divisor, scores, decided
-        self._matrix = torch.zeros(classes, classes, device=device, dtype=torch.int64) if confusion else None
-        self._rows: list[Tensor] = []
-        """fp64 [batches, 2 + fractions] each: loss sum, what it is divided by, and the states of ``_fractions``."""
-        self._needs_scores = bool(self._of_scores or self._custom)
-        self._kept: tuple[list[Tensor], list[Tensor]] = ([], [])
-        """Scores and labels on the host, where a metric needs all of them."""
-
-    def update(self, logits: Tensor, batch: Batch) -> None:
-        real = batch.weights > 0
-        scores, labels = self._scores(logits.float())[real], batch.labels[real]
-        decided = scores if self._decided is None else self._decided(scores)
-        for metric in self._of_sums.values():
-            metric.update(decided, _targets(scores, labels))
-        sums = [self._loss_sum(logits, batch), self._divisor(batch)]
-        for metric in self._fractions:
-            sums += metric.metric_state.values()
-            metric.reset()
-        self._rows.append(torch.cat([each.double().reshape(1, -1) for each in sums], dim=1))
-        if self._needs_scores:
-            for kept, more in zip(self._kept, (scores, labels), strict=True):
-                kept.append(more.cpu())
-        if self._matrix is not None:
-            classes = len(self._matrix)
-            pairs = labels * classes + (decided if decided.ndim == 1 else decided.argmax(-1))
-            self._matrix += torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
-
-    def merge(self, world: World, places: Sequence[int]) -> None:
-        self._add_counts(world)
-        rows = torch.cat(self._rows).cpu().split(1) if self._rows else ()
-        self._rows = in_order(world, places, rows, self._device)
-        if self._needs_scores:
-            scores, labels = (in_order(world, places, kept, self._device) for kept in self._kept)
-            self._kept = scores, labels
-
-    def compute(self) -> dict[str, float]:
-        loss = self._computed_of_rows()
-        found = {
-            name: _mcc(metric.metric_state["confmat"]) if name == "mcc" else _computed(metric)
-            for name, metric in self._of_sums.items()
-        }
-        found |= self._computed_of_scores()
-        for metric in self._fractions:
-            metric.reset()  # what it was given is in the rows
-        values = {"loss": loss, **{name.rpartition(":")[2]: found[name] for name in self._names}}
-        return {name: value if math.isfinite(value) else math.nan for name, value in values.items()}
-
-    def confusion(self) -> tuple[tuple[int, ...], ...] | None:
-        if self._matrix is None:
-            return None
-        return tuple(tuple(cast("list[int]", row)) for row in self._matrix.tolist())
-
-    def _add_counts(self, world: World) -> None:
-        """Add up whole numbers over the ranks, all of them at once."""
-        counts = [state for metric in self._counts for state in metric.metric_state.values()]
-        counts += [self._matrix] if self._matrix is not None else []
-        if not counts:
-            return
-        added = world.all_reduce(torch.cat([count.reshape(-1) for count in counts]))
-        for count, sums in zip(counts, added.split([count.numel() for count in counts]), strict=True):
-            count.copy_(sums.view_as(count))
-
-    def _computed_of_rows(self) -> float:
-        """The loss; nan where there are no samples. Metrics that add fractions are given their sums."""
-        if not self._rows:
-            return math.nan
-        sums = _sequential_sum(self._rows)
-        loss, sums = float(sums[0] / sums[1]), sums[2:]
-        for metric in self._fractions:
-            for name, state in metric.metric_state.items():
-                setattr(metric, name, sums[: state.numel()].view_as(state).to(state))
-                sums = sums[state.numel() :]
-        return loss
-
-    def _computed_of_scores(self) -> dict[str, float]:
-        """Metrics of all scores; nan where there are none at all."""
-        if not self._needs_scores or not self._kept[0]:
-            return dict.fromkeys((*self._of_scores, *self._custom), math.nan)
-        scores, labels = (torch.cat(kept) for kept in self._kept)
-        found = {}
-        for name, metric in self._of_scores.items():
-            metric.update(scores.to(self._device), _targets(scores, labels).to(self._device))
-            # torchmetrics would rank NaN as if it were a number
-            found[name] = math.nan if scores.isnan().any() else _computed(metric)
-            metric.reset()
-        for name, function in self._custom.items():
-            with users_code(f"task.metrics = {name}"):
-                found[name] = float(function(scores, labels))
-        return found
-
-
-def _has_fractions(metric: Any) -> bool:
-    """Whether its sums depend, in their last bits, on the order in which batches are added."""
-    return any(state.is_floating_point() for state in metric.metric_state.values())
-
-
-def _targets(scores: Tensor, labels: Tensor) -> Tensor:
-    """Labels as torchmetrics takes them: whole numbers, but for regression, whose scores are [S]."""
-    return labels if scores.ndim == 1 else labels.long()
-
-
-def _sequential_sum(rows: Sequence[Tensor]) -> Tensor:
-    """The sum of all rows, on the host. Numpy's, which never shares it out among threads: the same bits everywhere."""
-    with np.errstate(invalid="ignore"):  # inf - inf is a nan, and meant
-        return torch.from_numpy(torch.cat(list(rows)).cpu().numpy().sum(axis=0))
-
-
-def _computed(metric: Any) -> float:
-    """A metric's value; nan where so few samples have none, as R2 of a single one."""
-    try:
-        with _quiet():
-            return float(metric.compute())
-    except ValueError:
-        return math.nan
-
-
-def _mcc(matrix: Tensor) -> float:
-    """Matthews' correlation of counts [C, C], true by predicted; 0 where labels or predictions are all of one class.
-
-    Like scikit-learn (Gorodkin 2004, https://doi.org/10.1016/j.compbiolchem.2004.09.006); torchmetrics has other values
-    there.
-    """
-    counts = matrix.double().cpu()
-    true, predicted, total = counts.sum(1), counts.sum(0), counts.sum()
-    spread = (total**2 - true @ true) * (total**2 - predicted @ predicted)
-    return float((counts.trace() * total - true @ predicted) / spread.sqrt()) if spread > 0 else 0.0
-
-
-def _quiet() -> warnings.catch_warnings[None]:
-    """A split without one of the classes has no AUROC or F1 of it: torchmetrics counts it as 0, and warns."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)

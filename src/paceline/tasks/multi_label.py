@@ -12,7 +12,8 @@ from torch import Tensor
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch, Meter, Task
 from paceline.tasks.losses import LossFunction, loss_of
-from paceline.tasks.metrics import TorchMeter, check_names, multi_label_metrics, reported
+from paceline.tasks.meter import KNOWN, SplitMeter
+from paceline.tasks.metrics import check_names, reported
 
 
 @final
@@ -39,7 +40,7 @@ class MultiLabel(Task):
         self.label_names, self.thresholds = label_names, tuple(thresholds)
         self._metrics = metrics if metrics is not None else ("f1", "accuracy")
         self._loss = loss or loss_of(TaskPart(), self.kind, None)
-        check_names(self._metrics, multi_label_metrics())
+        check_names(self._metrics, KNOWN[self.kind])
 
     def count(self, labels: NDArray[Any]) -> int:
         return labels.size
@@ -54,16 +55,15 @@ class MultiLabel(Task):
         return logits.float().sigmoid()
 
     def meter(self, device: torch.device) -> Meter:
-        return TorchMeter(
+        return SplitMeter(
+            self.kind,
             self._metrics,
-            multi_label_metrics(),
-            len(self.label_names),
+            self.label_names,
             device,
             loss_sum=self.loss_sum,
             divisor=lambda batch: batch.weights.sum() * len(self.label_names),
             scores=self.probabilities,
             decided=self._decided if self.thresholds else None,
-            confusion=False,
         )
 
     def _decided(self, scores: Tensor) -> Tensor:

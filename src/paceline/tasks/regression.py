@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.seams import Batch, Meter, Task
 from paceline.tasks.losses import LossFunction
-from paceline.tasks.metrics import TorchMeter, check_names, regression_metrics, reported
+from paceline.tasks.meter import KNOWN, SplitMeter
+from paceline.tasks.metrics import check_names, reported
 
 
 @final
@@ -31,7 +32,7 @@ class Regression(Task):
         self.label_names = label_names
         self._metrics = metrics if metrics is not None else ("mse", "mae")
         self._loss = loss or _squared_error
-        check_names(self._metrics, regression_metrics())
+        check_names(self._metrics, KNOWN[self.kind])
 
     def count(self, labels: NDArray[Any]) -> int:
         return len(labels)
@@ -46,15 +47,14 @@ class Regression(Task):
         return logits.float()
 
     def meter(self, device: torch.device) -> Meter:
-        return TorchMeter(
+        return SplitMeter(
+            self.kind,
             self._metrics,
-            regression_metrics(),
-            1,
+            self.label_names,
             device,
             loss_sum=self.loss_sum,
             divisor=lambda batch: batch.weights.sum(),
             scores=lambda logits: logits.squeeze(-1),
-            confusion=False,
         )
 
     @property

@@ -50,8 +50,6 @@ PRELOADED = (
     "paceline.run.run",
     "torch._dynamo",
     "transformers.models.bert.modeling_bert",
-    "torchmetrics.classification",
-    "torchmetrics.regression",
     "pytest",  # of the modules whose functions are run
 )
 """Slow to import: loaded before forking where the caller has loaded them too."""

@@ -143,7 +143,7 @@ def test_without_metrics_of_scores_no_scores_are_sent(kind: str) -> None:
         return on_ranks(2, one)
 
     # one row of fp64 a batch: loss, labels, and what regression adds up
-    states = 2 + (2 + 2 + 4 if kind == "regression" else 0)
+    states = 2 + (5 if kind == "regression" else 0)
     assert sent(80)[0] - sent(40)[0] == 5 * 8 * states
 
 

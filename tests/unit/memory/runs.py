@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch._dynamo
-import torchmetrics  # noqa: F401 - what takes seconds to import
 import transformers.models.bert.modeling_bert  # noqa: F401
 from torch import nn
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification

@@ -34,6 +34,7 @@ def evaluate(
     """
     from paceline.distributed.failures import failures_told
     from paceline.machine.cluster import find_place
+    from paceline.observe.formats import figure
     from paceline.verbs.launch import launch_if_asked
 
     changes = with_views(settings, tta)
@@ -50,4 +51,4 @@ def evaluate(
     width = max(len(name) for name in rows)
     typer.echo(f"{data or record.split}: {record.samples:,} samples in {record.seconds:.1f} s")
     for name, value in rows.items():
-        typer.echo(f"  {name:<{width}}  {value:.4f}")
+        typer.echo(f"  {name:<{width}}  {figure(value)}")
