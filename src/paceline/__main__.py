@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
+
+if __name__ == "__main__" and sys.path[0] == os.getcwd():
+    # the current folder, put first by ``python -m``: a user's json.py would be executed in place of Python's own
+    del sys.path[0]
+
+import signal
 
 from paceline.contract.signals import SIGNALS, leave_word
 

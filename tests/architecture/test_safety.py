@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,6 +76,30 @@ def waits(source: Path) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WAITS
     ]
+
+
+INTERPRETER = "contract/interpreter.py"
+
+
+def interpreters(source: Path) -> list[str]:
+    """Every place that could start a Python and is not ``contract/interpreter.py``, which leaves the folder out."""
+    return [
+        f"{path}:{node.lineno}: {name} starts a Python; {INTERPRETER} does"
+        for path, tree in _trees(source)
+        if path != INTERPRETER
+        for node in ast.walk(tree)
+        for name in _interpreters(node)
+    ]
+
+
+def _interpreters(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Attribute) and _dotted(node) in ("sys.executable", "sys._base_executable", "sys.orig_argv"):
+        yield _dotted(node)
+    if isinstance(node, ast.ImportFrom) and node.module == "sys":
+        yield from (f"sys.{alias.name}" for alias in node.names)
+    if isinstance(node, ast.List | ast.Tuple) and node.elts and isinstance(node.elts[0], ast.Constant):
+        first = str(node.elts[0].value)
+        yield from [repr(first)] * bool(re.fullmatch(r"python[\d.]*", first))
 
 
 def step_lines(source: Path) -> int:
@@ -168,6 +193,25 @@ def test_the_guard_sees_waits(tmp_path: Path, code: str) -> None:
     _plant(tmp_path, "engine/step.py", f"def step():\n    {code}")
     _plant(tmp_path, "engine/late.py", code)
     assert len(waits(tmp_path)) == 1, "it looks at the hot files, and at those only"
+
+
+def test_one_function_starts_every_python() -> None:
+    assert (SOURCE / INTERPRETER).is_file()
+    assert not interpreters(SOURCE), "\n".join(interpreters(SOURCE))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "subprocess.run([sys.executable, '-m', 'paceline'])",
+        "from sys import executable",
+        "subprocess.run(['python3', 'script.py'])",
+    ],
+)
+def test_the_guard_sees_another_start_of_python(tmp_path: Path, code: str) -> None:
+    _plant(tmp_path, "memory/a.py", code)
+    _plant(tmp_path, INTERPRETER, code)
+    assert len(interpreters(tmp_path)) == 1
 
 
 def test_the_step_fits_on_a_screen() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.bound import bound
+from paceline.contract.interpreter import bound
 from tests.forked.asking import CLONE, forks, starts
 
 pytestmark = pytest.mark.skipif(CLONE is None, reason="interpreters are forked on Linux alone")
@@ -164,7 +164,7 @@ def test_a_bound_process_dies_with_its_parent(way: str, variables: dict[str, str
         "import os, sys, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(60)",
     ]
     code = (
-        "import os, subprocess, sys\nfrom paceline.contract.bound import bound\n"
+        "import os, subprocess, sys\nfrom paceline.contract.interpreter import bound\n"
         f"process = subprocess.Popen(bound({sleeps!r}))\n"
         "print(process.pid, os.getpid(), flush=True)\nprocess.wait()\n"
     )

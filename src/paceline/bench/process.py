@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.contract.bound import bound
 from paceline.contract.files import disk_errors
+from paceline.contract.interpreter import bound
 
 POLL_SECONDS = 0.01
 """How often a followed file is looked at: the error of what is read off it."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.bench.process import Line, Outcome, run
+from paceline.contract.interpreter import python
 
 SOURCE = Path(__file__).resolve().parents[2]
 """Where paceline is imported from in this process."""
@@ -62,7 +62,7 @@ def script_command(script: Path, *arguments: str, processes: int = 1) -> list[st
         # the address, because looking up this machine's name may fail or take long
         launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         launcher += ["--nproc-per-node", str(processes)]
-    return [sys.executable, "-P", *launcher, str(script), *arguments]
+    return python(*launcher, str(script), *arguments)
 
 
 def set_options(settings: Mapping[str, Any]) -> list[str]:
@@ -107,7 +107,7 @@ def train(
         environment, log, limit_seconds, folder: as ``process.run`` has them.
     """
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "paceline", "train", str(recipe), *options, "--out", str(out)]
+    command = python("-m", "paceline", "train", str(recipe), *options, "--out", str(out))
     follow = out / "metrics.jsonl"
     outcome = run(command, environment=environment, log=log, limit_seconds=limit_seconds, follow=follow, folder=folder)
     steps = tuple(line for line in outcome.lines if line.fields.get("kind") == "step")

@@ -7,7 +7,6 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Self, final
 
 from paceline.check.claim import Broken, NotApplicable
 from paceline.check.several import Job
+from paceline.contract.interpreter import python
 from paceline.machine.cluster import LAUNCHER, RENDEZVOUS
 
 SECONDS = 300.0
@@ -90,7 +90,7 @@ class Ranks:
         # the processes share the cores, and need no GPU
         environment = {**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         for rank in range(self.size):
-            command = [sys.executable, "-m", "paceline.check.rank", str(rank), str(self.size), f"file://{folder}/meet"]
+            command = python("-m", "paceline.check.rank", str(rank), str(self.size), f"file://{folder}/meet")
             with (folder / f"said-{rank}").open("w") as said:
                 self._running.append(
                     subprocess.Popen(

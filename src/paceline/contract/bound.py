@@ -14,18 +14,12 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
 """The option of prctl(2) that has a process get a signal when its parent ends."""
 
 NOT_STARTED = 127
 """As shells exit when a command cannot be run."""
-
-
-def bound(command: Sequence[str]) -> list[str]:
-    """``command`` so that it ends with the thread of this process that starts it."""
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def main(parent: int, command: list[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from paceline.contract.errors import UserError
 from paceline.contract.files import write_atomically
+from paceline.contract.interpreter import python
 from paceline.machine.facts import Facts, Gpu
 from paceline.memory.constants import Constants, measured_file
 from paceline.memory.expandable import ask_for_it
@@ -117,7 +117,7 @@ def _beside_torch(program: Program, place: Path, gpus: int) -> int:
 def _said(*arguments: str) -> str:
     environment = dict(os.environ)
     ask_for_it(environment)
-    command = [sys.executable, "-m", *arguments]
+    command = python("-m", *arguments)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, env=environment, timeout=LIMIT_SECONDS, check=False

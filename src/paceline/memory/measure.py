@@ -7,16 +7,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from paceline.contract.interpreter import python
 from paceline.contract.records import MemoryStages, StageRecord
 from paceline.machine.facts import Gpu, ask
 from paceline.recipe import Recipe
 
-COMMAND: Final = (sys.executable, "-m", "paceline.memory.stages")
+COMMAND: Final = tuple(python("-m", "paceline.memory.stages"))
 MIB: Final = 2**20
 
 ENDING_SECONDS: Final = 10.0

@@ -8,11 +8,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from typing import Any, final
 
 from paceline.contract import errors
 from paceline.contract.errors import DataError, PacelineError
+from paceline.contract.interpreter import python
 from paceline.contract.records import Decision, MemoryPlan
 from paceline.machine.facts import Gpu
 from paceline.recipe import Recipe
@@ -115,7 +115,7 @@ def _started(niceness: int) -> subprocess.Popen[str]:
     # without GPUs: it must not take memory from one, nor wait for a driver
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline.memory.worker"],
+        python("-m", "paceline.memory.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.contract.errors import PacelineError, UserError
+from paceline.contract.interpreter import python
 from paceline.recipe import Recipe
 from paceline.recipe.trust import NONE, Trust, require_trust, switches
 from paceline.recipe.windows import problem_of
@@ -17,8 +17,6 @@ from paceline.run_folder import RunFolder
 
 DEFAULT_STEPS = ("last-epoch:-10",)
 """Where neither recipe nor command names any."""
-
-PACELINE = (sys.executable, "-m", "paceline")
 
 Run = Callable[[Sequence[str]], int]
 """Runs the words of a ``paceline`` command in a process of its own; returns its exit code."""
@@ -94,7 +92,7 @@ def under_nsys(words: Sequence[str], out: Path, recipe: Recipe, say: Callable[[s
     if shutil.which("nsys") is None:
         say("nsys is not on this machine: install Nsight Systems, or copy the line to where it is")
         return 0
-    return subprocess.run(nsys_command([*PACELINE, *words], out, recipe), check=False).returncode
+    return subprocess.run(nsys_command(python("-m", "paceline", *words), out, recipe), check=False).returncode
 
 
 def tried(folder: Path, say: Callable[[str], None], run: Run | None = None, trust: Trust = NONE) -> str:
@@ -170,4 +168,4 @@ def _beside(folder: Path) -> Path:
 
 def train_first(words: Sequence[str]) -> int:
     """Train in a process of its own, as the run that is tried beside it will be; returns the exit code."""
-    return subprocess.run([*PACELINE, *words], check=False).returncode
+    return subprocess.run(python("-m", "paceline", *words), check=False).returncode

@@ -17,7 +17,7 @@ from paceline.verbs.launch.hosts import Machines, lines, parse_hosts, run_by_ssh
 MACHINES = Machines(
     hosts=["ada@a", "b"],
     folder=Path("/work/it's"),
-    python="/venv/bin/python",
+    python=["/venv/bin/python", "-P"],
     arguments=["train", "r.yaml", "--out", "runs/x"],
     ranks=4,
 )
@@ -34,7 +34,7 @@ wait $child
 def test_the_lines_differ_in_the_rank_of_the_node() -> None:
     first, second = lines(MACHINES)
     assert first == (
-        "/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank 0 --nproc-per-node 4 --master-addr a "
+        "/venv/bin/python -P -m torch.distributed.run --nnodes 2 --node-rank 0 --nproc-per-node 4 --master-addr a "
         "--master-port 29500 -m paceline train r.yaml --out runs/x"
     )
     assert second == first.replace("--node-rank 0", "--node-rank 1")
@@ -85,7 +85,7 @@ def machines(tmp_path: Path, program: str) -> Machines:
     file = tmp_path / "pro gram"
     file.write_text(f"#!/bin/bash\n{program}\n")
     file.chmod(0o755)
-    return Machines(hosts=["a", "b"], folder=tmp_path, python=str(file), arguments=[], ranks=1, on_cpu=True)
+    return Machines(hosts=["a", "b"], folder=tmp_path, python=[str(file)], arguments=[], ranks=1, on_cpu=True)
 
 
 @pytest.mark.usefixtures("ssh")

@@ -227,8 +227,8 @@ def test_ranks_run_the_same_command_without_what_starts_ranks(arguments: list[st
         (["python", "/bin/paceline", "train", "r.yaml", "--gpus", "2"], ["/bin/paceline"]),
         (["python", "-X", "dev", "-m", "paceline", "train", "r.yaml", "--gpus", "2"], None),
         # called from another program, as from a test
-        (["python", "-m", "pytest", "tests"], ["-m", "paceline"]),
-        (["python"], ["-m", "paceline"]),
+        (["python", "-m", "pytest", "tests"], ["-P", "-m", "paceline"]),
+        (["python"], ["-P", "-m", "paceline"]),
     ],
 )
 def test_the_command_line_is_this_processs_own(

@@ -78,7 +78,7 @@ def test_where_nsys_is_it_is_run(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     given = (here / "given").read_text().splitlines()
     at = given.index(sys.executable)
     assert given[:at] == verb.nsys_command([], Path("runs/x"), Recipe.load("recipe.yaml", ["trace.steps=[0:1]"]))[1:]
-    assert given[at + 1 : at + 5] == ["-m", "paceline", "train", "recipe.yaml"]
+    assert given[at + 1 : at + 6] == ["-P", "-m", "paceline", "train", "recipe.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ Only typer is imported here; a command imports what it needs when it runs.
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.contract.errors import UserError
+from paceline.contract.interpreter import python
 from paceline.verbs.commands.options import Changes, Source, Trusting, unfolded
 from paceline.verbs.commands.ranks import gpus_typed
 
@@ -113,7 +113,7 @@ def slurm(
         name=recipe.name,
         run=(target if resume and target else out or named_now(recipe.name)).absolute(),
         folder=Path.cwd(),
-        paceline=[sys.executable, "-m", "paceline"],
+        paceline=python("-m", "paceline"),
         begin=begin,
         trust=switches(recipe).split(),
         nodes=nodes,
@@ -206,7 +206,7 @@ def torchrun(
     machines = Machines(
         hosts=names,
         folder=Path.cwd(),
-        python=sys.executable,
+        python=python(),
         arguments=arguments,
         ranks="gpu" if gpus == "all" else gpus or processes or 1,
         on_cpu=gpus is None,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from paceline.contract.interpreter import own_program
+
 OPTIONS = ("--gpus", "--processes", "--devices")
 """What makes a command start ranks; each takes a value."""
 
 
 def rank_command() -> list[str]:
     """This process's own command line, interpreter and all, without the options that start ranks."""
-    arguments = sys.argv[1:]
-    program = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
-    if sys.orig_argv[len(program) + 1 :] != arguments or not program:
-        # another program calls us with arguments of its own making
-        program = ["-m", "paceline"]
-    return [sys.executable, *program, *without_launch(arguments)]
+    return [*own_program(), *without_launch(sys.argv[1:])]
 
 
 def without_launch(arguments: Sequence[str]) -> list[str]:

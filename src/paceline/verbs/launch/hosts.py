@@ -32,7 +32,8 @@ class Machines:
     hosts: Sequence[str]
     folder: Path
     """The current folder, absolute; the same on all."""
-    python: str
+    python: Sequence[str]
+    """The Python of each, as a command."""
     arguments: Sequence[str]
     """Those of paceline."""
     ranks: int | Literal["gpu"]
@@ -64,7 +65,7 @@ def lines(machines: Machines) -> list[str]:
         hidden
         + shlex.join(
             [
-                *(machines.python, "-m", "torch.distributed.run"),
+                *(*machines.python, "-m", "torch.distributed.run"),
                 *("--nnodes", str(len(machines.hosts)), "--node-rank", str(number)),
                 *("--nproc-per-node", str(machines.ranks)),
                 *("--master-addr", meet_at, "--master-port", str(machines.port)),

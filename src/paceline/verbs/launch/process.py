@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from paceline.contract.bound import bound
+from paceline.contract.interpreter import bound
 from paceline.distributed.failures import REPORT_FD
 from paceline.distributed.sockets import STORE_FD
 from paceline.verbs.launch.causes import PREEMPTED, Failure
