@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, final
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.contract.errors import UserError, excerpt
+from paceline.contract.exclusive import refuse_beside_training
+from paceline.engine.loss_reduction import is_mean
 from paceline.engine.runner import Eager
 from paceline.engine.step import Step
 from paceline.engine.torch_engine import TorchEngine
@@ -79,24 +82,57 @@ def adopt(
         updates.keep(ema)
     scale = Unscaled() if loss_scaling is False else Dynamic(held[0].device, _loss_scale(loss_scaling))
 
-    def objective(batch: Any) -> tuple[Tensor, Any]:
-        result = loss_sum(model, batch)
-        return result if isinstance(result, tuple) else (result, None)
+    objective = _Objective(model, loss_sum)
 
     def logits(batch: Any) -> Tensor:
         return getattr(output := model(**batch), "logits", output)  # type: ignore[no-any-return]
 
     step = Step(objective, FlatGradients(updates.parameters), scale, updates, clip_norm)
     runner = Eager("the loop is not paceline's")
-    return AdoptedEngine(TorchEngine(model, step, logits, runner, _no_samples, seed=None, degrade=_give_up))
+    engine = TorchEngine(model, step, logits, runner, _no_samples, seed=None, degrade=_give_up)
+    return AdoptedEngine(engine, objective)
+
+
+@final
+class _Objective:
+    """The loop's own loss: a scalar for each micro-batch, and in the first update of several labels surely no mean."""
+
+    def __init__(self, model: nn.Module, loss_sum: Callable[[nn.Module, Any], Tensor | tuple[Tensor, Any]]) -> None:
+        self._model, self._loss_sum = model, loss_sum
+        self._denominator = 1.0
+        self._is_known, self._is_mean = False, False
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Any]:
+        result = self._loss_sum(self._model, batch)
+        loss, extra = result if isinstance(result, tuple) else (result, None)
+        _require_scalar(loss)
+        if not self._is_known:
+            self._is_mean = is_mean(loss, self._denominator)
+        return loss, extra
+
+    def begin(self, denominator: float) -> None:
+        self._denominator = denominator
+
+    def require_sums(self, num_batches: int) -> None:
+        """Refuse means, once there are more labels than micro-batches."""
+        if self._is_known or _is_on_a_gpu(self._denominator) or self._denominator <= 1:
+            return
+        self._is_known = True
+        if self._is_mean and self._denominator > num_batches:
+            labels = f"{self._denominator:,.10g} labels"
+            raise UserError(
+                "paceline.adopt(..., loss_sum): gives a mean of the batch's losses",
+                f"accumulate divides by the {labels} of the update, so that gradients would be too small by as much",
+                'give their sum: reduction="sum", or the mean times the number of labels in the batch',
+            )
 
 
 @final
 class AdoptedEngine:
     """paceline's step in your loop: you make the micro-batches."""
 
-    def __init__(self, engine: TorchEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: TorchEngine, objective: _Objective) -> None:
+        self._engine, self._objective = engine, objective
 
     def accumulate(self, batches: Iterable[Any], denominator: float) -> Accumulated:
         """Forward and backward of every micro-batch of one update; gradients add up.
@@ -104,8 +140,24 @@ class AdoptedEngine:
         Args:
             batches: what ``loss_sum`` takes, one a micro-batch.
             denominator: number of labels in all of them.
+
+        Raises:
+            UserError: ``batches`` is a single batch, or empty; the denominator is not above 0; ``loss_sum`` gives
+                no scalar that depends on the weights, or a mean. Another thread of this process trains, and draws
+                from the same generator.
         """
-        return self._engine.accumulate_batches(batches, denominator)
+        refuse_beside_training("engine.accumulate(...)")
+        _refuse_single_batch(batches)
+        if not _is_on_a_gpu(denominator) and not 0 < denominator < math.inf:
+            raise UserError(
+                f"engine.accumulate(..., denominator={denominator})",
+                "every loss is divided by it",
+                "give the number of labels in all micro-batches of the update",
+            )
+        self._objective.begin(denominator)
+        accumulated = self._engine.accumulate_batches(batches, denominator)
+        self._objective.require_sums(len(accumulated.extras))
+        return accumulated
 
     def update(self) -> Update:
         """Clip, change the weights, forget the gradients.
@@ -143,6 +195,41 @@ class AdoptedEngine:
 
 def _no_samples(ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> NoReturn:
     raise TypeError("micro-batches are made by the loop that adopted the engine")
+
+
+def _refuse_single_batch(batches: object) -> None:
+    """Refuse what ``for`` would take apart into its keys, rows, letters or fields."""
+    is_batch = isinstance(batches, Mapping | Tensor | str | bytes) or hasattr(batches, "_fields")
+    if isinstance(batches, list | tuple) and all(isinstance(each, Tensor) for each in batches):
+        # micro-batches that are bare tensors are alike; inputs and labels of one batch are not
+        is_batch = is_batch or len({(each.dtype, each.ndim) for each in batches}) > 1
+    if is_batch or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise UserError(
+            f"engine.accumulate(...) of a {type(batches).__name__}",
+            "it takes the micro-batches of one update, and this is a single batch",
+            "engine.accumulate([batch], denominator=...)",
+        )
+
+
+def _require_scalar(loss: object) -> None:
+    if not isinstance(loss, Tensor):
+        found = f"a {type(loss).__name__}"
+    elif loss.numel() != 1:
+        found = f"a tensor of shape {list(loss.shape)}"
+    elif not loss.requires_grad:
+        found = "a number that depends on no weight"
+    else:
+        return
+    raise UserError(
+        f"paceline.adopt(..., loss_sum): gives {found}",
+        "it is differentiated: one number, computed from the model's output without detach() or item()",
+        'return the sum of the losses: reduction="sum", or losses.sum()',
+    )
+
+
+def _is_on_a_gpu(number: object) -> bool:
+    """Whether looking at a number would wait for the device."""
+    return isinstance(number, Tensor) and number.device.type != "cpu"
 
 
 def _give_up(error: Exception) -> NoReturn:

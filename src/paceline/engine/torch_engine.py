@@ -170,6 +170,8 @@ class TorchEngine(Engine):
             first = False
             losses.append(loss)
             extras.append(extra)
+        if not losses:
+            raise UserError("engine.accumulate([], ...)", "there is no micro-batch", "give the batches of an update")
         self._step.gradients.finish()
         self._first = self._owes_all_reduce = False
         return Accumulated(total(losses), tuple(extras))
@@ -383,8 +385,8 @@ def _with_last(batches: Iterable[Any]) -> Iterable[tuple[Any, bool]]:
         yield from ((batch, index == len(batches) - 1) for index, batch in enumerate(batches))
         return
     iterator = iter(batches)
-    current = next(iterator)
-    for following in iterator:
-        yield current, False
-        current = following
-    yield current, True
+    for current in iterator:  # once, or not at all
+        for following in iterator:
+            yield current, False
+            current = following
+        yield current, True

@@ -13,6 +13,7 @@ from typing import Any, Final
 from paceline.check.claim import Claim, Finding
 from paceline.check.claims import chosen
 from paceline.contract.errors import RunFolderError, UserError
+from paceline.contract.exclusive import exclusive
 from paceline.recipe import Recipe
 from paceline.recipe.techniques import opened
 from paceline.recipe.trust import NONE, Trust, require_trust
@@ -50,6 +51,7 @@ class Checked:
         return Counter(found.status for found in self.findings)
 
 
+@exclusive("paceline check", trains=True)
 def check(
     recipe: Recipe,
     only: Sequence[str] = (),

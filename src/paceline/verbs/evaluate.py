@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.contract.errors import UserError
+from paceline.contract.exclusive import exclusive
 from paceline.machine.cluster import TIMEOUT_SECONDS, Place
 from paceline.recipe.trust import Trust
 from paceline.verbs.notices import tell
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.contract.records import EvaluationRecord
 
 
+@exclusive("paceline.evaluate", trains=False)
 def evaluate(
     folder: str | Path,
     *,
@@ -49,7 +51,8 @@ def evaluate(
         What was measured, the same on every rank.
 
     Raises:
-        UserError: the folder's recipe would run code that nobody has allowed; both ``data`` and ``rows`` are given.
+        UserError: the folder's recipe would run code that nobody has allowed; both ``data`` and ``rows`` are given;
+            another thread of this process trains.
         RunFolderError: no run is there. DataError: the data cannot be used, or have a label unknown to the model.
         MemoryFullError: a batch does not fit; it names the setting.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline._version import __version__
 from paceline.contract.errors import RecipeError
+from paceline.contract.exclusive import exclusive
 from paceline.machine.facts import this_machine
 from paceline.observe.formats import figure, printable
 from paceline.recipe import Recipe
@@ -29,6 +30,7 @@ WIDTH, HEIGHT = 72, 16
 """Characters of the drawing in the console."""
 
 
+@exclusive("paceline lr", trains=True)
 def lr(
     recipe: Recipe,
     *,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from paceline.contract.errors import UserError, excerpt
+from paceline.contract.exclusive import exclusive
 from paceline.recipe.trust import Trust
 from paceline.verbs.notices import counter, tell
 
@@ -51,6 +52,7 @@ def predict(
     trust_references: bool = False,
     safe_csv: bool = False,
 ) -> int: ...
+@exclusive("paceline.predict", trains=False)
 def predict(
     folder: str | Path,
     data: object | None = None,
@@ -85,7 +87,8 @@ def predict(
 
     Raises:
         DataError: the rows cannot be used. RunFolderError: no run is there. ModelError: it has no trained model yet.
-        UserError: ``out`` cannot be written, or is of an unknown kind. MemoryFullError: a batch does not fit.
+        UserError: ``out`` cannot be written, or is of an unknown kind; another thread of this process trains.
+        MemoryFullError: a batch does not fit.
 
     Example:
         >>> paceline.predict("runs/reviews", ["A wonderful evening."])[0]["prediction"]

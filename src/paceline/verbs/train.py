@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract.errors import CheckpointError, RecipeError
+from paceline.contract.exclusive import exclusive
 from paceline.contract.stop import NOT_BEGUN, Stop
 from paceline.contract.stopwatch import Stopwatch
 from paceline.machine.cluster import TIMEOUT_SECONDS, Place, find_place
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _SHARED = "resume where every rank sees the same run folder: on storage that all machines share, or on one machine"
 
 
+@exclusive("paceline.train", trains=True)
 def train(
     recipe: Recipe | Mapping[str, Any] | str | Path,
     data: object | None = None,
@@ -56,7 +58,8 @@ def train(
         What became of it; the same is in ``summary.json``.
 
     Raises:
-        UserError: bad data, an impossible setting, a full disk; with exit code 2 on the command line.
+        UserError: bad data, an impossible setting, a full disk; with exit code 2 on the command line. Another thread
+            of this process trains.
         Preempted: SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C; a checkpoint is saved and ``resume`` goes on.
 
     Example:
@@ -127,6 +130,7 @@ def _settled(recipe: object, data: object) -> tuple[Recipe, object]:
     return recipe, data
 
 
+@exclusive("paceline.resume", trains=True)
 def resume(
     folder: str | Path,
     settings: Sequence[str] = (),
