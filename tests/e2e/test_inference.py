@@ -203,7 +203,7 @@ def test_evaluate_names_the_splits_there_are(trained: Path, paceline: Paceline) 
 
 
 def test_evaluate_refuses_data_of_another_kind(trained: Path, paceline: Paceline, tmp_path: Path) -> None:
-    write_json_lines(tmp_path / "many.jsonl", [{"text": r["text"], "label": [r["label"]]} for r in reviews(6)])
+    write_json_lines(tmp_path / "many.jsonl", [{"text": r["text"], "label": [r["label"], "x"]} for r in reviews(6)])
     done = paceline("evaluate", trained, "--data", "many.jsonl")
     assert done.code == 2, done
     assert "list" in done.err

@@ -76,6 +76,8 @@ class Roles:
     pair: str | None = None
     label: tuple[str, ...] = ()
     """One column, several 0/1 columns, or none when labels are not read."""
+    places: tuple[str, ...] = ()
+    """Names of the classes by place, where the one label column holds lists of 0 and 1."""
     split: str | None = None
     notices: tuple[str, ...] = ()
     """One sentence for each guess."""
@@ -113,6 +115,7 @@ def find_roles(
     """
     search = _Search(columns, file)
     label = _label(part, search) if labelled else ()
+    places = part.label if isinstance(part.label, tuple) and label and label[0] not in part.label else ()
     split = _split(part, search) if labelled else None
     taken = {*label, *([split] if split else [])} if labelled else _set_aside(part, columns)
     is_image = part.text in image_columns
@@ -129,7 +132,7 @@ def find_roles(
             why=f"text: {content}, second text: {pair}, label: {', '.join(label)}, split: {split}",
             fix=f"--set data.text=COLUMN and data.label=COLUMN, of {search.listing}",
         )
-    roles = Roles(content=content, is_image=is_image, pair=pair, label=label, split=split)
+    roles = Roles(content=content, is_image=is_image, pair=pair, label=label, places=places, split=split)
     unread = [name for name in columns if normal(name) in _ALL_TEXT_NAMES and name not in playing] if labelled else []
     return replace(roles, notices=tuple(_guesses(part, roles, unread)))
 
@@ -146,7 +149,7 @@ def _guesses(part: DataPart, roles: Roles, unread: Sequence[str]) -> Iterable[st
             yield told
     if part.pair == "auto" and roles.pair:
         yield f"second text column: {roles.pair!r} (guessed; --set data.pair=null for none)"
-    if part.label == "auto" and roles.label:
+    if (part.label == "auto" or roles.places) and roles.label:
         yield f"label column: {roles.label[0]!r} (guessed; --set data.label=... to change)"
     if part.split == "auto" and roles.split:
         yield f"split column: {roles.split!r} (guessed; --set data.split=null to ignore it)"
@@ -216,7 +219,11 @@ def _set_aside(part: DataPart, columns: Sequence[str]) -> set[str]:
 
 
 def _label(part: DataPart, search: _Search) -> tuple[str, ...]:
+    taken = [name for name in (part.text, part.pair, part.split) if name]
     if isinstance(part.label, tuple):
+        is_columns = not part.label or set(part.label) & set(search.names)
+        if not is_columns and (column := search.by_rank(LABEL_NAMES, taken, "label")):
+            return (column,)  # the list names its classes by place
         found = tuple(search.named(name, "data.label") for name in part.label)
         if len(set(found)) < len(found) or not found:
             raise DataError(
@@ -225,7 +232,7 @@ def _label(part: DataPart, search: _Search) -> tuple[str, ...]:
         return found
     if part.label != "auto":
         return (search.named(part.label, "data.label"),)
-    guess = search.by_rank(LABEL_NAMES, [name for name in (part.text, part.pair, part.split) if name], "label")
+    guess = search.by_rank(LABEL_NAMES, taken, "label")
     if guess is None:
         raise search.unknown("label")
     return (guess,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,32 +29,56 @@ _DATE = re.compile(
     r"|\d{1,2}月\d{1,2}日",
     re.IGNORECASE,
 )
+_OPENING = re.compile(r"""\[\s*['"]|\(\s*['"]|\{\s*['"]|b['"]|(?:array|tensor)\(""")
+_CLOSING = {"[": "]", "(": ")", "{": "}", "a": ")", "t": ")"}
+_PIECE = re.compile(r"\[[^\]]*|[^\[]*\]|'.*'|\".*\"", re.DOTALL)
+_WRITTEN_SHARE = 0.1
+"""Share of the texts from which they are no accident; a text about programs may well be a list."""
+
+_UNIT = re.compile(r"(\W{0,3})([-+]?\d[\d.,]*)(\D{0,20}|\s*/\s*\d+)")
+_JOINTS = ";|,#\t~+&/"
 _NAMED = 3
 """Classes that a line names."""
 
 
 def doubts(table: Table, keys: Ids, splits: Mapping[str, Ids]) -> tuple[str, ...]:
-    """One line for each doubt about a table's labels; none for regression.
+    """One line for each doubt about a table's texts and labels; of labels none for regression.
 
     Args:
         table: labelled rows.
         keys: [n] equal for rows with equal content, see ``duplicate_keys``.
         splits: row numbers of each split.
     """
+    found = [*_written_texts(table)]
     if table.labels is None or table.kind not in ("classification", "multi_label"):
-        return ()
+        return tuple(found)
     rows: list[tuple[str, ...]] = [label if isinstance(label, tuple) else (str(label),) for label in table.labels]
     counts = Counter(name for names in rows for name in names)
-    found = [
+    found += [
         *_contradictions(table, rows, keys),
         *_alike(counts),
         *_missing(counts),
         *_dates(counts, table.columns.get("label", "label")),
+        *_written(counts),
+        *_units(counts),
+        *(_joined(counts) if table.kind == "classification" else ()),
         *_single(table, rows, counts),
     ]
     if table.kind == "classification":
         found += _lopsided(Counter(rows[row][0] for row in splits["train"]))
     return tuple(found)
+
+
+def _written_texts(table: Table) -> Iterator[str]:
+    """Texts that a program wrote out as lists, bytes or objects: a model would learn their brackets and quotes."""
+    texts = table.texts or ()
+    rows = [row for row, text in enumerate(texts) if _is_written(text)]
+    if rows and len(rows) >= _WRITTEN_SHARE * len(texts):
+        example = f"{table.origins.of(rows[0])} has {_shown(texts[rows[0]])}"
+        yield (
+            f"{len(rows):,} of {len(texts):,} texts look like a list, bytes or an object written as text: {example};"
+            " write the text itself (of bytes in pandas: .str.decode('utf-8'), of lists: .str.join(' '))"
+        )
 
 
 def _contradictions(table: Table, rows: Sequence[tuple[str, ...]], keys: Ids) -> Iterator[str]:
@@ -109,6 +134,54 @@ def _dates(counts: Mapping[str, int], column: str) -> Iterator[str]:
             f"labels that look like dates: {shown}{_more(len(named))}; is {column!r} the column of the label, or did a"
             " spreadsheet change it?"
         )
+
+
+def _written(counts: Mapping[str, int]) -> Iterator[str]:
+    """Lists, pieces of lists and bytes that a program wrote as text."""
+    named = [name for name in counts if _is_written(name) or _PIECE.fullmatch(name)]
+    if named:
+        shown = ", ".join(map(_shown, named[:_NAMED]))
+        yield (
+            f"labels that look like a list, a piece of one, or bytes written as text: {shown}{_more(len(named))};"
+            """ several labels are written ["slow", "rude"], a single one without quotes and brackets"""
+        )
+
+
+def _is_written(text: str) -> bool:
+    """Whether a program most likely wrote ``text`` out from a list, a tuple, an object, an array or bytes."""
+    text = text.strip()
+    if text[:1] == "[" and not text.strip("[]0123456789., \n-"):
+        return text[-1] == "]"  # numbers alone
+    opening = _OPENING.match(text)
+    return opening is not None and len(text) > 2 and text.endswith(_CLOSING.get(text[0], text[1]))
+
+
+def _units(counts: Mapping[str, int]) -> Iterator[str]:
+    """Numbers with the same words around them: classes have no order."""
+    parts = [_UNIT.fullmatch(name) for name in counts]
+    units = {(part[1], part[3].removesuffix("s")) for part in parts if part is not None}
+    if len(parts) > 1 and None not in parts and len(units) == 1 and units != {("", "")}:
+        shown = ", ".join(map(_shown, list(counts)[:_NAMED]))
+        yield (
+            f"labels that look like numbers with a unit are classes, which have no order: {shown}{_more(len(counts))};"
+            " write the numbers alone to learn them as numbers (--set task.type=regression)"
+        )
+
+
+def _joined(counts: Mapping[str, int]) -> Iterator[str]:
+    """Classes that are made of other classes, joined by one character."""
+    for mark in _JOINTS:
+        joined = [name for name in counts if mark in name]
+        pieces = Counter(piece.strip() for name in counts for piece in set(name.split(mark)))
+        several = [name for name in joined if all(pieces[piece.strip()] > 1 for piece in name.split(mark))]
+        if several and len(several) > 0.5 * len(joined):
+            shown = ", ".join(map(_shown, several[:_NAMED]))
+            setting = shlex.join(["--set", "data.label_separator=" + mark.replace("\t", r"\t")])
+            yield (
+                f"labels that look like several ones joined by {mark!r}: {shown}{_more(len(several))}; {setting} cuts"
+                " them"
+            )
+            return
 
 
 def _single(table: Table, rows: Sequence[tuple[str, ...]], counts: Mapping[str, int]) -> Iterator[str]:

@@ -46,7 +46,10 @@ from paceline.techniques.tta import require_kin
 WINDOW = 4096
 """Rows that are held at a time when labelling: enough to sort by length, few enough for any memory."""
 
-_READ_AS = ("text", "pair", "label", "label_separator", "encoding", "delimiter", "on_bad_row", "bad_rows_allowed")
+_READ_AS = (
+    *("text", "pair", "label", "label_separator", "decimal"),
+    *("encoding", "delimiter", "on_bad_row", "bad_rows_allowed"),
+)
 _READING = tuple(f"data.{name}" for name in _READ_AS)
 _CARRIED_OUT = (
     *("device", "loop.evaluation_batch_size"),

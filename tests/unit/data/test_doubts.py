@@ -87,3 +87,74 @@ def test_many_doubts_are_still_one_line_each():
     assert len(lines) == 2
     assert all(len(line) < 400 and "\n" not in line for line in lines)
     assert "and 47 more" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["['good']", '["good", "bad"]', "[0, 1]", "b'good'", "('a', 'b')", "{'a': 0.3}", "[0", "'good'", '"good"', "a]"],
+)
+def test_labels_that_were_lists_or_bytes(name):
+    lines = told([*plain(40), ("x", name), ("y", name)], task="classification")
+    (line,) = [line for line in lines if "written as text" in line]
+    assert repr(name) in line
+
+
+@pytest.mark.parametrize("name", ["[unk]", "(good)", "it's", "a [b]", "b", "{x}", "(1)", "don't say 'never'"])
+def test_other_marks_in_labels_are_no_doubt(name):
+    assert not told([*plain(20), ("x", name), ("y", name)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["['a', 'word']", '["a"]', "b'a word'", 'b"it\'s"', '{"text": "a"}', "('a', 'b')", "[101, 2023]", "array(['a'])"],
+)
+def test_texts_that_were_lists_bytes_or_objects(text):
+    rows = [(text if number == 3 else f"text {number}", ("pos", "neg")[number % 2]) for number in range(10)]
+    (line,) = told(rows)
+    assert line.startswith("1 of 10 texts look like a list, bytes or an object written as text: rows:4 has ")
+    assert told([(text, number + 0.5) for text, number in zip([text, "a", "b"], range(3), strict=True)])
+
+
+@pytest.mark.parametrize("text", ["[1] said so in [2]", "it's b'", "(see 'a')", "array", "'quoted'", "[unk] a ]", "b'"])
+def test_other_texts_are_no_doubt(text):
+    assert told([(text, "pos"), *plain(8)]) == []
+
+
+@pytest.mark.parametrize(
+    "names", [("5 stars", "1 star"), ("10kg", "5kg"), ("4/5", "5/5"), ("1年", "2年"), (">5", ">10"), ("5+", "3+")]
+)
+def test_numbers_with_a_unit_are_classes_in_doubt(names):
+    (line,) = told(plain(20, names))
+    assert line.startswith("labels that look like numbers with a unit are classes")
+    assert "task.type=regression" in line
+
+
+@pytest.mark.parametrize(
+    "names", [("1", "2"), ("class 1", "class 2"), ("1st", "2nd"), ("5 stars", "bad"), ("v1", "v2")]
+)
+def test_other_numbers_are_no_units(names):
+    assert not told(plain(20, names))
+
+
+@pytest.mark.parametrize(
+    ("mark", "setting"),
+    [
+        ("#", "--set 'data.label_separator=#'"),
+        (", ", "--set data.label_separator=,"),
+        ("|", "--set 'data.label_separator=|'"),
+        ("\t", r"--set 'data.label_separator=\t'"),
+        ("~", "--set 'data.label_separator=~'"),
+        ("/", "--set data.label_separator=/"),
+    ],
+)
+def test_classes_that_are_joined_names(mark, setting):
+    (line,) = told(plain(20, ("slow", f"slow{mark}rude", "rude", "kind")))
+    assert repr(f"slow{mark}rude") in line
+    assert f"{setting} cuts them" in line
+
+
+@pytest.mark.parametrize(
+    "names", [("Sci/Tech", "World"), ("New York, NY", "Albany, NY"), ("a-b", "a", "b"), ("a b", "a", "b")]
+)
+def test_other_classes_are_not_joined(names):
+    assert not told(plain(20, names))

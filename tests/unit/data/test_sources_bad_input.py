@@ -103,12 +103,12 @@ CASES = {
         *("a.jsonl:3, column 'label'", ["mixed label types", "'true'"], "write it as the others"),
     ),
     "label is an object": (
-        *("a.jsonl", lines(*[{"text": "a", "label": x} for x in (1, {"a": 1})])),
-        *("a.jsonl:2, column 'label'", ["no usable type", "dict"], "label"),
+        *("a.jsonl", lines(*[{"text": "a", "label": x} for x in (1, {"name": "a"})])),
+        *("a.jsonl:2, column 'label'", ["no usable type", "0 or 1 of each class"], "label"),
     ),
     "a word among targets": (
         *("a.csv", b"text,score\n" + b"".join(b"t%d,%d.5\n" % (n, n) for n in range(30)) + b'u,"1,5"\n'),
-        *("a.csv:32, column 'score'", ["mixed label types", "'1,5'"], "decimal point"),
+        *("a.csv:32, column 'score'", ["mixed label types", "'1,5'"], "write 1.5"),
     ),
     "NaN target": (
         *("a.csv", b"text,score\na,1.5\nb,nan\nc,2.5\n"),

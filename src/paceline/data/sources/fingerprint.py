@@ -18,10 +18,13 @@ from paceline.data.sources.lines import unreadable
 from paceline.data.sources.locate import file_format, locate
 from paceline.recipe.parts import DataPart
 
-_READING = 4
+_READING = 5
 """Raised when reading the same bytes gives other rows than before."""
 
-_FIELDS = ("text", "pair", "label", "split", "label_separator", "encoding", "delimiter", "image_size", "on_bad_row")
+_FIELDS = (
+    *("text", "pair", "label", "split", "label_separator", "decimal"),
+    *("encoding", "delimiter", "image_size", "on_bad_row"),
+)
 """What changes the rows that are read; cells of ``splits``, ``max_length`` and the like come later."""
 
 

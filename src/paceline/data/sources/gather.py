@@ -15,7 +15,7 @@ from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import SPLITS, Roles
 from paceline.data.dataset import Origins
 from paceline.data.sources import images
-from paceline.data.sources.labels import Cell, blanks_around, indicator_cell, label_cell
+from paceline.data.sources.cells import Cell, WrittenList, blanks_around, indicator_cell, label_cell
 from paceline.data.sources.lines import holds_nul
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, MAX_LABEL_CHARACTERS, Row
 from paceline.recipe.parts import DataPart
@@ -182,7 +182,8 @@ class Gatherer:
                 "every row needs a label",
                 "fill it in, or remove the row (--set data.on_bad_row=skip drops and counts such rows)",
             )
-        names = [name for name in (cell if isinstance(cell, tuple) else (cell,)) if isinstance(name, str)]
+        items = cell.items if isinstance(cell, WrittenList) else cell if isinstance(cell, tuple) else (cell,)
+        names = [name for name in items if isinstance(name, str)]
         if too_long := next((name for name in names if len(name) > MAX_LABEL_CHARACTERS), None):
             raise _at(
                 row,

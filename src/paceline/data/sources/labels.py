@@ -1,17 +1,16 @@
-"""Label cells: what one row says, and what the whole column turns out to be."""
+"""What a column of labels turns out to be, from the cells of all rows."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from paceline.contract.errors import DataError, excerpt
-
-Cell = str | bool | int | float | tuple[str, ...]
-"""A label as one row gives it, before it is known what the column holds."""
+from paceline.data.sources.cells import Cell, WrittenList, label_name
+from paceline.data.sources.label_lists import name_labels, no_such_columns
+from paceline.data.sources.notation import Numbers, read_number, read_numbers
 
 Labels = list[str] | list[float] | list[tuple[str, ...]]
 
@@ -24,6 +23,8 @@ _MOST_CLASSES, _FEW_ROWS = 0.5, 20
 
 _MOSTLY = 0.9
 """When this share of a text column's labels are numbers, the others are taken for mistakes."""
+
+_LIST = "a list"
 
 
 @dataclass(frozen=True)
@@ -48,91 +49,27 @@ class Interpreted:
     notices: tuple[str, ...] = field(default=())
 
 
-def label_cell(value: object, separator: str | None) -> Cell | None:
-    """One label cell in plain Python; None when it is empty.
-
-    Text is stripped. A list, or text cut at ``separator``, is the set of a row's labels (which may be empty), in
-    order and without repeats.
-
-    Raises:
-        TypeError: the value is no text, number, boolean or list of these.
-    """
-    if isinstance(value, str):
-        value = value.strip()
-        if separator is None:
-            return value or None
-        return tuple(dict.fromkeys(part.strip() for part in value.split(separator) if part.strip()))
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        value = value.tolist()  # numpy scalars and arrays
-    if isinstance(value, list | tuple):
-        names = [_name(item) if isinstance(item, str | bool | int | float) else "" for item in value]
-        if not all(name.strip() for name in names):
-            raise TypeError("a list of labels holds something that is no name")
-        return tuple(dict.fromkeys(name.strip() for name in names))
-    if value is None:
-        return None if separator is None else ()
-    if isinstance(value, bool | int | float):
-        return value if separator is None else (_name(value),)
-    raise TypeError(f"a label is text, a number or a list of names, not {type(value).__name__}")
-
-
-def blanks_around(value: object, separator: str | None) -> str | None:
-    """The first name in a label cell that ``label_cell`` strips, as it is written; None: it strips none.
-
-    Blanks beside ``separator`` are usual, and are not meant.
-    """
-    if isinstance(value, str):
-        names: Sequence[object] = (value,) if separator is None else ()
-    else:
-        names = value if isinstance(value, list | tuple) else ()
-    return next((name for name in names if isinstance(name, str) and name != name.strip()), None)
-
-
-def indicator_cell(values: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
-    """The names of the 0/1 columns that are 1 in this row.
-
-    Raises:
-        DataError: a cell is neither 0 nor 1 (or false and true); without a place but with its column.
-    """
-    chosen = []
-    for column in columns:
-        value = values[column]
-        text = str(value).strip().lower()
-        if text in ("1", "1.0", "true"):
-            chosen.append(column)
-        elif text not in ("0", "0.0", "false"):
-            raise DataError(
-                "neither 0 nor 1",
-                column=column,
-                found=str(value),
-                why="several label columns say of each class whether the row belongs to it",
-                fix="write 0 or 1, or name a single label column: --set data.label=COLUMN",
-            )
-    return tuple(chosen)
-
-
-def interpret(cells: Sequence[Cell], task: str, column: str, file: str = "") -> Interpreted:
-    """What a column of labels holds, and which rows do not fit.
+def interpret(
+    cells: Sequence[Cell], task: str, column: str, file: str = "", *, places: Sequence[str] = (), point: str = "auto"
+) -> Interpreted:
+    """Decide what a column of labels holds, and which rows do not fit.
 
     Args:
         cells: one for each row; not empty.
         task: ``auto``, ``classification``, ``multi_label`` or ``regression``.
         column: its name, for messages.
         file: where it is, for messages.
+        places: names of the classes by place, of lists of 0 and 1.
+        point: what stands before the decimals of numbers: ``.``, ``,`` or ``auto``.
 
     Raises:
         DataError: the labels cannot be of the task that was asked for, or are hardly labels at all.
     """
-    families = Counter(map(_family, cells))
-    main = families.most_common(1)[0][0]
-    if task in ("multi_label", "auto") and main == "a list":
-        notices = (_guess("multi_label", column, "it holds lists"),) if task == "auto" else ()
-        return Interpreted(
-            kind="multi_label",
-            labels=[cell if isinstance(cell, tuple) else () for cell in cells],
-            problems=tuple(_mixed(cells, main)),
-            notices=notices,
-        )
+    main = _main_family(cells)
+    if main == _LIST:
+        return _lists(cells, task, column, file, places)
+    if places:
+        raise no_such_columns(file, column, places, "holds no lists of 0 and 1")
     if task == "multi_label":
         raise DataError(
             "task.type = 'multi_label' needs several labels a row",
@@ -142,23 +79,18 @@ def interpret(cells: Sequence[Cell], task: str, column: str, file: str = "") -> 
             fix="--set data.label_separator=';' (what separates them), or a JSON list in a .jsonl file, or one 0/1"
             " column a class: --set data.label=[A,B,C]",
         )
-    if main == "a list":
-        raise DataError(
-            f"task.type = {task!r} takes one label a row",
-            file=file,
-            column=column,
-            why="most cells hold a list",
-            fix="--set task.type=multi_label, or without data.label_separator if it is set",
-        )
-    names = [_name(cell) for cell in cells]
+    cells = [cell.text if isinstance(cell, WrittenList) else cell for cell in cells]
+    names = [_spelled(cell) for cell in cells]
     distinct = Counter(names)
-    numbers = {name: number for name in distinct if (number := to_number(name)) is not None}
-    if task == "regression":
-        return _targets(cells, names, numbers, ())
-    if task == "auto" and _are_targets(distinct, numbers):
-        why = f"it holds {len(numbers):,} different numbers"
-        return _targets(cells, names, numbers, (_guess("regression", column, why),))
-    words = len(distinct) - len(numbers)
+    numbers = read_numbers(distinct, point)
+    if task in ("regression", "auto") and numbers.ambiguous and _are_mostly(numbers.values, distinct):
+        raise _ambiguous(numbers.ambiguous, column, file)
+    if task == "regression" or (task == "auto" and _are_targets(distinct, numbers)):
+        why = f"it holds {len(numbers.values):,} different numbers"
+        return _targets(cells, names, numbers, column, (_guess("regression", column, why),) * (task == "auto"))
+    if task == "auto" and numbers.others and _are_mostly((*numbers.values, *numbers.others), distinct):
+        raise _several_notations(numbers, column, file)
+    words = len(distinct) - len(numbers.values)
     if task == "auto" and len(cells) >= _FEW_ROWS and words > _MOST_CLASSES * len(cells):
         raise DataError(
             f"{len(distinct):,} different labels in {len(cells):,} rows",
@@ -168,64 +100,138 @@ def interpret(cells: Sequence[Cell], task: str, column: str, file: str = "") -> 
             why="a class needs several rows to be learned from; this looks like texts or names of rows",
             fix="--set data.label=COLUMN names another column; if these are classes: --set task.type=classification",
         )
-    return _classes(cells, names, numbers, main, task, column)
+    return _classes(cells, names, numbers.values, main, task, column)
 
 
-def to_number(text: str) -> float | None:
-    """The number that a cell spells (NaN and infinities included), or None."""
-    if "_" in text:  # float() takes Python's 1_000, a name for everybody else
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _lists(cells: Sequence[Cell], task: str, column: str, file: str, places: Sequence[str]) -> Interpreted:
+    """A column of which most cells are lists."""
+    if task == "regression":
+        raise _one_label_a_row(task, column, file)
+    rows = [cell.items if isinstance(cell, WrittenList) else cell for cell in cells]
+    known = [row for row in rows if isinstance(row, tuple)]
+    named, notices = name_labels(known, task, column, file, places)
+    if task == "classification" and any(len(names) != 1 for names in named):
+        raise _one_label_a_row(task, column, file)
+    following = iter(named)
+    labels = [next(following) if isinstance(row, tuple) else () for row in rows]
+    problems = tuple(_mixed(cells, _LIST))
+    written = next((cell.text for cell in cells if isinstance(cell, WrittenList)), None)
+    if written is not None:
+        notices = (f"label column {column!r}: cells such as {excerpt(written)} are read as lists of labels", *notices)
+    if task == "classification":
+        one = [names[0] if names else "" for names in labels]
+        return Interpreted(kind=task, labels=one, problems=problems, notices=notices)
+    if task == "auto":
+        notices = (_guess("multi_label", column, "it holds lists"), *notices)
+    return Interpreted(kind="multi_label", labels=labels, problems=problems, notices=notices)
 
 
-def _name(value: str | bool | int | float | tuple[str, ...]) -> str:
-    """A label as its class is called: numbers as written, booleans as JSON writes them."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _one_label_a_row(task: str, column: str, file: str) -> DataError:
+    return DataError(
+        f"task.type = {task!r} takes one label a row",
+        file=file,
+        column=column,
+        why="most cells hold a list",
+        fix="--set task.type=multi_label, or without data.label_separator if it is set",
+    )
+
+
+def _ambiguous(cell: str, column: str, file: str) -> DataError:
+    thousands, decimals = (f"{read_number(cell, point):g}" for point in (".", ","))
+    return DataError(
+        f"{cell!r} is {thousands} or {decimals}",
+        file=file,
+        column=column,
+        why="its comma may stand before thousands or before decimals, and no other label says which",
+        fix=f"--set data.decimal=. where it is {thousands}, --set data.decimal=, where it is {decimals}; if these are"
+        " classes: --set task.type=classification",
+    )
+
+
+def _several_notations(numbers: Numbers, column: str, file: str) -> DataError:
+    examples = [excerpt(next(iter(numbers.values))), excerpt(numbers.others[0])]
+    return DataError(
+        f"numbers in several notations: {' and '.join(examples)}",
+        file=file,
+        column=column,
+        why="as classes they would have no order, and one number could be two classes",
+        fix="write all of them alike; if these are classes: --set task.type=classification",
+    )
+
+
+def _main_family(cells: Sequence[Cell]) -> str:
+    """The family of most cells; lists that are written as text count as text where most are no lists."""
+    families = Counter(map(_family, cells))
+    if families.most_common(1)[0][0] == _LIST:
+        return _LIST
+    written = sum(isinstance(cell, WrittenList) for cell in cells)
+    families["text"] += written
+    families[_LIST] -= written
+    return families.most_common(1)[0][0]
 
 
 def _family(cell: Cell) -> str:
     if isinstance(cell, str):
         return "text"
-    if isinstance(cell, tuple):
-        return "a list"
+    if isinstance(cell, tuple | WrittenList):
+        return _LIST
     return "true or false" if isinstance(cell, bool) else "numbers"
+
+
+def _spelled(cell: Cell) -> str:
+    return str(cell) if isinstance(cell, tuple | WrittenList) else label_name(cell)
 
 
 def _guess(kind: str, column: str, why: str) -> str:
     return f"task: {kind} (guessed from label column {column!r}: {why}; --set task.type=... to change)"
 
 
-def _are_targets(distinct: Counter[str], numbers: Mapping[str, float]) -> bool:
+def _are_mostly(names: Collection[str], distinct: Counter[str]) -> bool:
+    return sum(distinct[name] for name in names) >= _MOSTLY * distinct.total()
+
+
+def _are_targets(distinct: Counter[str], numbers: Numbers) -> bool:
     """Whether a column that holds (almost) only numbers holds measurements rather than class numbers."""
-    finite = [number for number in numbers.values() if math.isfinite(number)]
-    rows = sum(distinct[name] for name in numbers)
-    if not finite or rows < _MOSTLY * distinct.total():
+    finite = [number for number in numbers.values.values() if math.isfinite(number)]
+    if not finite or not _are_mostly(numbers.values, distinct):
         return False
+    if numbers.mark or any(not number.is_integer() for number in finite):
+        return True
+    rows = sum(distinct[name] for name in numbers.values)
     different = len(set(finite))
-    return any(not number.is_integer() for number in finite) or (
-        different > REGRESSION_DISTINCT and different > REGRESSION_SHARE * rows
-    )
+    return different > REGRESSION_DISTINCT and different > REGRESSION_SHARE * rows
 
 
 def _targets(
-    cells: Sequence[Cell], names: Sequence[str], numbers: Mapping[str, float], notices: tuple[str, ...]
+    cells: Sequence[Cell], names: Sequence[str], numbers: Numbers, column: str, notices: tuple[str, ...]
 ) -> Interpreted:
     problems = []
     targets = []
     for index, (cell, name) in enumerate(zip(cells, names, strict=True)):
-        number = None if isinstance(cell, bool | tuple) else numbers.get(name)
+        number = numbers.values.get(name) if isinstance(cell, str) else _number(cell)
         targets.append(math.nan if number is None else number)
         if number is None:
-            comma = to_number(name.replace(",", ".", 1)) is not None
-            fix = "write a number with a decimal point" if comma else "write a number"
-            fix += "; if these are classes: --set task.type=classification"
+            fix = f"{_respell(name, numbers)}; if these are classes: --set task.type=classification"
             problems.append(LabelProblem(index, "mixed label types", name, "regression needs a number here", fix))
         elif not math.isfinite(number):
             problems.append(_not_finite(index, name))
+    if numbers.unusual:
+        value = numbers.values[numbers.unusual]
+        notices += (f"label column {column!r}: {excerpt(numbers.unusual)} is read as the number {value:.10g}",)
     return Interpreted(kind="regression", labels=targets, problems=tuple(problems), notices=notices)
+
+
+def _number(cell: Cell) -> float | None:
+    return float(cell) if isinstance(cell, int | float) and not isinstance(cell, bool) else None
+
+
+def _respell(name: str, numbers: Numbers) -> str:
+    """How to write a cell that is no number in the notation of the others."""
+    other = next((number for point in ",." if (number := read_number(name, point)) is not None), None)
+    if other is not None and not numbers.unusual:
+        return f"write {other:.10g}"
+    usual = next(iter(numbers.values), "1.5")
+    return f"write a number, as the others are written ({excerpt(usual)}, for example)"
 
 
 def _classes(
@@ -251,12 +257,12 @@ def _classes(
 
 
 def _mixed(cells: Sequence[Cell], main: str) -> list[LabelProblem]:
-    usual = excerpt(_name(next(cell for cell in cells if _family(cell) == main)))
+    usual = excerpt(_spelled(next(cell for cell in cells if _family(cell) == main)))
     return [
         LabelProblem(
             index,
             "mixed label types",
-            _name(cell),
+            _spelled(cell),
             f"most labels here are {main}, this one is {family}",
             f"write it as the others ({usual}, for example), or put all of them in quotes",
         )

@@ -64,7 +64,7 @@ def read(
     roles, notices = _gather(part, rows, gathered, bad, picture)
     found = Interpreted(kind="", labels=[])
     if len(gathered):
-        found = _interpret(gathered, roles, task, bad, head)
+        found = _interpret(part, gathered, roles, task, bad, head)
     notices += (*found.notices, *_stripped(gathered, found.kind), *bad.settle(len(gathered)))
     _check_enough(part, gathered, roles, found)
     return _table(gathered, roles, found, tuple(notices))
@@ -268,10 +268,13 @@ def _stripped(gathered: Gathered, kind: str) -> Iterator[str]:
         yield f"blanks are left out around {labels}: {gathered.first_stripped}"
 
 
-def _interpret(gathered: Gathered, roles: Roles, task: str, bad: BadRows, head: Sequence[str]) -> Interpreted:
+def _interpret(
+    part: DataPart, gathered: Gathered, roles: Roles, task: str, bad: BadRows, head: Sequence[str]
+) -> Interpreted:
     """The labels as a whole; rows whose label fits neither the column nor the known classes are dropped."""
     column = roles.columns["label"]
-    found = interpret(gathered.labels, task, column, gathered.files[0])
+    file = gathered.files[0]
+    found = interpret(gathered.labels, task, column, file, places=roles.places, point=part.decimal)
     problems = []
     for problem in found.problems:
         file, line = gathered.place(problem.index)

@@ -118,12 +118,22 @@ class DataPart(Part):
     test: str | None = Field(None, description="A file of its own for the test.")
     text: str = Field("auto", description="Column of the text; auto finds it by name and prints the guess.")
     pair: str | None = Field("auto", description="Column of the second text of a pair; null for none.")
-    label: Columns = Field("auto", description="Column of the label; several 0/1 columns for multi-label.")
+    label: Columns = Field(
+        "auto",
+        description="Column of the label; several 0/1 columns for multi-label, or the classes by place of one column of"
+        " lists of 0 and 1.",
+    )
     split: str | None = Field("auto", description="Column naming each row's split; null for none.")
     label_separator: str | None = Field(
         None,
         json_schema_extra=AS_TYPED,
         description="Splits a label cell into several labels (multi-label); \\t is a tab.",
+    )
+    decimal: Literal["auto", ".", ","] = Field(
+        "auto",
+        json_schema_extra=AS_TYPED,
+        description="What stands before the decimals of numbers in the label column; auto: by those that can be read in"
+        " one way only.",
     )
     encoding: str = Field(
         "auto", description="Encoding of text files, such as gb18030; auto tells it by the bytes and says which."
@@ -219,7 +229,7 @@ class DataPart(Part):
             raise ValueError(f"no text encoding {value!r}{hint}") from None
         return value
 
-    _as_typed = field_validator("label_separator", "delimiter", mode="before")(read_punctuation)
+    _as_typed = field_validator("label_separator", "decimal", "delimiter", mode="before")(read_punctuation)
 
     @field_validator("delimiter")
     @classmethod

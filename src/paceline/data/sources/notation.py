@@ -1,0 +1,128 @@
+"""Numbers as people write them: decimal commas, groups of thousands, percent and currency signs."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SIGNS = r"[%‰$€£¥₩₹₽₺元円]|(?:US\$|USD|EUR|GBP|CNY|RMB|JPY|CHF|INR|kr|Rs)\.?"
+_MARKED = re.compile(rf"([-+]?)\s*({_SIGNS})?\s*([-+]?[\d.,].*?)\s*({_SIGNS})?", re.IGNORECASE)
+_SPELLINGS = str.maketrans({"−": "-", "٫": ".", "٬": None, "’": "'"})
+_FRACTION = re.compile(r"([-+]?)(\d*)\s*(\D)")
+
+
+def _pattern(point: str, groups: str) -> re.Pattern[str]:
+    indian = r"|[1-9]\d?(?:,\d\d)+,\d{3}" if point == "." else ""
+    whole = rf"[1-9]\d{{0,2}}([{groups} '])\d{{3}}(?:\1\d{{3}})*{indian}|\d+"
+    decimals = rf"[{point}]\d{'*' if point == '.' else '+'}"
+    return re.compile(rf"[-+]?(?:(?:{whole})(?:{decimals})?|[{point}]\d+)(?:[eE][-+]?\d+)?")
+
+
+_PATTERNS = {".": _pattern(".", ","), ",": _pattern(",", ".")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The numbers that a column's cells spell, all in one notation."""
+
+    values: Mapping[str, float]
+    """Cell -> number, NaN and infinities included; cells that spell none are left out."""
+    unusual: str = ""
+    """The first cell whose number a plain ``float`` would not read; empty: there is none."""
+    mark: str = ""
+    """The percent or currency sign that all of them have."""
+    others: tuple[str, ...] = ()
+    """Cells that spell a number in another notation."""
+    ambiguous: str = ""
+    """A cell such as ``1,000`` that is two numbers, where no other cell says which; then values are guesses."""
+
+
+def to_number(text: str) -> float | None:
+    """Return the number that a cell spells as Python writes it (NaN and infinities included), or None."""
+    if "_" in text:  # float() takes Python's 1_000, a name for everybody else
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def read_number(text: str, point: str) -> float | None:
+    """Return the number that ``text`` spells with ``point`` before its decimals, signs left out, or None."""
+    return _readings(text)[1].get(point)
+
+
+def read_numbers(counts: Counter[str], point: str = "auto") -> Numbers:
+    """Read the cells of a column in the notation that most of them have.
+
+    Args:
+        counts: rows by cell.
+        point: what stands before decimals, ``.`` or ``,``; auto: by the cells that can be read in one way only.
+    """
+    readings = {text: _readings(text) for text in counts}
+    marks = Counter[str]()
+    for text, (mark, numbers) in readings.items():
+        if numbers:
+            marks[mark] += counts[text]
+    mark = max(marks, key=lambda one: marks[one], default="")
+    numeric = {text: numbers for text, (own, numbers) in readings.items() if numbers and own == mark}
+    ambiguous = ""
+    if point == "auto":
+        point, ambiguous = _choose_point(numeric, counts)
+    values = {text: numbers[point] for text, numbers in numeric.items() if point in numbers}
+    unusual = next((text for text, value in values.items() if not _same(to_number(text), value)), "")
+    others = tuple(text for text, (_, numbers) in readings.items() if numbers and text not in values)
+    return Numbers(values=values, unusual=unusual, mark=mark, others=others, ambiguous=ambiguous)
+
+
+def _choose_point(numeric: Mapping[str, Mapping[str, float]], counts: Counter[str]) -> tuple[str, str]:
+    """What stands before decimals, and a cell for which that is a guess."""
+    only = Counter[str]()
+    for text, numbers in numeric.items():
+        if len(numbers) == 1:
+            only[next(iter(numbers))] += counts[text]
+    if only:
+        return ("," if only[","] > only["."] else "."), ""
+    open_cells = (text for text, numbers in numeric.items() if "," in text and not _same(numbers["."], numbers[","]))
+    return ".", next(open_cells, "")
+
+
+def _readings(text: str) -> tuple[str, dict[str, float]]:
+    """The sign at a cell's number, and the number by what may stand before its decimals."""
+    plain = to_number(text)
+    if plain is not None and not ("." in text and math.isfinite(plain)):
+        return "", {".": plain, ",": plain}
+    spelled = _fraction(text)
+    if spelled is not None:
+        return "", {".": spelled, ",": spelled}
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text).translate(_SPELLINGS)
+    match = _MARKED.fullmatch(text)
+    if match is None or (match[2] and match[4]) or (match[1] and match[3][0] in "+-"):
+        return "", {} if plain is None else {".": plain}
+    digits = match[1] + match[3]
+    numbers = {
+        point: float(re.sub(rf"[{other} ']", "", digits).replace(point, "."))
+        for point, other in ((".", ","), (",", "."))
+        if _PATTERNS[point].fullmatch(digits)
+    }
+    if plain is not None:
+        numbers["."] = plain
+    return (match[2] or match[4] or "").upper().rstrip("."), numbers
+
+
+def _fraction(text: str) -> float | None:
+    """The number of ``½`` or ``1½``."""
+    match = _FRACTION.fullmatch(text)
+    if match is None or not unicodedata.decomposition(match[3]).startswith("<fraction>"):
+        return None
+    number = int(match[2] or "0") + unicodedata.numeric(match[3])
+    return -number if match[1] == "-" else number
+
+
+def _same(one: float | None, other: float) -> bool:
+    return one is not None and (one == other or (math.isnan(one) and math.isnan(other)))
