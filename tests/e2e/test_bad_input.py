@@ -238,7 +238,7 @@ def test_a_setting_that_the_data_or_the_model_refuse(
         ("table.xlsx", ("table.xlsx: not a whole .xlsx file", "save it anew")),
         ("data.json", ("data.json:1: the file is not JSON", "correct it there")),
         ("texts.txt", ("no reader for .txt", "a folder per class")),
-        ("empty", ("no texts and no images found", "FOLDER/CLASS")),
+        ("empty", ("no texts, images or tables found", "FOLDER/CLASS")),
         ("s3://bucket/data.csv", ("no such file",)),
         ("hub:", ("no name after hub:",)),
         ("builtin:imdb", ("no such built-in",)),

@@ -59,9 +59,9 @@ IDENTIFIER_NAMES = frozenset({"id", "ids", "idx", "index", "guid", "uuid", "uid"
 """Columns that hold words and are still no text to learn from."""
 
 SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "development", "eval"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("train", "training", "训练", "训练集"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "development", "eval", "验证", "验证集"), "validation"),
+    **dict.fromkeys(("test", "testing", "测试", "测试集"), "test"),
 }
 """How a split may be written, in lower case, and its name here."""
 

@@ -241,7 +241,12 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
         )
     _require_kin(table, part, given)
     labels = encode_known_labels(table.labels, given.kind, given.label_names, table.origins, table.columns.get("label"))
-    return _for_inference(table, labels, part, given)
+    dataset = _for_inference(table, labels, part, given)
+    splits = list(dict.fromkeys(table.splits or ()))
+    if len(splits) < 2:
+        return dataset
+    notice = f"{part.source}: all of {' and '.join(splits)} is measured together; name the file or folder of one split"
+    return replace(dataset, notices=(*dataset.notices, notice))
 
 
 def prepare_to_predict(

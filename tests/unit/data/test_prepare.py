@@ -448,6 +448,21 @@ def test_evaluation_of_one_class_and_of_one_row_is_possible(tmp_path: Path) -> N
     assert dataset.labels.tolist() == [0]
 
 
+def test_evaluation_of_several_splits_says_that_it_is_of_all(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.csv").write_text("text,label\nw1,good\nw2,bad\n")
+    dataset = prepare_to_evaluate(DataPart(source=str(tmp_path)), _given())
+    assert len(dataset.splits["all"]) == 4
+    assert any("all of train and test is measured together" in notice for notice in dataset.notices)
+    alone = prepare_to_evaluate(DataPart(source=str(tmp_path / "test.csv")), _given())
+    assert not any("measured together" in notice for notice in alone.notices)
+    for name in ("train/good/1", "train/bad/1", "test/good/1", "test/bad/1"):
+        (tmp_path / "folders" / name).parent.mkdir(parents=True)
+        (tmp_path / "folders" / f"{name}.txt").write_text(f"w3 {name}")
+    dataset = prepare_to_evaluate(DataPart(source=str(tmp_path / "folders"), split=None), _given())
+    assert any("all of test and train is read together" in notice for notice in dataset.notices)
+
+
 def test_evaluation_names_a_label_unknown_to_the_model(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"new\.jsonl:2, column 'label': label 'bad' is unknown to the model"):
         prepare_to_evaluate(_part(_write(tmp_path / "new.jsonl", _rows(6))), _given(label_names=("good", "evil")))

@@ -154,11 +154,11 @@ def test_rows_chosen_by_an_index_are_refused(tmp_path):
     assert "flatten_indices" in caught.value.fix
 
 
-def test_a_folder_with_arrow_files_alone_names_one(tmp_path):
-    arrow(tmp_path / "imdb-train.arrow", ROWS)
-    with pytest.raises(DataError, match="no texts and no images") as caught:
-        read(DataPart(source=str(tmp_path)))
-    assert caught.value.fix == f"name the file: {tmp_path}/imdb-train.arrow"
+def test_a_folder_with_arrow_files_alone_is_read(tmp_path):
+    for at in range(2):
+        arrow(tmp_path / f"imdb-train-{at:05d}-of-00002.arrow", ROWS, {"text": TEXT, "label": LABEL})
+    table = read(DataPart(source=str(tmp_path)))
+    assert table.labels == ["neg", "pos", "neg", "pos", "neg"] * 2
 
 
 def test_without_pyarrow_the_command_is_given(tmp_path, monkeypatch):

@@ -326,7 +326,7 @@ def test_folder_of_unlabelled_texts(tmp_path):
     [
         ({"train/a/1.txt": "x", "train/b/1.txt": "y", "other/1.txt": "z"}, "side by side"),
         ({"a/1.txt": "x", "b/1.png": "y"}, "texts and images"),
-        ({"a/1.md": "x"}, "no texts and no images"),
+        ({"a/1.md": "x"}, "no texts, images or tables"),
     ],
 )
 def test_folders_that_are_not_understood(tmp_path, files, words):

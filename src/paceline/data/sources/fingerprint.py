@@ -10,12 +10,11 @@ from pathlib import Path
 
 from paceline.contract.errors import DataError
 from paceline.contract.files import digest
-from paceline.data.sources.arrow import files_of_saved, is_saved
-from paceline.data.sources.cifar import files_of_cifar, is_cifar
-from paceline.data.sources.folders import files_of
+from paceline.data.sources.formats import file_format
 from paceline.data.sources.hub import PREFIX
 from paceline.data.sources.lines import unreadable
-from paceline.data.sources.locate import file_format, locate
+from paceline.data.sources.links import is_broken
+from paceline.data.sources.locate import files_of_folder, locate
 from paceline.recipe.parts import DataPart
 
 _READING = 5
@@ -43,7 +42,7 @@ def source_fingerprint(part: DataPart) -> str | None:
     whole = hashlib.sha256(json.dumps([_READING, settings], sort_keys=True).encode())
     for setting, name, file, described in _source_files(part):
         try:
-            content = f"\n{setting} {described} {digest(file)}"
+            content = f"\n{setting} {described} {'' if is_broken(file) else digest(file)}"
         except OSError as error:
             raise unreadable(name, error) from None
         whole.update(content.encode("utf-8", "surrogateescape"))  # a file's name is bytes, UTF-8 or not
@@ -63,7 +62,8 @@ def file_states(part: DataPart) -> FileStates:
     states: dict[str, tuple[int, ...]] = {}
     for _, name, file, _ in _source_files(part) if _is_files(part) else ():
         try:
-            link, target = file.lstat(), file.stat()
+            link = file.lstat()
+            target = link if is_broken(file) else file.stat()
         except OSError as error:
             raise unreadable(name, error) from None
         states[str(file)] = (*_state_of(link), *_state_of(target))
@@ -109,8 +109,7 @@ def _source_files(part: DataPart) -> Iterator[tuple[str, str, Path, str]]:
             if not path.is_dir():
                 yield setting, name, path, file_format(path)
                 continue
-            list_files = files_of_saved if is_saved(path) else files_of_cifar if is_cifar(path) else files_of
-            files = list_files(path, name)
+            files = files_of_folder(path, name)
         except OSError as error:
             raise unreadable(name, error) from None
         for file in files:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,15 +11,16 @@ from paceline.contract.errors import DataError
 from paceline.data.bad_rows import BadRows
 from paceline.data.columns import SPLITS, Roles
 from paceline.data.sources import images
+from paceline.data.sources.contents import LAYOUT, nothing_to_read
+from paceline.data.sources.entries import Entries, entries_of
+from paceline.data.sources.formats import FORMATS, file_format, sample_kind
 from paceline.data.sources.lines import bad_encoding, unreadable
+from paceline.data.sources.links import broken_link, leads_out, outside_notice
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row, Source
 from paceline.recipe.parts import DataPart
 
-TEXT_SUFFIXES = frozenset({".txt", ".text"})
 UNLABELLED = frozenset({"unsup", "unsupervised", "unlabeled", "unlabelled"})
 """Folders of samples without a class, as the IMDB archive has one."""
-
-_LAYOUT = "FOLDER/CLASS/*.txt or FOLDER/CLASS/*.png, or with a split above: FOLDER/train/CLASS/..."
 
 
 @dataclass(frozen=True)
@@ -37,21 +36,26 @@ class _Found:
     kind: str
     """``text`` or ``image``."""
     has_splits: bool
+    broken: list[Path]
+    """Links to nothing."""
     notices: tuple[str, ...]
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """The files that ``read_folder`` reads, in its order; raises the same errors."""
-    return [sample.path for sample in _find(folder, name).samples]
+    """The files that ``read_folder`` reads, in its order, then the links to nothing; raises the same errors."""
+    found = _find(folder, name)
+    return [*(sample.path for sample in found.samples), *found.broken]
 
 
 def read_folder(folder: Path, name: str, part: DataPart, bad: BadRows, *, labelled: bool = True) -> Source:
     """Rows with the columns ``text`` or ``image``, ``label`` (the folder), ``split`` (where there is one) and ``file``.
 
-    Hidden files are passed over; folders named in ``UNLABELLED`` and files of other kinds are, with a notice.
+    Hidden files are passed over; folders named in ``UNLABELLED`` and files of other kinds are, with a notice. Links to
+    nothing go to ``bad``.
 
     Raises:
-        DataError: no class folders, texts and images mixed, split and class folders mixed.
+        DataError: no class folders, texts and images mixed, split and class folders mixed; a link out of the folder to
+            a file of another kind.
     """
     found = _find(folder, name)
     if labelled and any(sample.label is None for sample in found.samples):
@@ -59,9 +63,16 @@ def read_folder(folder: Path, name: str, part: DataPart, bad: BadRows, *, labell
             "no folder per class",
             file=name,
             why="the files lie in the folder itself, so nothing names their class",
-            fix=f"sort them into folders: {_LAYOUT}",
+            fix=f"sort them into folders: {LAYOUT}",
         )
     classes = dict.fromkeys(sample.label or "" for sample in found.samples)
+    if labelled and not found.has_splits and all(label.lower() in SPLITS for label in classes):
+        raise DataError(
+            "no folder per class below the splits",
+            file=name,
+            why=f"{', '.join(classes)} are splits, and the files lie in them, so nothing names their class",
+            fix=f"sort them into folders: {LAYOUT}; or name a table of their file names and labels",
+        )
     if labelled and (undecoded := next(filter(_is_undecoded, classes), None)):
         raise DataError(
             "a folder of a class is not UTF-8",
@@ -80,85 +91,100 @@ def read_folder(folder: Path, name: str, part: DataPart, bad: BadRows, *, labell
     )
     columns = (found.kind, "label", *(["split"] * found.has_splits), "file")
     rows = _rows(found, folder, name, part.encoding, bad)
-    return Source(name=name, rows=rows, columns=columns, roles=roles, notices=found.notices)
+    notices = found.notices
+    if labelled and found.has_splits and not roles.split:
+        splits = " and ".join(dict.fromkeys(sample.split or "" for sample in found.samples))
+        notices += (f"{name}: all of {splits} is read together; name the folder of one split",)
+    return Source(name=name, rows=rows, columns=columns, roles=roles, notices=notices)
 
 
 def _find(folder: Path, name: str) -> _Found:
-    ignored: Counter[str] = Counter()
-    inner = _subfolders(folder)
-    named = {path.name: SPLITS.get(path.name.lower()) for path in inner}
+    walk = _Walk(folder)
+    top = entries_of(folder)
+    named = {path.name: SPLITS.get(path.name.lower()) for path in top.folders}
     # a folder named like a split is one when it holds folders; "test" may be a class of its own
-    split_folders = [path for path in inner if named[path.name] and _subfolders(path)]
+    split_folders = [path for path in top.folders if named[path.name] and entries_of(path).folders]
     samples: list[_Sample] = []
     if split_folders:
-        if other := [path.name for path in inner if path not in split_folders and path.name not in UNLABELLED]:
+        if other := [path.name for path in top.folders if path not in split_folders and path.name not in UNLABELLED]:
             raise DataError(
                 "folders of splits and of something else side by side",
                 file=name,
                 why=f"{', '.join(sorted(path.name for path in split_folders))} are splits;"
                 f" {', '.join(map(repr, sorted(other)))} not",
-                fix=f"use {_LAYOUT}",
+                fix=f"use {LAYOUT}, or --data {split_folders[0]} for one of them",
             )
-        _note_loose(folder, ignored)
+        walk.note_loose(top)
         for split_folder in split_folders:
-            samples += _of_classes(split_folder, named[split_folder.name], ignored)
-    elif inner:
-        samples = _of_classes(folder, None, ignored)
+            samples += walk.classes_of(entries_of(split_folder), named[split_folder.name])
+    elif top.folders:
+        samples = walk.classes_of(top, None)
     else:
-        samples = [_Sample(path, None, None) for path in _files(folder, ignored)]
-    kinds = {_kind(sample.path) for sample in samples}
+        samples = [_Sample(path, None, None) for path in walk.samples_of(top)]
+    if not samples and walk.broken:
+        raise broken_link(walk.broken[0], str(Path(name) / walk.broken[0].relative_to(folder)), len(walk.broken))
     if not samples:
-        arrow = next((path.name for path in sorted(folder.glob("*.arrow"))), None)
-        fix = f"name the file: {name}/{arrow}" if arrow else f"use {_LAYOUT}"
-        raise DataError("no texts and no images found", file=name, fix=fix)
+        raise nothing_to_read(folder, name)
+    kinds = {sample_kind(sample.path) for sample in samples}
     if len(kinds) > 1:
         raise DataError("texts and images side by side", file=name, fix="keep them in folders of their own")
-    notices = [f"{name}: ignored {count:,} {what}" for what, count in sorted(ignored.items())]
-    # the run's files hold notices, and cannot hold the names of files that are not UTF-8
-    told = tuple(notice.encode("utf-8", "backslashreplace").decode() for notice in notices)
-    return _Found(samples, kinds.pop(), bool(split_folders), told)
+    return _Found(samples, kinds.pop(), bool(split_folders), walk.broken, walk.notices(name))
 
 
-def _of_classes(parent: Path, split: str | None, ignored: Counter[str]) -> list[_Sample]:
-    samples = []
-    _note_loose(parent, ignored)
-    for folder in _subfolders(parent):
-        if folder.name.lower() in UNLABELLED:
-            ignored[f"folder(s) {folder.name!r} of unlabelled samples"] += 1
-            continue
-        files = _files(folder, ignored)
-        if not files:
-            ignored[f"empty folder(s) {folder.name!r}"] += 1
-        samples += [_Sample(path, folder.name, split) for path in files]
-        for deeper in _subfolders(folder):
-            ignored[f"folder(s) inside class folders (such as {folder.name}/{deeper.name})"] += 1
-    return samples
+class _Walk:
+    """A walk through the folders of classes; counts what it passes over."""
 
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._ignored: Counter[str] = Counter()
+        self._outside: list[Path] = []
+        self.broken: list[Path] = []
+        """Links to nothing where a sample or a class is looked for."""
 
-def _note_loose(parent: Path, ignored: Counter[str]) -> None:
-    """Count the texts and images that lie beside folders, where nothing names their class."""
-    if loose := _files(parent, Counter()):
-        ignored["file(s) beside the class folders"] += len(loose)
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    with _entries(folder) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _files(folder: Path, ignored: Counter[str]) -> list[Path]:
-    """Texts and images of a folder, sorted by name as text."""
-    found = []
-    with _entries(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") or not entry.is_file():
+    def classes_of(self, parent: Entries, split: str | None) -> list[_Sample]:
+        """Samples in the folders of ``parent``, each of which is a class."""
+        samples = []
+        self.note_loose(parent)
+        for folder in parent.folders:
+            if folder.name.lower() in UNLABELLED:
+                self._ignored[f"folder(s) {folder.name!r} of unlabelled samples"] += 1
                 continue
-            path = Path(entry.path)
-            if _kind(path):
-                found.append(path)
-            else:
-                ignored[f"{path.suffix or 'suffixless'} file(s)"] += 1
-    return sorted(found)
+            inside = entries_of(folder)
+            files = self.samples_of(inside)
+            if not files:
+                self._ignored[f"empty folder(s) {folder.name!r}"] += 1
+            samples += [_Sample(path, folder.name, split) for path in files]
+            for deeper in inside.folders:
+                self._ignored[f"folder(s) inside class folders (such as {folder.name}/{deeper.name})"] += 1
+        return samples
+
+    def samples_of(self, inside: Entries) -> list[Path]:
+        """Texts and images of a folder."""
+        self._note_links(inside)
+        self._ignored["pipe(s) or device(s)"] += len(inside.special)
+        for path in inside.files:
+            if not sample_kind(path):
+                self._ignored[f"{path.suffix or 'suffixless'} file(s)"] += 1
+        return [path for path in inside.files if sample_kind(path)]
+
+    def note_loose(self, inside: Entries) -> None:
+        """Count samples and tables that lie beside folders, where nothing names their class."""
+        self._note_links(inside)
+        self._ignored["file(s) beside the class folders"] += sum(bool(sample_kind(path)) for path in inside.files)
+        self._ignored["table(s) beside the class folders"] += sum(file_format(path) in FORMATS for path in inside.files)
+
+    def notices(self, name: str) -> tuple[str, ...]:
+        """A sentence for each kind of entry that was passed over, and one for links out of the folder."""
+        ignored = [f"{name}: ignored {count:,} {what}" for what, count in sorted(self._ignored.items()) if count]
+        sentences = (*ignored, *outside_notice(name, self._root, self._outside))
+        # the run's files hold notices, and cannot hold the names of files that are not UTF-8
+        return tuple(sentence.encode("utf-8", "backslashreplace").decode() for sentence in sentences)
+
+    def _note_links(self, inside: Entries) -> None:
+        read = [path for path in inside.links if path.is_dir() or sample_kind(path)]
+        self._outside += [path for path in read if leads_out(path, self._root)]
+        # a link without a suffix may have led to the folder of a class
+        self.broken += [path for path in inside.broken if sample_kind(path) or not path.suffix]
 
 
 def _is_undecoded(name: str) -> bool:
@@ -166,22 +192,11 @@ def _is_undecoded(name: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in name)
 
 
-@contextlib.contextmanager
-def _entries(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
-    try:
-        with os.scandir(folder) as entries:
-            yield entries
-    except OSError as error:
-        raise unreadable(str(folder), error) from None
-
-
-def _kind(path: Path) -> str:
-    suffix = path.suffix.lower()
-    return "text" if suffix in TEXT_SUFFIXES else "image" if suffix in images.SUFFIXES else ""
-
-
 def _rows(found: _Found, folder: Path, name: str, encoding: str, bad: BadRows) -> Iterator[Row]:
-    """Texts as they are read; images are opened by who knows what the model makes of them."""
+    """Texts as they are read; images as paths, for the gatherer knows what the model makes of them."""
+    for path in found.broken:
+        relative = path.relative_to(folder)
+        bad.report(broken_link(path, str(Path(name) / relative), len(found.broken)), str(relative))
     for sample in found.samples:
         relative = sample.path.relative_to(folder)
         file = str(Path(name) / relative)

@@ -17,7 +17,10 @@ from paceline.contract.errors import DataError
 from paceline.data.sources.rows import not_installed
 
 SUFFIXES = frozenset(
-    {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
+    {
+        *(".png", ".apng", ".jpg", ".jpeg", ".jfif", ".jpe", ".jfi", ".bmp", ".dib", ".gif", ".webp", ".tif", ".tiff"),
+        *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif"),
+    }
 )
 
 Pixels = NDArray[np.uint8]

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.contract.errors import DataError
 from paceline.contract.files import is_irregular
 from paceline.data.bad_rows import BadRows
-from paceline.data.sources.arrow import is_saved, read_arrow, read_saved
-from paceline.data.sources.cifar import is_cifar, read_cifar
+from paceline.data.sources.arrow import files_of_saved, is_saved, read_arrow, read_saved
+from paceline.data.sources.cifar import files_of_cifar, is_cifar, read_cifar
 from paceline.data.sources.delimited import read_delimited
 from paceline.data.sources.excel import read_excel
-from paceline.data.sources.folders import read_folder
+from paceline.data.sources.folders import files_of, read_folder
+from paceline.data.sources.formats import BINARY, DELIMITERS, FORMATS, file_format
 from paceline.data.sources.json_array import read_json
 from paceline.data.sources.json_lines import read_json_lines
 from paceline.data.sources.lines import Lines, unreadable
 from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import Source
+from paceline.data.sources.table_folders import find_tables
 from paceline.recipe.parts import DataPart
-
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-JSON_LINES = (".jsonl", ".ndjson")
-BINARY = (".parquet", ".arrow", ".xlsx")
-"""Formats that are not read out of a .gz file."""
-FORMATS = (*DELIMITERS, *JSON_LINES, ".json", *BINARY)
 
 _HINTS = {
     ".txt": "a folder per class with .txt files, or a .csv with a text and a label column",
@@ -72,23 +70,38 @@ def locate(name: str, setting: str) -> Path:
     return path
 
 
-def file_format(path: Path) -> str:
-    """The suffix that says how to read a file, that of compression taken off: ``.csv`` for ``a.csv.gz``."""
-    suffix = path.suffix.lower()
-    if suffix != ".gz":
-        return suffix
-    inner = Path(path.stem).suffix.lower()
-    return "" if inner in BINARY else inner
+def open_sources(path: Path, name: str, part: DataPart, bad: BadRows, *, labelled: bool) -> Iterator[Source]:
+    """The rows of a file or folder that ``locate`` found; several where it holds splits or pieces of its own."""
+    if not path.is_dir():
+        yield from _open_file(path, name, part, bad)
+    elif is_saved(path):
+        yield from read_saved(path, name)
+    elif is_cifar(path):
+        yield read_cifar(path, name, labelled=labelled)
+    elif tables := find_tables(path, name):
+        notices = tables.notices
+        for file in tables.files:
+            for source in _open_file(file.path, file.name, part, bad):
+                yield replace(
+                    source, split=file.split, notices=(*notices, *source.notices), is_piece=len(tables.files) > 1
+                )
+                notices = ()
+    else:
+        yield read_folder(path, name, part, bad, labelled=labelled)
 
 
-def open_sources(path: Path, name: str, part: DataPart, bad: BadRows, *, labelled: bool) -> list[Source]:
-    """The rows of a file or folder that ``locate`` found; several where it holds splits of their own."""
-    if path.is_dir():
-        if is_saved(path):
-            return read_saved(path, name)
-        if is_cifar(path):
-            return [read_cifar(path, name, labelled=labelled)]
-        return [read_folder(path, name, part, bad, labelled=labelled)]
+def files_of_folder(folder: Path, name: str) -> list[Path]:
+    """The files that ``open_sources`` reads of a folder; raises the same errors."""
+    if is_saved(folder):
+        return files_of_saved(folder, name)
+    if is_cifar(folder):
+        return files_of_cifar(folder, name)
+    if tables := find_tables(folder, name):
+        return [file.path for file in tables.files]
+    return files_of(folder, name)
+
+
+def _open_file(path: Path, name: str, part: DataPart, bad: BadRows) -> list[Source]:
     suffix = file_format(path)
     if suffix in DELIMITERS:
         usual = DELIMITERS[suffix]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -66,7 +66,7 @@ def read(
     if len(gathered):
         found = _interpret(part, gathered, roles, task, bad, head)
     notices += (*found.notices, *_stripped(gathered, found.kind), *bad.settle(len(gathered)))
-    _check_enough(part, gathered, roles, found)
+    _check_enough(part, gathered, roles, found, [notice for notice in notices if ": ignored " in notice])
     return _table(gathered, roles, found, tuple(notices))
 
 
@@ -175,43 +175,68 @@ def _gather(
 def _opened(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[_Opened]:
     """Each source with the roles of its columns, which the first one settles; closed when the next is asked for."""
     roles: Roles | None = None
+    empty: Source | None = None
+    held: tuple[str, ...] = ()
     for source in _sources(part, rows, bad, labelled=labelled):
         with ExitStack() as stack:
             if close := getattr(source.rows, "close", None):
                 stack.callback(close)
             sample = list(islice(source.rows, SAMPLE_ROWS))
+            notices = (*held, *source.notices)
+            if not sample and source.is_piece:
+                empty, held = source, (*notices, f"{source.name}: holds no rows")
+                continue
             if not sample:
                 bad.settle(0)
                 raise _no_rows(source, in_memory=rows is not None)
             columns = source.columns or tuple(dict.fromkeys(key for row in sample for key in row.values))
-            notices = source.notices
             if roles is None:
                 roles = source.roles or _roles(part, source, columns, sample, labelled=labelled)
                 notices = (*roles.notices, *notices)
             _require_columns(roles, source, columns)
-            yield _Opened(source.name, chain(sample, source.rows), source.split if labelled else None, roles, notices)
+            split = source.split if labelled else None
+            yield _Opened(source.name, chain(sample, source.rows), split, roles, notices)
+            held = ()
+    if roles is None and empty is not None:
+        bad.settle(0)
+        raise _no_rows(empty, in_memory=False)
 
 
 def _sources(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[Source]:
     """What to read, in order; each opened when its turn comes, but all known to exist before the first."""
     paths = locate_files(part, rows)
     if rows is not None:
-        yield from read_memory(rows, labelled=labelled)
+        yield from _without(paths, read_memory(rows, labelled=labelled))
     elif "source" not in paths:
-        yield from read_hub(part.source)
+        yield from _without(paths, read_hub(part.source))
     for setting, path in paths.items():
         name = getattr(part, setting)
         sources = open_sources(path, name, part, bad, labelled=labelled)
         if setting == "source":
-            yield from sources
-        elif len(sources) == 1:
-            yield replace(sources[0], split=setting)
-        else:
+            yield from _without(paths, sources)
+            continue
+        for source in sources:
+            if source.split not in (None, setting) or (source.roles is not None and source.roles.split):
+                inner = f"{name}/{setting}" if (path / setting).is_dir() else "FILE"
+                raise DataError(
+                    f"data.{setting} = {name!r}: holds several splits",
+                    why=f"all rows of it would be {setting}",
+                    fix=f"name the file or folder of one: data.{setting}={inner}",
+                )
+            yield replace(source, split=setting)
+
+
+def _without(paths: Mapping[str, Path], sources: Iterable[Source]) -> Iterator[Source]:
+    """Sources, none of them of a split that has a file of its own."""
+    for source in sources:
+        if source.split in paths:
             raise DataError(
-                f"data.{setting} = {name!r}: holds several splits",
-                why=f"all rows of it would be {setting}",
-                fix=f"name the folder of one: data.{setting}={name}/{setting}",
+                "the split is given twice",
+                file=source.name,
+                why=f"data.{source.split} names a file for it",
+                fix=f"leave data.{source.split} out, or name the file of the training rows: --data FILE",
             )
+        yield source
 
 
 def _no_rows(source: Source, *, in_memory: bool) -> DataError:
@@ -326,8 +351,10 @@ def _unseen_classes(
             )
 
 
-def _check_enough(part: DataPart, gathered: Gathered, roles: Roles, found: Interpreted) -> None:
-    """Raise when what is left cannot be learned from."""
+def _check_enough(
+    part: DataPart, gathered: Gathered, roles: Roles, found: Interpreted, passed_over: Sequence[str]
+) -> None:
+    """Raise when what is left cannot be learned from; ``passed_over`` says what else was there."""
     file = next(iter(gathered.files), part.source)
     # to measure a model on, one row is enough
     needed = 1 if part.allow_single_class else 2
@@ -358,7 +385,7 @@ def _check_enough(part: DataPart, gathered: Gathered, roles: Roles, found: Inter
             line=gathered.place(0)[1],
             column=roles.columns["label"],
             found=", ".join(first) if isinstance(first, tuple) else str(first),
-            why="there is nothing to tell apart",
+            why="; ".join(("there is nothing to tell apart", *passed_over)),
             fix="add rows of another class; for data that is only there to measure speed,"
             " --set data.allow_single_class=true",
         )

@@ -42,6 +42,8 @@ class Source:
     roles: Roles | None = None
     """Where the source settles them itself (a folder), so that nothing is to be found or guessed."""
     notices: tuple[str, ...] = ()
+    is_piece: bool = False
+    """Whether there are others of the same source, so that this one may be empty."""
 
 
 def repeated(columns: Sequence[str]) -> str | None:

@@ -1,0 +1,32 @@
+"""Kinds of files of data, by their suffixes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.data.sources.images import SUFFIXES as IMAGE_SUFFIXES
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+JSON_LINES = (".jsonl", ".ndjson")
+BINARY = (".parquet", ".arrow", ".xlsx")
+"""Formats that are not read out of a .gz file."""
+FORMATS = (*DELIMITERS, *JSON_LINES, ".json", *BINARY)
+"""Formats of tables."""
+
+TEXT_SUFFIXES = frozenset({".txt", ".text"})
+"""Suffixes of files that hold one text each."""
+
+
+def file_format(path: Path) -> str:
+    """Return the suffix that says how to read a file, without that of compression: ``.csv`` for ``a.csv.gz``."""
+    suffix = path.suffix.lower()
+    if suffix != ".gz":
+        return suffix
+    inner = Path(path.stem).suffix.lower()
+    return "" if inner in BINARY else inner
+
+
+def sample_kind(path: Path) -> str:
+    """Return ``text`` or ``image`` for a file that is one sample; empty for all others."""
+    suffix = path.suffix.lower()
+    return "text" if suffix in TEXT_SUFFIXES else "image" if suffix in IMAGE_SUFFIXES else ""
