@@ -12,6 +12,7 @@ if __name__ == "__main__" and sys.path[0] == os.getcwd():
 import signal
 
 from paceline.contract.signals import SIGNALS, leave_word
+from paceline.contract.streams import flush_output, open_standard_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def main() -> None:
     # torch's C++ prints 15 lines of addresses for each message that it cannot send to a rank that has ended, which
     # paceline says in one; it is asked before torch is loaded
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    open_standard_streams(output_is_needed=not set(sys.argv[1:2]) & {*_RUNS, "launch"})
     early: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -73,6 +75,7 @@ def main() -> None:
             if code == Preempted.exit_code and _makes_run():
                 leave_word(last_resort.asked_by)
             _end_soon(last_resort, code if isinstance(code, int) else 1 if code else 0)
+        flush_output(is_failing=bool(code))
 
 
 def _told(stopped: Preempted, number: signal.Signals) -> int:

@@ -8,7 +8,6 @@ wait by asking again and again, so that a signal is answered meanwhile and the f
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.contract.calls import at_work
 from paceline.contract.errors import PacelineError, Preempted, UserError, first_line, in_a_line
+from paceline.contract.streams import write_error
 from paceline.distributed.answers import AnsweringStore, Silence
 from paceline.machine.cluster import named
 
@@ -237,7 +237,7 @@ class Exchange:
                     if time.monotonic() - began > tell_after:
                         waited, tell_after = seconds(round(tell_after, 1)), 2 * tell_after
                         told = f"for {waited} the other ranks have waited for rank {self._rank}, which is {what}"
-                        sys.stderr.write(f"paceline: {told}\n  where: {at_work('paceline-prepare')}\n")
+                        write_error(f"paceline: {told}\n  where: {at_work('paceline-prepare')}")
 
         thread = threading.Thread(target=beat, name="paceline-pulse", daemon=True)
         thread.start()

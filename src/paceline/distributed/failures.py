@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 import re
-import sys
 import time
 import traceback
 from collections.abc import Iterator
 
 from paceline.contract.errors import INTERRUPTED, MemoryFullError, PacelineError, Preempted, UserError
+from paceline.contract.streams import write_error
 from paceline.distributed.recorder import recorded
 from paceline.machine.cluster import LAUNCHER, find_place
 
@@ -111,7 +111,7 @@ def _told_by_rank(error: BaseException, rank: int | None) -> bool:
             # a stop of one is a stop of all, of which the first one tells; it may also be how torchrun ends this one
             return True
         time.sleep(REPEAT_SECONDS)
-    sys.stderr.write(f"paceline: rank {number}: {error}\n")
+    write_error(f"paceline: rank {number}: {error}")
     return True
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from paceline.contract.errors import ModelError, nearest
 from paceline.contract.files import is_irregular
+from paceline.contract.streams import Screen
 
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
 TOKENIZER_FILES = (
@@ -166,7 +167,7 @@ def _download_bars() -> Iterator[None]:
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
+    hide = not Screen(sys.stderr).isatty() and not are_progress_bars_disabled()
     if not hide or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
         yield
         return

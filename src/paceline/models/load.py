@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import ModelError
 from paceline.contract.label_names import are_unnamed, listed, numbered, rows_by_number
+from paceline.contract.streams import whole_streams
 from paceline.models import factory
 from paceline.models.adapters import CONFIG
 from paceline.models.config import counts_from_padding, head_labels, modality
@@ -366,7 +367,10 @@ def _auto_class(modality: str) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No bar for what takes a moment, and no table of new head weights: ``_check_fit`` reports what matters."""
+    """Show no bar for what takes a moment, and no table of new head weights: ``_check_fit`` reports what matters.
+
+    transformers asks whether standard output is a terminal, which a caller's own stream may not know.
+    """
     from huggingface_hub import constants
     from transformers.utils import logging as transformers_logging
 
@@ -376,7 +380,8 @@ def quiet() -> Iterator[None]:
     if hide:
         transformers_logging.disable_progress_bar()
     try:
-        yield
+        with whole_streams():
+            yield
     finally:
         logger.removeFilter(_not_the_load_report)
         if hide:

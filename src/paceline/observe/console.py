@@ -28,6 +28,7 @@ from paceline.contract.records import (
     StepRecord,
     TraceRecord,
 )
+from paceline.contract.streams import Screen
 from paceline.observe.data_facts import data_facts
 from paceline.observe.formats import (
     amount,
@@ -63,7 +64,7 @@ def console_observer(
     """
     if mode == "off":
         return Silence()
-    screen = cast(TextIO, _Screen(stream or sys.stdout))
+    screen = cast(TextIO, Screen(stream or sys.stdout))
     console = Console(file=screen, highlight=False, markup=False, emoji=False)
     if mode != "plain" and console.is_terminal and not console.is_dumb_terminal:
         return Bar(console)
@@ -136,8 +137,8 @@ class Bar(Observer):
         self._live = Live(
             console=console,
             auto_refresh=False,
-            redirect_stdout=sys.stdout.isatty(),
-            redirect_stderr=sys.stderr.isatty(),
+            redirect_stdout=Screen(sys.stdout).isatty(),
+            redirect_stderr=Screen(sys.stderr).isatty(),
         )
         self._run = _Run()
         self._drawn_at = -math.inf
@@ -420,35 +421,3 @@ def _wrapped(parts: list[Text], width: int, indent: int = 0) -> list[Text]:
             fits = lines and indent + part.cell_len <= width
             lines.append(Text(" " * indent) + part if fits else part)
     return lines
-
-
-@final
-class _Screen:
-    """A text stream that outlives what it cannot write: an encoding too small for a name, a reader that left."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._is_gone = stream, False
-        self.encoding = getattr(stream, "encoding", None) or "utf-8"
-
-    def write(self, text: str) -> int:
-        fitting = text.encode(self.encoding, "backslashreplace").decode(self.encoding)
-        self._attempt(lambda: self._stream.write(fitting))
-        return len(text)
-
-    def flush(self) -> None:
-        self._attempt(self._stream.flush)
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def _attempt(self, action: Callable[[], object]) -> None:
-        if self._is_gone:
-            return
-        try:
-            action()
-        except OSError:
-            # nobody reads this any more, so there is nobody to tell; the run itself goes on
-            self._is_gone = True

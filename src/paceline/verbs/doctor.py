@@ -14,6 +14,7 @@ from typing import Literal
 
 from paceline.contract.errors import RecipeError, UserError, in_a_line
 from paceline.contract.files import cache_folder
+from paceline.contract.streams import Screen
 from paceline.machine.cluster import find_place
 from paceline.machine.disk import require_operator
 from paceline.machine.facts import Facts, ask, this_machine
@@ -56,7 +57,9 @@ def doctor() -> Facts:
     facts = this_machine()
     findings = [*machine(facts), *gpus(facts), *links(facts), *packages(facts), *disks(facts)]
     findings += [*torch_works(facts), *rooms()]
-    sys.stdout.write(shown(findings))
+    screen = Screen(sys.stdout)
+    screen.write(shown(findings))
+    screen.flush()
     return facts
 
 

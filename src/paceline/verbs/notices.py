@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 
 from paceline.contract.redaction import without_credentials
+from paceline.contract.streams import write_error
 
 
 def tell(message: str) -> None:
     """Print a notice on standard error, so that standard output holds the result alone."""
-    sys.stderr.write(f"info: {without_credentials(message)}\n")
+    write_error(f"info: {without_credentials(message)}")
 
 
 @contextlib.contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.contract.redaction import redacted_command
+from paceline.contract.streams import write_error
 from paceline.machine.jobs import is_restart, job_of
 from paceline.run_folder import RunFolder, has_checkpoint
 
@@ -43,7 +43,7 @@ def way_of(out: str | Path | None, environment: Mapping[str, str], command: Sequ
 
 def say(line: str) -> None:
     """Tell who has started the run again what becomes of it: nobody has asked for that in so many words."""
-    sys.stderr.write(f"paceline: {line}\n")
+    write_error(f"paceline: {line}")
 
 
 def ended_run(folder: Path) -> dict[str, Any]:

@@ -373,7 +373,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(
     assert out.startswith("#!/bin/bash\n#SBATCH --job-name=tiny\n#SBATCH --nodes=2\n")
     assert "#SBATCH --account=team\n" in out
     assert 'train r.yaml --set optimizer.lr=1e-3 --out "$run" --gpus=4' in out
-    assert f"paceline=({sys.executable} -m paceline)" in out
+    assert f"paceline=({sys.executable} -P -m paceline)" in out
     assert os.listdir(at_work) == ["r.yaml"]
 
 

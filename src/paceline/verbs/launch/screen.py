@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO, final
 
+from paceline.contract import streams
+
 LONGEST_LINE_BYTES = 64 * 1024
 """A line that is longer is cut in two."""
 
@@ -19,24 +21,17 @@ TAIL_LINES = 200
 
 @final
 class Screen:
-    """A stream of the launcher; one that takes no more output (a closed pipe) does not end the run."""
+    """Whole lines on a stream of the launcher."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._is_gone = stream, False
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = streams.Screen(stream)
         # rank 0 may be drawing its bar: the cursor stands at the bar's end
-        self._begin = "\r\x1b[K" if stream.isatty() else ""
+        self._begin = "\r\x1b[K" if self._stream.isatty() else ""
 
     def say(self, line: str) -> None:
         """Write a line."""
-        if self._is_gone:
-            return
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        fitting = line.encode(encoding, "backslashreplace").decode(encoding)
-        try:
-            self._stream.write(f"{self._begin}{fitting}\n")
-            self._stream.flush()
-        except OSError:
-            self._is_gone = True
+        self._stream.write(f"{self._begin}{line}\n")
+        self._stream.flush()
 
 
 @final
