@@ -344,8 +344,11 @@ def test_bad_rows_are_skipped_when_asked_for(train: Callable[..., Done], tmp_pat
 
 RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown part": ("lop: {epochs: 2}", ("lop = ", "unknown key", "did you mean 'loop'?")),
-    "unknown key": ("optimizer: {rl: 3}", ("optimizer.rl = 3: unknown key", "fix: optimizer.lr")),
-    "unknown key in a list": ("optimizer: {groups: [{mach: x}]}", ("groups.0.mach", "did you mean 'match'?")),
+    "unknown key": ("optimizer: {lrr: 3}", ("optimizer.lrr = 3: unknown key", "fix: --set optimizer.lr=3")),
+    "unknown key in a list": (
+        "optimizer: {groups: [{mach: x}]}",
+        ("groups.0.mach", "did you mean 'match'?", "fix: optimizer.groups.0.match"),
+    ),
     "word for a number": ("optimizer: {lr: fast}", ("optimizer.lr = 'fast'", "number")),
     "rate beyond fp32": ("optimizer: {lr: 1e38}", ("optimizer.lr: 1e+38 is more than any", "1e+30")),
     "negative rate": ("optimizer: {lr: -1}", ("optimizer.lr = '-1'", "greater than 0")),
@@ -362,7 +365,7 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("early_stopping has no effect",),
     ),
     "classifier of no use": ("model: {source: x, classifier: svm}", ("no effect without train: features",)),
-    "number for a name": ("model: {source: 3}", ("model.source = '3'", 'in quotes: "3"')),
+    "number for a name": ("model: {source: 3}", ("model.source = '3'", 'model.source="3"')),
     "a name that leads elsewhere": ("name: ../x", ("name = '../x'", "letters, digits")),
     "fp16 on a CPU": ("techniques: {precision: fp16}\ndevice: cpu", ("precision = fp16", "precision=fp32")),
     "what excludes another": (

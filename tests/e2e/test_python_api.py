@@ -138,7 +138,7 @@ def test_errors_are_of_the_documented_classes(tmp_path: Path) -> None:
     write_csv(tmp_path / "data.csv", reviews())
     good = recipe(data={"source": "data.csv"})
     with pytest.raises(errors.RecipeError, match="did you mean 'lr'"):
-        paceline.Recipe.parse({**SETTINGS, "optimizer": {"rl": 1}})
+        paceline.Recipe.parse({**SETTINGS, "optimizer": {"lrr": 1}})
     with pytest.raises(errors.RecipeError, match="no rows were given"):
         paceline.train(recipe())
     with pytest.raises(errors.DataError, match="no such file"):

@@ -214,7 +214,7 @@ def test_a_folder_in_a_recipes_place_is_told_by_what_is_in_it(run: Run, tmp_path
         (["train", "runs/x", "--resume", "--data", "x.csv"], "--resume with --data"),
         (["train", "none.yaml"], "none.yaml: no such recipe"),
         (["train", "--model", "m", "--data", "d", "--gpus", "2", "--processes", "2"], "--gpus 2 with --processes 2"),
-        (["train", "--model", "m", "--data", "d", "--set", "optimizer.rl=1"], "did you mean"),
+        (["train", "--model", "m", "--data", "d", "--set", "optimizer.lrr=1"], "did you mean"),
         (["data", "imbd", "folder"], "did you mean 'imdb'"),
     ],
 )

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paceline.contract.errors import DataError, excerpt, in_a_line
+from paceline.contract.errors import DataError, close_words, excerpt, in_a_line, nearest
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,34 @@ def test_a_console_without_these_letters_is_no_crash(tmp_path):
 def test_what_nobody_raised_on_purpose_fits_in_a_line() -> None:
     assert in_a_line(ValueError("\nfirst\nsecond")) == "ValueError: first"
     assert in_a_line(KeyError()) == "KeyError: "
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "close"),
+    [
+        ("lable", ["label", "text"], ["label"]),
+        ("Batch-Size", ["batch_size", "batch"], ["batch_size"]),
+        ("vaildation", ["train", "validation", "test"], ["validation"]),
+        ("determ", ["deterministic", "name"], ["deterministic"]),
+        ("AUROC", ["auroc", "accuracy"], ["auroc"]),
+        ("hma", ["ham", "spam"], ["ham"]),
+        ("gb18300", ["gb18030", "gb2312"], ["gb18030"]),
+        ("adamw8", ["adamw", "adamw8bit", "adamwfp8"], ["adamw8bit"]),
+        # two words, not a misspelling
+        ("amp", ["name", "model"], []),
+        ("eta_min", ["deterministic"], []),
+        ("log_level", ["observe", "loop"], []),
+        ("fp8", ["fp16", "fp32"], []),
+        ("12", ["13", "1"], []),
+        ("eval", ["evaluate_every", "evaluation_batch_size"], []),
+        ("", ["a"], []),
+        ("--", ["a"], []),
+    ],
+)
+def test_a_close_word_is_a_misspelling_or_a_beginning(word: str, known: list[str], close: list[str]) -> None:
+    assert close_words(word, known) == close
+
+
+def test_of_many_known_words_some_are_listed() -> None:
+    assert nearest("xyz", map(str, range(10_000))).endswith("and 9,980 more")
+    assert nearest("xyz", ["b", "a"]) == "known: a, b"

@@ -186,7 +186,7 @@ PLAN = "paceline plan RECIPE --gpu"
             f"{PLAN} v100-16gb",
         ),
         ("h100", "--gpu 'h100'", "it may be h100-80gb, h100-pcie or h100-nvl", f"{PLAN} h100-80gb"),
-        ("l50s", "--gpu 'l50s': unknown GPU", "near it: l40s", f"{PLAN} l40s"),
+        ("rtxx-4090", "--gpu 'rtxx-4090': unknown GPU", "near it: rtx-4090", f"{PLAN} rtx-4090"),
         ("rtx 4090 d", "--gpu 'rtx 4090 d': unknown GPU", "near it: rtx-4090", f"{PLAN} rtx-4090"),
         (
             "H100-SXM5",

@@ -134,7 +134,6 @@ def test_an_old_gpu_and_a_missing_compiler_are_named(listing: Listing) -> None:
     [
         ("apex", ["o1: techniques.precision=fp16", "optimizer.type=adamw", "parallel.strategy=ddp"]),
         ("Horovod", ["ring all-reduce", "horovodrun -np 2", "--gpus N", "parallel.reduce_dtype=bf16"]),
-        ("torch.distributed.launch", ["torchrun under its old name"]),
     ],
 )
 def test_a_library_is_answered_with_what_it_is_here(

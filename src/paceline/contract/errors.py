@@ -8,6 +8,7 @@ every other exception is a bug of ours, shows its traceback and exits with 1.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 INTERRUPTED = 130
@@ -131,8 +132,45 @@ def excerpt(text: str, limit: int = 60) -> str:
     return repr(shown) + (f" … ({len(text):,} characters)" if len(text) > limit else "")
 
 
+NEAR = 0.75
+"""How alike two words are when one may be a misspelling of the other: 1 for the same letters, 0 for no common one.
+
+``lable`` and ``label`` are 0.8 alike. ``amp`` and ``name``, 0.57, are two words.
+"""
+
+SHOWN = 20
+"""Known words that a message lists."""
+
+
+def close_words(word: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return the known words of which ``word`` is most likely a misspelling or the beginning, the closest first.
+
+    Case and separators do not count, so that ``Batch-Size`` is ``batch_size``. The digits have to be the same in some
+    order, since ``fp8`` is no misspelling of ``fp16``. A wrong word is worse than none.
+    """
+    bare = _without_separators(word)
+    spelt = {_without_separators(one): one for one in sorted(known, reverse=True)}
+    alike = [one for one in spelt if _digits(one) == _digits(bare)]
+    begun = [one for one in spelt if len(bare) >= 4 and one.startswith(bare)]
+    near = begun if bare not in spelt and len(begun) <= most else []
+    near = near or difflib.get_close_matches(bare, alike, n=most, cutoff=NEAR)
+    # letters that changed places are less alike the shorter a word is
+    near = near or [one for one in alike if len(bare) >= 3 and sorted(one) == sorted(bare)]
+    return [spelt[one] for one in near[:most]]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A sentence that names the closest known word, or all of them when none is close."""
+    """Return a clause that names the closest known word, or those that are known where none is near."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    for near in close_words(word, known):
+        return f"did you mean {near!r}?"
+    more = f", and {len(known) - SHOWN:,} more" if len(known) > SHOWN else ""
+    return f"known: {', '.join(known[:SHOWN])}{more}"
+
+
+def _without_separators(word: str) -> str:
+    return re.sub(r"[-_\s]", "", word.casefold()) or word
+
+
+def _digits(word: str) -> list[str]:
+    return sorted(re.findall(r"\d", word))

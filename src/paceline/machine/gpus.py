@@ -5,14 +5,13 @@ One table for everybody. What could not be found out is None, never a guess.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-from paceline.contract.errors import UserError, excerpt
+from paceline.contract.errors import UserError, close_words, excerpt
 from paceline.machine.facts import PACKAGES, Facts, Gpu
 
 
@@ -266,8 +265,8 @@ def _near(text: str) -> list[Model]:
     for end in range(len(words) - 1, 0, -1):
         if found := _meant(" ".join(words[:end])):
             return found
-    close = difflib.get_close_matches(_plain(text), _BY_PLAIN_NAME, n=4, cutoff=0.65)
-    return list(dict.fromkeys(_BY_PLAIN_NAME[name] for name in close))
+    near = close_words(_plain(text), _BY_PLAIN_NAME, most=4)
+    return list(dict.fromkeys(_BY_PLAIN_NAME[name] for name in near))
 
 
 def _either(models: Sequence[Model]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.contract.errors import RecipeError, nearest
+from paceline.contract.errors import RecipeError, close_words, nearest
 from paceline.recipe.choose import STATE_BYTES
 from paceline.recipe.parts.optimizer import LOW_BIT
 
@@ -96,5 +96,6 @@ def textbook(
 def _known(setting: str, value: str, table: dict[str, int]) -> int:
     if value in table:
         return table[value]
-    what, first = f"{setting} = {value}: unknown to the formula", next(iter(table))
-    raise RecipeError(what, nearest(value, table), f"--set {setting}={first}")
+    example = next(iter(close_words(value, table) or table))
+    what = f"{setting} = {value}: unknown to the formula"
+    raise RecipeError(what, nearest(value, table), f"--set {setting}={example}")

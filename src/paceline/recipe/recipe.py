@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_origin
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
-from paceline.contract.errors import RecipeError, excerpt, nearest
-from paceline.contract.redaction import redacted, without_credentials
-from paceline.recipe.meant import is_misspelt, of_value, taught
+from paceline.contract.errors import RecipeError, excerpt
+from paceline.contract.redaction import without_credentials
+from paceline.recipe.explain import explain_problem, setting_paths
 from paceline.recipe.parts import (
     EXECUTION,
     DataPart,
@@ -80,7 +77,7 @@ class Recipe(Part):
         try:
             recipe = cls.model_validate(settings)
         except ValidationError as error:
-            raise _teach(cls, error) from None
+            raise explain_problem(cls, error) from None
         _refuse_credentials(recipe)
         return recipe
 
@@ -274,119 +271,7 @@ def _copy(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
 
 
-AWAITED = "Input should be "
-"""Most messages of pydantic's begin so."""
-
-
-def _teach(model: type[BaseModel], error: ValidationError) -> RecipeError:
-    """The first problem of a pydantic error in our three parts."""
-    problems = error.errors(include_url=False)
-    # a misspelt key also makes the right one missing: it is the cause, whatever comes first
-    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
-    # pydantic names the member of a union in the location; only what the user wrote is of use
-    keys = [str(part) for part in problem["loc"]]
-    path, known = _written_path(model, keys)
-    dotted = ".".join(path)
-    if problem["type"] == "extra_forbidden":
-        unknown = [one for one in problems if one["type"] == "extra_forbidden"]
-        if not is_misspelt(path[-1], [*known]) and (meant := _meant(model, unknown)) is not None:
-            return meant
-        close = difflib.get_close_matches(path[-1], list(known), n=1, cutoff=0.5)
-        fix = f"{'.'.join([*path[:-1], close[0]])}" if close else ""
-        written = redacted(f"{dotted} = {problem['input']!r}")  # whatever it is, somebody may have called it password
-        return RecipeError(f"{written}: unknown key", nearest(path[-1], known), fix)
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "missing":
-        named = "model.source" if dotted == "model" else dotted
-        return RecipeError(f"{dotted}: missing", fix=f"set {named}, for example with --set {named}=VALUE")
-    if problem["type"] == "value_error":
-        return RecipeError(f"{dotted}: {message}" if dotted else message)
-    what = f"{dotted} = {excerpt(str(problem['input']))}"
-    if problem["type"] == "literal_error" and (of := of_value(dotted, problem["input"])) is not None:
-        return RecipeError(what, of.why, of.fix)
-    part, field = _field_at(model, path)
-    if problem["type"] in ("model_type", "model_attributes_type") and part is not None:
-        keys = list(part.model_fields)
-        example = f"{dotted}.{'source' if 'source' in keys else keys[0]}={problem['input']}"
-        return RecipeError(what, f"it is a group of settings: {', '.join(keys)}", f"--set {example}, for example")
-    if problem["type"] == "tuple_type":
-        return RecipeError(what, "it is a list", f"--set {dotted}=[{problem['input']}]")
-    if problem["type"] == "string_type":
-        return RecipeError(what, "it is a text", f'put it in quotes: "{problem["input"]}"')
-    if problem["type"] == "string_pattern_mismatch" and field is not None and field.description:
-        return RecipeError(what, f"it is {field.description}")
-    default = field.default if field is not None else None
-    fix = f"{dotted}={default}, for example" if isinstance(default, int | float | str) else ""
-    # where values of several kinds may stand, each has its own problem with this one
-    kinds = (one for one in problems if _written_path(model, [*map(str, one["loc"])])[0] == path)
-    awaited = dict.fromkeys(_awaited(one) for one in kinds if one["msg"].startswith(AWAITED))
-    message = AWAITED + ", or ".join(awaited) if awaited else message
-    return RecipeError(what, message[0].lower() + message[1:], fix)
-
-
-def _meant(model: type[BaseModel], unknown: Sequence[ErrorDetails]) -> RecipeError | None:
-    """What is told of keys that are known elsewhere, or in another part."""
-    paths: dict[str, list[str]] = {}
-    for path in _fields(model):
-        paths.setdefault(path.rpartition(".")[2], []).append(path)
-    keys = [(".".join(_written_path(model, [*map(str, one["loc"])])[0]), one["input"]) for one in unknown]
-    return taught(keys, paths)
-
-
 @functools.cache
 def _punctuation_fields() -> frozenset[str]:
     """Names of the fields marked ``AS_TYPED``, without their groups."""
-    return frozenset(path.rpartition(".")[2] for path in _fields(Recipe) if _is_marked(path, "as_typed"))
-
-
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every setting by its dotted path; those of groups in a list have none."""
-    for name, field in model.model_fields.items():
-        part = None if get_origin(field.annotation) is tuple else _part_of(field.annotation)
-        if part is None:
-            yield f"{prefix}{name}"
-        else:
-            yield from _fields(part, f"{prefix}{name}.")
-
-
-def _awaited(problem: ErrorDetails) -> str:
-    """What should stand there, such as ``'auto'``, ``true or false`` or ``greater than 0``."""
-    if problem["type"].startswith("bool"):
-        return "true or false"
-    return problem["msg"].removeprefix(AWAITED).partition(", unable to")[0]
-
-
-def _field_at(model: type[BaseModel], path: Iterable[str]) -> tuple[type[BaseModel] | None, FieldInfo | None]:
-    """The part and the field at a path; list indices in it are passed over."""
-    part: type[BaseModel] | None = model
-    field: FieldInfo | None = None
-    for key in path:
-        if part is not None and key in part.model_fields:
-            field = part.model_fields[key]
-            part = _part_of(field.annotation)
-    return part, field
-
-
-def _written_path(model: type[BaseModel], keys: list[str]) -> tuple[list[str], Iterable[str]]:
-    path: list[str] = []
-    known: Iterable[str] = model.model_fields
-    current: type[BaseModel] | None = model
-    for key in keys:
-        if key.startswith("("):
-            continue  # a member of a union that tells its members apart by itself
-        if current is not None and (key in current.model_fields or key == keys[-1]):
-            known = current.model_fields
-            path.append(key)
-            field = current.model_fields.get(key)
-            current = _part_of(field.annotation) if field else None
-        elif key.isdigit():
-            path.append(key)
-    return path, known
-
-
-def _part_of(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        candidate = getattr(candidate, "__origin__", candidate)  # of what is annotated with more than its type
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    return frozenset(path.rpartition(".")[2] for path in setting_paths(Recipe) if _is_marked(path, "as_typed"))

@@ -30,7 +30,7 @@ from paceline.verbs.commands.plan import plan
 from paceline.verbs.commands.predict import predict
 from paceline.verbs.commands.trace import trace
 from paceline.verbs.commands.train import train
-from paceline.verbs.short import meant
+from paceline.verbs.short import explain_option
 
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """What an option, argument or command raises that is not there; typer has no name for it."""
@@ -41,6 +41,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a person's error ends with its message and exit code, without a traceback."""
+        arguments = [*ctx._protected_args, *ctx.args]
         try:
             return super().invoke(ctx)
         except PacelineError as error:
@@ -50,12 +51,14 @@ class Commands(TyperGroup):
             typer.echo("paceline: interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
         except _USAGE_ERROR as error:
-            verb = getattr(getattr(error, "ctx", None), "info_name", None) or ""
-            told = meant(getattr(error, "option_name", None) or "", verb)
-            if told is None:
+            context = getattr(error, "ctx", None)
+            verb, command = getattr(context, "info_name", None) or "", getattr(context, "command", None)
+            known = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
+            explained = explain_option(getattr(error, "option_name", None) or "", verb, arguments, known)
+            if explained is None:
                 raise
-            typer.echo(f"paceline: {told}", err=True)
-            raise SystemExit(told.exit_code) from None
+            typer.echo(f"paceline: {explained}", err=True)
+            raise SystemExit(explained.exit_code) from None
 
 
 app = typer.Typer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 import typer
@@ -75,23 +75,49 @@ def without(arguments: Sequence[str], change: str) -> list[str]:
     return kept
 
 
-def meant(option: str, verb: str) -> UserError | None:
-    """The error for an option that is called otherwise here; None where nothing is known of it."""
-    from paceline.recipe.meant import of_option
+def explain_option(option: str, verb: str, arguments: Sequence[str], known: Collection[str]) -> UserError | None:
+    """Return the error for an option that is called otherwise here; None where nothing is known of it.
 
-    name = option.lstrip("-")
+    Args:
+        option: as it was typed, with its dashes and without a value.
+        verb: the command.
+        arguments: all that was typed after ``paceline``, for the option's value.
+        known: options of the command.
+    """
+    from paceline.recipe.suggestions import suggest_option, typed
+
+    name, what = option.lstrip("-"), f"{option}: no such option"
     if name == "model" and verb in ("evaluate", "predict"):
         why = "the model, or the run that trained it, is named without an option"
         data = "--data FILE" if verb == "evaluate" else "new.csv -o out.csv"
-        return UserError("--model: no such option", why, f"paceline {verb} NAME {data}")
-    told = of_option(name)
-    if told is None:
-        if "." not in name:
+        return UserError(what, why, f"paceline {verb} NAME {data}")
+    value = _value_of(option, arguments)
+    suggestion = suggest_option(name, "VALUE" if value is None else value)
+    if suggestion is None:
+        if "." not in name or "--set" not in known:
             return None
-        return UserError(f"{option}: no such option", "a setting is set by its name", f"--set {name}=VALUE")
-    key = told.fix.removeprefix("--set ").removesuffix("=VALUE")
-    ours = next((f"{short} VALUE" for short, setting in SETTINGS.items() if setting == key), told.fix)
-    return UserError(f"{option}: no such option", told.in_full, ours or "leave it out")
+        setting = f"{name}={'VALUE' if value is None else value}"
+        return UserError(what, "a setting is set by its name", typed([setting]))
+    ours = {setting: short for short, setting in SETTINGS.items() if short in known}
+    words = []
+    for setting in suggestion.settings:
+        path, _, text = setting.partition("=")
+        words.append(f"{ours[path]} {text}" if path in ours else typed([setting]))
+    fix = " ".join(words) or suggestion.command
+    if fix.startswith("--") and fix.partition(" ")[0] not in known:
+        fix = ""  # true of another command
+    return UserError(what, suggestion.in_full, fix or "leave it out")
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str | None:
+    """Return the value that stands behind an option or is joined to it; None where there is none."""
+    for word, following in itertools.pairwise([*arguments, ""]):
+        name, equals, value = word.partition("=")
+        if name == option and equals:
+            return value
+        if name == option and following and not following.startswith("-"):
+            return following
+    return None
 
 
 def _key(setting: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -9,58 +10,76 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from paceline.contract.errors import RecipeError, nearest
+from paceline.contract.errors import RecipeError, close_words, nearest
 from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.recipe.elsewhere import TABLE, TOLD
 from paceline.recipe.entries import TechniqueEntry, value_of, written
+from paceline.recipe.explain import setting_paths
 from paceline.recipe.rules import missing_packages
 from paceline.recipe.techniques import ENTRIES, GROUPS, told
+from paceline.recipe.terms import Section, Term, find_word, plain, read_sections
 
 
 def techniques(name: str | None = None) -> tuple[TechniqueEntry, ...]:
     """Print every technique in a line each, or all there is to know about one.
 
     Args:
-        name: of the one; None: all. Or of a library whose ways are others here, such as ``apex``.
+        name: of a technique, or of its setting; None: all. Or a word that is another one here, such as ``GradScaler``;
+            a library whose names are known, such as ``apex``; a setting of the recipe.
 
     Returns:
-        The entries that were printed; none for a library.
+        The entries that were printed; none for a word without a technique.
 
     Raises:
-        RecipeError: no technique has this name.
+        RecipeError: no technique and no word has this name.
     """
-    library = next((one for one in TOLD if name and one.lower() == name.lower()), None)
-    if library is not None:
-        sys.stdout.write("\n".join(_of_library(library)) + "\n")
-        return ()
     facts = this_machine()
-    entries = ENTRIES if name is None else (_named(name),)
-    sections = _listed(facts) if name is None else [_shown(entries[0], facts)]
-    sys.stdout.write("\n\n".join([_machine(facts), *sections]) + "\n")
-    return entries
+    if name is None:
+        sys.stdout.write("\n\n".join([_machine(facts), *_listed(facts)]) + "\n")
+        return ENTRIES
+    entry = next((entry for entry in ENTRIES if plain(name) in (plain(entry.name), plain(entry.setting))), None)
+    described, entry = ([], entry) if entry else _describe_word(name)
+    sections = [_machine(facts), _shown(entry, facts)] if entry else []
+    sys.stdout.write("\n\n".join(["\n".join(described)] * bool(described) + sections) + "\n")
+    return (entry,) if entry else ()
 
 
-def _of_library(library: str) -> Iterator[str]:
-    """What another library is here, and its names."""
-    yield f"{library}: {' '.join(TOLD[library])}"
-    for name in TABLE[library]:
-        ways = [f"{there}: {here}" for there, here in name.values.items() if here] or [name.here or "nothing"]
-        here = "; ".join(ways).replace("{}", "N")
-        yield f"  {', '.join(name.names)}: {here}{f' ({name.note})' if name.note else ''}"
+def _describe_word(word: str) -> tuple[list[str], TechniqueEntry | None]:
+    """Return the lines about a library, a word of the table of terms, or a setting; with the technique of a word.
+
+    Raises:
+        RecipeError: it is none of them.
+    """
+    library = next((one for one in read_sections() if one.about and plain(one.title) == plain(word)), None)
+    if library is not None:
+        return [*_library_lines(library)], None
+    if (term := find_word(word)) is not None:
+        is_chinese = re.search("[\u4e00-\u9fff]", word) is not None
+        note = term.zh if is_chinese else term.note
+        page = f"page: docs/{term.page or 'coming-from.md'}"
+        return [f"{word}: {term.shown}", *(f"  {line}" for line in (note, page) if line)], _entry_of(term)
+    for path in setting_paths(Recipe):
+        if word in (path, path.rpartition(".")[2]):
+            return [f"{path}: {field_at(path).description}", "  page: docs/recipes.md"], None
+    techniques = [entry.name for entry in ENTRIES]
+    words = (name for section in read_sections() for term in section.terms for name in term.names)
+    near = nearest(word, close_words(word, [*techniques, *words]) or techniques)
+    why = f"no technique, and no word that is known, has this name; {near}"
+    raise RecipeError(f"techniques {word}", why, "paceline techniques, which lists them")
+
+
+def _library_lines(library: Section) -> Iterator[str]:
+    yield f"{library.title}: {library.about}"
+    for term in library.terms:
+        yield f"  {', '.join(term.names)}: {term.shown}{f' ({term.note})' if term.note else ''}"
     yield "page: docs/coming-from.md"
 
 
-def _named(name: str) -> TechniqueEntry:
-    found = [entry for entry in ENTRIES if name in (entry.name, entry.setting)]
-    if not found:
-        raise RecipeError(
-            f"techniques {name}",
-            f"no technique has this name; {nearest(name, (entry.name for entry in ENTRIES))}",
-            "paceline techniques, which lists them",
-        )
-    return found[0]
+def _entry_of(term: Term) -> TechniqueEntry | None:
+    """Return the technique whose setting takes the place of a term; None where there is none."""
+    path, _, value = term.here.partition(" ")[0].partition("=")
+    return next((one for one in ENTRIES if one.setting == path and (not one.choice or one.name == value)), None)
 
 
 def _listed(facts: Facts) -> Iterator[str]:

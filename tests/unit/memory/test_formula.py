@@ -95,8 +95,8 @@ def test_it_knows_every_precision_and_optimizer_of_a_recipe() -> None:
             "fp32",
             "adamw8",
             "optimizer.type = adamw8: unknown to the formula",
-            "did you mean 'adamw'?",
-            "--set optimizer.type=adamw",
+            "did you mean 'adamw8bit'?",
+            "--set optimizer.type=adamw8bit",
         ),
     ],
 )

@@ -75,7 +75,7 @@ def recipe(**trace: object) -> Recipe:
         ({"steps": ["first-epoch"]}, "'first-epoch' is no window: 90:100"),
         ({"steps": ["-10:"]}, "'-10:' is no window"),
         ({"steps": [{"from": 3}]}, "is no window"),
-        ({"steps": "last-epoch"}, "--set trace.steps=[last-epoch]"),
+        ({"steps": "last-epoch"}, "--set 'trace.steps=[last-epoch]'"),
         ({"kind": ["kineto", "nsys"]}, "one of kineto and nsys"),
         ({"kind": "kineto,nsys"}, "one of kineto and nsys"),
         ({"kind": "nsys", "memory": True}, "memory has no effect with kind: nsys"),

@@ -135,14 +135,19 @@ def test_a_launch_does_not_advise_two_sizes_at_once(
 @pytest.mark.parametrize(
     ("typed", "parts"),
     [
-        (["--learning_rate", "3e-5"], ("--learning_rate: no such option", "is optimizer.lr here", "fix: --lr VALUE")),
-        (["--num-train-epochs=3"], ("loop.epochs", "fix: --epochs VALUE")),
-        (["--warmup_ratio", "0.1"], ("schedule.warmup", "fix: --set schedule.warmup=VALUE")),
+        (["--learning_rate", "3e-5"], ("--learning_rate: no such option", "is optimizer.lr here", "fix: --lr 3e-5")),
+        (["--num-train-epochs=3"], ("loop.epochs", "fix: --epochs 3")),
+        (["--warmup_ratio", "0.1"], ("schedule.warmup", "fix: --set schedule.warmup=0.1")),
         (["--fp16"], ("techniques.precision=fp16", "fix: --set techniques.precision=fp16")),
         (["--num_workers", "4"], ("no counterpart here", "fix: leave it out")),
-        (["--output_dir", "x"], ("fix: --out VALUE",)),
-        (["--optimizer.lr", "1"], ("fix: --set optimizer.lr=VALUE",)),
-        (["--batch_size", "3"], ("--batch-size",)),
+        (["--output_dir", "x"], ("fix: --out x",)),
+        (["--optimizer.lr", "1"], ("fix: --set optimizer.lr=1",)),
+        (["--batch_size", "3"], ("fix: --batch-size 3",)),
+        (["--ws", "2"], ("fix: --world-size 2",)),
+        (["--init_method=TCP"], ("fix: --init tcp://HOST:PORT --rank RANK --world-size N",)),
+        (["--print_every", "50"], ("fix: --set observe.log_every=50",)),
+        (["--strategy", "deepspeed_stage_2"], ("fix: --set parallel.strategy=deepspeed --set parallel.stage=2",)),
+        (["--learning_rate"], ("fix: --lr VALUE",)),
         (["--modle", "x"], ("--model",)),
     ],
 )
@@ -153,6 +158,13 @@ def test_an_option_of_another_program_is_led_to_ours(
     told = capsys.readouterr().err
     for part in parts:
         assert part in told
+
+
+def test_an_option_that_another_command_has_is_not_advised(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert run(monkeypatch, "predict", "runs/x", "--num_processes", "2") == 2
+    assert "fix: leave it out" in capsys.readouterr().err
+    assert run(monkeypatch, "doctor", "--optimizer.lr", "1") == 2
+    assert "--set" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.contract.errors import DataError
+from paceline.contract.errors import DataError, close_words
 from paceline.contract.files import is_irregular
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources.arrow import files_of_saved, is_saved, read_arrow, read_saved
@@ -149,7 +148,7 @@ def _missing(path: Path, name: str, setting: str) -> DataError:
     # what was meant is of the same kind; among much else, a random neighbour is no help
     alike = [other for other in names if file_format(Path(other)) == file_format(path)]
     stems = {other.partition(".")[0]: other for other in alike}
-    close = difflib.get_close_matches(path.name.partition(".")[0], stems, n=1, cutoff=0.6)
+    near = close_words(path.name.partition(".")[0], stems)
     why = f"the folder {str(folder)!r} holds {', '.join(names[:5]) or 'nothing'}{', ...' * (len(names) > 5)}"
-    fix = f"did you mean {str(folder / stems[close[0]])!r}?" if close else "correct the path"
+    fix = f"did you mean {str(folder / stems[near[0]])!r}?" if near else "correct the path"
     return DataError(f"{setting} = {name!r}: no such file", why=why, fix=fix)

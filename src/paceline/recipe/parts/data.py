@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from encodings.aliases import aliases
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
+from paceline.contract.errors import close_words
 from paceline.recipe.parts.part import (
     AS_TYPED,
     EXECUTION,
@@ -224,8 +224,8 @@ class DataPart(Part):
         try:
             "a".encode(value)
         except (LookupError, ValueError):
-            close = difflib.get_close_matches(value.lower().replace("-", "_"), sorted(aliases), n=1)
-            hint = f"; did you mean {close[0]}?" if close else "; for example utf-8, gb18030, cp932, cp1252"
+            near = close_words(value, {*aliases, *aliases.values()})
+            hint = f"; did you mean {near[0]}?" if near else "; for example utf-8, gb18030, cp932, cp1252"
             raise ValueError(f"no text encoding {value!r}{hint}") from None
         return value
 

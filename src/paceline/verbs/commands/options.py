@@ -98,10 +98,10 @@ class Changes(Options):
             RecipeError: one is set twice.
         """
         from paceline.machine.cluster import LAUNCHER, rank_in
-        from paceline.recipe.meant import understood
+        from paceline.recipe.suggestions import translate_settings
         from paceline.verbs.notices import tell
 
-        settings, notices = understood(all_settings(**vars(self)))
+        settings, notices = translate_settings(all_settings(**vars(self)))
         # ranks that a launcher started repeat what it was given, and it has told already
         if LAUNCHER not in os.environ and rank_in(os.environ) == 0:
             for notice in notices:
