@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 _UNNAMED = "LABEL_"
@@ -17,7 +18,7 @@ def are_unnamed(head: Sequence[str]) -> bool:
 def sorted_names(names: Iterable[str]) -> tuple[str, ...]:
     """Class names in order: by value where all are numbers, or ``LABEL_`` and a number; otherwise by character."""
     found = set(names)
-    values = {name: _value(name.removeprefix(_UNNAMED)) for name in found}
+    values = {name: number_of(name.removeprefix(_UNNAMED)) for name in found}
     alike = len({name.startswith(_UNNAMED) for name in found}) < 2
     if alike and all(math.isfinite(value) for value in values.values()):
         return tuple(sorted(found, key=lambda name: (values[name], name)))
@@ -36,8 +37,16 @@ def rows_by_name(names: Iterable[str], head: Sequence[str]) -> dict[str, int]:
 
 def rows_by_number(names: Iterable[str], size: int) -> dict[str, int]:
     """The row of each name that is a row's number in a head of ``size`` rows: ``2`` and ``2.0`` are row 2."""
-    values = {name: _value(name) for name in names}
+    values = {name: number_of(name) for name in names}
     return {name: int(value) for name, value in values.items() if value.is_integer() and 0 <= value < size}
+
+
+def rows_by_value(names: Iterable[str], head: Sequence[str]) -> dict[str, int]:
+    """Return the row of each name that is a number and equals that of one row in ``head``: ``0`` is ``0.0``."""
+    values = [number_of(name) for name in head]
+    counts = Counter(values)
+    alone = {value: row for row, value in enumerate(values) if math.isfinite(value) and counts[value] == 1}
+    return {name: alone[value] for name in names if (value := number_of(name)) in alone}
 
 
 def numbered(rows: Mapping[str, int], head: Sequence[str]) -> str:
@@ -51,7 +60,8 @@ def listed(words: Sequence[str], most: int = 10) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most:,} more" if len(words) > most else "")
 
 
-def _value(name: str) -> float:
+def number_of(name: str) -> float:
+    """Return the number that a class is called, NaN where it is called otherwise."""
     try:
         return float(name)
     except ValueError:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from paceline.contract.errors import DataError, excerpt
 from paceline.contract.files import write_atomically
+from paceline.contract.label_names import listed
 
 EXCERPT_CHARACTERS = 200
 """How much of a dropped row the quarantine file shows; the row itself stays in the user's file."""
@@ -61,7 +62,7 @@ class BadRows:
         count, total = len(self._dropped), len(self._dropped) + kept
         share = count / total
         by_problem = Counter(error.problem for error, _ in self._dropped)
-        kinds = ", ".join(f"{times:,} × {problem}" for problem, times in by_problem.most_common())
+        kinds = listed([f"{times:,} × {problem}" for problem, times in by_problem.most_common()])
         where = f"; see {self._quarantine}" if self._quarantine is not None else ""
         if share > self._allowed:
             first = "; ".join(str(error).split("\n", 1)[0] for error, _ in self._dropped[:3])

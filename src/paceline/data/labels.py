@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.contract.errors import DataError, excerpt, nearest
-from paceline.contract.label_names import are_unnamed, listed, numbered, rows_by_name, rows_by_number, sorted_names
+from paceline.contract.errors import DataError, excerpt
+from paceline.contract.label_names import (
+    are_unnamed,
+    listed,
+    number_of,
+    numbered,
+    rows_by_name,
+    rows_by_number,
+    rows_by_value,
+    sorted_names,
+)
 from paceline.data.dataset import Origins
+
+
+_NEAR = 0.75
+"""Likeness, up to 1, from which a label is taken for a misspelt one."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +140,7 @@ def names_in_head(names: Collection[str], head: Sequence[str]) -> tuple[str, ...
 def encode_known_labels(
     labels: Sequence[Any], kind: str, names: Sequence[str], origins: Origins, column: str | None = None
 ) -> Labels:
-    """Labels of a set to evaluate a trained model on, whose classes are ``names``.
-
-    A label is looked for as it is written, then without regard to case; in a model whose classes have no names, also
-    as a class's number, which a notice says.
+    """Labels of a set to evaluate a trained model on, whose classes are ``names``; see ``match_known``.
 
     Args:
         column: for errors.
@@ -138,31 +150,53 @@ def encode_known_labels(
     """
     if kind == "regression":
         return Labels(_targets(labels, origins, column), tuple(names))
-    found = {name for label in labels for name in _names_of(label, kind)}
-    rows, numbers = rows_by_name(found, names), rows_by_number(found, len(names))
-    by_number = {name: row for name, row in numbers.items() if name not in rows} if are_unnamed(names) else {}
-    rows |= by_number
-    if unknown := found - rows.keys():
+    distinct = {name for label in labels for name in _names_of(label, kind)}
+    rows, notices = match_known(distinct, names)
+    if unknown := distinct - rows.keys():
         sample = next(at for at, label in enumerate(labels) if unknown & set(_names_of(label, kind)))
         name = next(name for name in _names_of(labels[sample], kind) if name in unknown)
-        raise DataError(
-            f"label {excerpt(name)} is unknown to the model",
-            **place(origins, sample),
-            column=column,
-            why=nearest(name, names),
-            fix=_known_fix(name, numbers, names),
-        )
-    notices = (numbered(by_number, names),) if by_number else ()
+        raise unknown_label(name, names, column=column, **place(origins, sample))
     return Labels(_values(labels, kind, rows, len(names)), tuple(names), notices)
 
 
-def _known_fix(name: str, numbers: Mapping[str, int], names: Sequence[str]) -> str:
+def match_known(labels: Collection[str], names: Sequence[str]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the row of each label that a model with the classes ``names`` knows, and notices.
+
+    A label is looked for as it is written, then without regard to case. Then numbers are compared by value: ``0`` is
+    ``0.0``; in a model whose classes have no names they are the classes' numbers.
+    """
+    rows = rows_by_name(labels, names)
+    numbers = rows_by_number(labels, len(names)) if are_unnamed(names) else rows_by_value(labels, names)
+    by_number = {name: row for name, row in numbers.items() if name not in rows}
+    return rows | by_number, (numbered(by_number, names),) if by_number else ()
+
+
+def unknown_label(name: str, names: Sequence[str], *, column: str | None, **place: Any) -> DataError:
+    """The refusal of a label that a model with the classes ``names`` does not know; ``place`` is its file and line."""
+    # digits in common make no numbers alike, and positive is not near negative
+    is_number = math.isfinite(number_of(name))
+    close = [] if is_number else difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
+    return DataError(
+        f"label {excerpt(name)} is unknown to the model",
+        **place,
+        column=column,
+        why=f"did you mean {close[0]!r}?" if close else f"known: {listed(sorted_names(names))}",
+        fix=_known_fix(name, names),
+    )
+
+
+def _known_fix(name: str, names: Sequence[str]) -> str:
     """What to write in place of a label that a model does not know."""
     if are_unnamed(names):
         return f"its classes have no names: write their numbers, 0 to {len(names) - 1}"
+    has_numbers = any(math.isfinite(number_of(known)) for known in names)
+    numbers = {} if has_numbers else rows_by_number([name], len(names))
     if name in numbers:
         return f"write the classes' names; by number {name} would be {excerpt(names[numbers[name]])}"
-    return "correct the label, or train a model that knows it"
+    return (
+        "correct the label, train a model that knows it, or --set data.on_bad_row=skip, which drops and counts such"
+        " rows"
+    )
 
 
 def empty_labels(num_samples: int, kind: str, names: Sequence[str]) -> Labels:

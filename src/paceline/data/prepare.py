@@ -231,7 +231,7 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
 
     part = _as_trained(part.model_copy(update={"allow_single_class": True}), given)
     states = file_states(part) if rows is None else {}
-    table = read(part, task=given.kind, rows=rows, picture=given.picture)
+    table = read(part, task=given.kind, rows=rows, picture=given.picture, known=given.label_names)
     if rows is None:
         require_unchanged(part, states)
     if table.kind != given.kind or table.labels is None:

@@ -230,3 +230,36 @@ def test_a_listed_column_that_is_never_1_is_told_of() -> None:
     )
     assert encoded.names == ("toxic", "spam")
     assert encoded.notices == ("label column 'rude' is 1 in no row of train and is left out",)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "rows"),
+    [
+        (["0", "1"], ("0.0", "1.0"), [0, 1]),
+        (["1.0", "0.0"], ("0", "1"), [1, 0]),
+        (["01", "2"], ("1", "2"), [0, 1]),
+        (["5.0", "other"], ("5", "other"), [0, 1]),
+    ],
+)
+def test_numbers_are_compared_by_value(labels: list[str], names: tuple[str, ...], rows: list[int]) -> None:
+    encoded = encode_known_labels(labels, "classification", names, _origins(len(labels)))
+    assert encoded.values.tolist() == rows
+    assert len(encoded.notices) == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "names", "why"),
+    [
+        ("1.0", ("1", "01", "2"), "known: 01, 1, 2"),
+        ("10", ("1", "2", "100"), "known: 1, 2, 100"),
+        ("3", ("0.0", "1.0"), "known: 0.0, 1.0"),
+        ("nan", ("nan ", "b"), "did you mean"),
+        ("positive", ("negative", "neutral"), "known: negative, neutral"),
+        ("x", tuple(f"class {row}" for row in range(99)), "and 89 more"),
+    ],
+)
+def test_only_a_near_label_is_offered(label: str, names: tuple[str, ...], why: str) -> None:
+    with pytest.raises(DataError, match=f"label '{label}' is unknown to the model") as caught:
+        encode_known_labels([label], "classification", names, _origins(1))
+    assert why in caught.value.why
+    assert "on_bad_row=skip" in caught.value.fix

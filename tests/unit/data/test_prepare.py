@@ -472,6 +472,19 @@ def _predict(rows: Any, size: int = 10, **changes: Any) -> list[tuple[Dataset, T
     return list(prepare_to_predict(_part("rows"), _given(**changes), size, rows=rows, tell=lambda notice: None))
 
 
+def test_rows_with_labels_unknown_to_the_model_are_dropped_and_counted(tmp_path: Path) -> None:
+    rows = _rows(6)
+    rows[1]["label"], rows[4]["label"] = "new", "newer"
+    file = _write(tmp_path / "new.jsonl", rows)
+    with pytest.raises(DataError, match=r"new\.jsonl:2, column 'label': label 'new' is unknown to the model"):
+        prepare_to_evaluate(_part(file), _given())
+    dataset = prepare_to_evaluate(_part(file, on_bad_row="skip", bad_rows_allowed=0.5), _given())
+    assert dataset.origins.lines.tolist() == [1, 3, 4, 6]
+    assert any("dropped 2 of 6 rows" in notice and "label 'new' is unknown" in notice for notice in dataset.notices)
+    with pytest.raises(DataError, match=r"2 of 6 rows .* cannot be used"):
+        prepare_to_evaluate(_part(file, on_bad_row="skip"), _given())
+
+
 def test_prediction_needs_no_labels() -> None:
     rows = [{"text": "w1 w2", "extra": 7}]
     ((dataset, table),) = _predict(rows)

@@ -106,3 +106,15 @@ def test_blanks_that_are_left_out_of_labels_are_told(tmp_path, labels, told):
 )
 def test_nothing_is_told_of_blanks_that_mean_nothing(tmp_path, labels, settings):
     assert not [notice for notice in table_of(tmp_path, labels, **settings).notices if "blanks" in notice]
+
+
+def test_an_unseen_class_that_is_the_number_of_another_is_told_so(tmp_path):
+    from paceline.contract.errors import DataError
+
+    file = tmp_path / "a.jsonl"
+    rows = [("train", "0"), ("train", "1"), ("test", "1.0")]
+    file.write_text("".join(json.dumps({"text": "t", "label": x, "split": split}) + "\n" for split, x in rows))
+    with pytest.raises(
+        DataError, match=r"missing from train \(found '1.0'\)(.|\n)*'1' is the same number, another class"
+    ):
+        read(DataPart(source=str(file)))

@@ -9,11 +9,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import cast
 
-from paceline.contract.errors import DataError
-from paceline.contract.label_names import listed
+from paceline.contract.errors import DataError, excerpt
+from paceline.contract.label_names import listed, rows_by_value
 from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import Roles, find_roles
-from paceline.data.labels import kept_head
+from paceline.data.labels import kept_head, match_known, unknown_label
 from paceline.data.sources import images
 from paceline.data.sources.fingerprint import files_named
 from paceline.data.sources.gather import Gathered, Gatherer
@@ -37,6 +37,7 @@ def read(
     quarantine: Path | None = None,
     picture: images.Picture | None = None,
     head: Sequence[str] = (),
+    known: Sequence[str] = (),
 ) -> Table:
     """All rows of a recipe's data, checked.
 
@@ -53,6 +54,7 @@ def read(
         picture: the model's own image processor, where it has one.
         head: class names of the checkpoint's head in index order: rows of later splits may have classes that no
             training row has and a head that is kept knows.
+        known: classes of a trained model, of which all labels have to be; empty: of any.
 
     Raises:
         DataError: the data cannot be used; says where, why, and the smallest change that helps.
@@ -64,7 +66,7 @@ def read(
     roles, notices = _gather(part, rows, gathered, bad, picture)
     found = Interpreted(kind="", labels=[])
     if len(gathered):
-        found = _interpret(part, gathered, roles, task, bad, head)
+        found = _interpret(part, gathered, roles, task, bad, head, known)
     notices += (*found.notices, *_stripped(gathered, found.kind), *bad.settle(len(gathered)))
     _check_enough(part, gathered, roles, found, [notice for notice in notices if ": ignored " in notice])
     return _table(gathered, roles, found, tuple(notices))
@@ -294,7 +296,13 @@ def _stripped(gathered: Gathered, kind: str) -> Iterator[str]:
 
 
 def _interpret(
-    part: DataPart, gathered: Gathered, roles: Roles, task: str, bad: BadRows, head: Sequence[str]
+    part: DataPart,
+    gathered: Gathered,
+    roles: Roles,
+    task: str,
+    bad: BadRows,
+    head: Sequence[str],
+    classes: Sequence[str],
 ) -> Interpreted:
     """The labels as a whole; rows whose label fits neither the column nor the known classes are dropped."""
     column = roles.columns["label"]
@@ -309,6 +317,7 @@ def _interpret(
         problems.append((problem.index, error))
     known = {index for index, _ in problems}
     problems += list(_unseen_classes(gathered, found, column, known, head))
+    problems += list(_unknown_classes(gathered, found, column, known, classes))
     for index, error in sorted(problems, key=lambda entry: entry[0]):
         values = {"text": gathered.contents[index], "label": gathered.labels[index]}
         bad.report(error, row_text({} if roles.is_image else values))
@@ -337,6 +346,11 @@ def _unseen_classes(
         unseen = [name for name in names if name not in known]
         if unseen and index not in ignored:
             file, line = gathered.place(index)
+            spellings = sorted(known)
+            same = [
+                f"; {excerpt(spellings[row])} is the same number, another class"
+                for row in rows_by_value(unseen[:1], spellings).values()
+            ]
             yield (
                 index,
                 DataError(
@@ -345,10 +359,25 @@ def _unseen_classes(
                     line=line,
                     column=column,
                     found=unseen[0],
-                    why=f"the row is of the {split} split; {who} only {listed(sorted(known))}",
+                    why=f"the row is of the {split} split; {who} only {listed(spellings)}{''.join(same)}",
                     fix="correct the label, move rows of the class to train, or remove them",
                 ),
             )
+
+
+def _unknown_classes(
+    gathered: Gathered, found: Interpreted, column: str, ignored: set[int], classes: Sequence[str]
+) -> Iterator[tuple[int, DataError]]:
+    """Rows whose class a trained model with ``classes`` does not know."""
+    if found.kind == "regression" or not classes:
+        return
+    sets = [label if isinstance(label, tuple) else (str(label),) for label in found.labels]
+    rows, _ = match_known({name for names in sets for name in names}, classes)
+    for index, names in enumerate(sets):
+        unknown = next((name for name in names if name not in rows), None)
+        if unknown is not None and index not in ignored:
+            file, line = gathered.place(index)
+            yield index, unknown_label(unknown, classes, column=column, file=file, line=line)
 
 
 def _check_enough(
