@@ -24,7 +24,6 @@ from paceline.contract.label_names import (
 )
 from paceline.data.dataset import Origins
 
-
 _NEAR = 0.75
 """Likeness, up to 1, from which a label is taken for a misspelt one."""
 

@@ -7,18 +7,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import cast
 
-from paceline.contract.errors import DataError, excerpt
-from paceline.contract.label_names import listed, rows_by_value
-from paceline.data.bad_rows import BadRows, row_text
+from paceline.contract.errors import DataError
+from paceline.data.bad_rows import BadRows
 from paceline.data.columns import Roles, find_roles
-from paceline.data.labels import kept_head, match_known, unknown_label
 from paceline.data.sources import images
+from paceline.data.sources.classes import interpret_rows
 from paceline.data.sources.fingerprint import files_named
 from paceline.data.sources.gather import Gathered, Gatherer
 from paceline.data.sources.hub import PREFIX, read_hub
-from paceline.data.sources.labels import Interpreted, Labels, interpret
+from paceline.data.sources.labels import Interpreted
 from paceline.data.sources.locate import locate, open_sources
 from paceline.data.sources.memory import read_memory
 from paceline.data.sources.rows import SAMPLE_ROWS, Row, Source
@@ -66,7 +64,7 @@ def read(
     roles, notices = _gather(part, rows, gathered, bad, picture)
     found = Interpreted(kind="", labels=[])
     if len(gathered):
-        found = _interpret(part, gathered, roles, task, bad, head, known)
+        found = interpret_rows(part, gathered, roles, task, bad, head, known)
     notices += (*found.notices, *_stripped(gathered, found.kind), *bad.settle(len(gathered)))
     _check_enough(part, gathered, roles, found, [notice for notice in notices if ": ignored " in notice])
     return _table(gathered, roles, found, tuple(notices))
@@ -293,91 +291,6 @@ def _stripped(gathered: Gathered, kind: str) -> Iterator[str]:
     if count and kind != "regression":
         labels = f"{count:,} label{'s' * (count != 1)}"
         yield f"blanks are left out around {labels}: {gathered.first_stripped}"
-
-
-def _interpret(
-    part: DataPart,
-    gathered: Gathered,
-    roles: Roles,
-    task: str,
-    bad: BadRows,
-    head: Sequence[str],
-    classes: Sequence[str],
-) -> Interpreted:
-    """The labels as a whole; rows whose label fits neither the column nor the known classes are dropped."""
-    column = roles.columns["label"]
-    file = gathered.files[0]
-    found = interpret(gathered.labels, task, column, file, places=roles.places, point=part.decimal)
-    problems = []
-    for problem in found.problems:
-        file, line = gathered.place(problem.index)
-        error = DataError(
-            problem.problem, file=file, line=line, column=column, found=problem.found, why=problem.why, fix=problem.fix
-        )
-        problems.append((problem.index, error))
-    known = {index for index, _ in problems}
-    problems += list(_unseen_classes(gathered, found, column, known, head))
-    problems += list(_unknown_classes(gathered, found, column, known, classes))
-    for index, error in sorted(problems, key=lambda entry: entry[0]):
-        values = {"text": gathered.contents[index], "label": gathered.labels[index]}
-        bad.report(error, row_text({} if roles.is_image else values))
-    gone = {index for index, _ in problems}
-    gathered.drop(gone)
-    labels = cast(Labels, [label for index, label in enumerate(found.labels) if index not in gone])
-    return Interpreted(kind=found.kind, labels=labels, notices=found.notices)
-
-
-def _unseen_classes(
-    gathered: Gathered, found: Interpreted, column: str, ignored: set[int], head: Sequence[str]
-) -> Iterator[tuple[int, DataError]]:
-    """Rows of later splits whose class neither a training row has nor a head that is kept."""
-    if found.kind == "regression" or "train" not in gathered.splits:
-        return
-    sets = [label if isinstance(label, tuple) else (str(label),) for label in found.labels]
-    trained, everywhere = set[str](), set[str]()
-    for index, (names, split) in enumerate(zip(sets, gathered.splits, strict=True)):
-        if index not in ignored:
-            everywhere.update(names)
-            trained.update(names if split == "train" else ())
-    whole = kept_head(trained, everywhere, head)
-    known = {*trained, *(whole or ())}
-    who = "the training rows and the model's head have" if whole else "the training rows have"
-    for index, (names, split) in enumerate(zip(sets, gathered.splits, strict=True)):
-        unseen = [name for name in names if name not in known]
-        if unseen and index not in ignored:
-            file, line = gathered.place(index)
-            spellings = sorted(known)
-            same = [
-                f"; {excerpt(spellings[row])} is the same number, another class"
-                for row in rows_by_value(unseen[:1], spellings).values()
-            ]
-            yield (
-                index,
-                DataError(
-                    "a class that is missing from train",
-                    file=file,
-                    line=line,
-                    column=column,
-                    found=unseen[0],
-                    why=f"the row is of the {split} split; {who} only {listed(spellings)}{''.join(same)}",
-                    fix="correct the label, move rows of the class to train, or remove them",
-                ),
-            )
-
-
-def _unknown_classes(
-    gathered: Gathered, found: Interpreted, column: str, ignored: set[int], classes: Sequence[str]
-) -> Iterator[tuple[int, DataError]]:
-    """Rows whose class a trained model with ``classes`` does not know."""
-    if found.kind == "regression" or not classes:
-        return
-    sets = [label if isinstance(label, tuple) else (str(label),) for label in found.labels]
-    rows, _ = match_known({name for names in sets for name in names}, classes)
-    for index, names in enumerate(sets):
-        unknown = next((name for name in names if name not in rows), None)
-        if unknown is not None and index not in ignored:
-            file, line = gathered.place(index)
-            yield index, unknown_label(unknown, classes, column=column, file=file, line=line)
 
 
 def _check_enough(
