@@ -75,6 +75,28 @@ def test_the_average_is_that_of_torch(every: int, warmup: bool) -> None:
     assert moved > 20, "the average is the weights themselves: this test saw nothing"
 
 
+def test_from_the_start_the_average_is_a_plain_loops() -> None:
+    """The first update averages with the weights before it, where torch's AveragedModel replaces them."""
+    start = {name: weight.detach().clone() for name, weight in tiny_model().named_parameters()}
+
+    class Plain(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            for name, weight in by_hand_model.named_parameters():
+                start[name] = (1 - DECAY) * weight.detach() + DECAY * start[name]
+
+    by_hand_model = tiny_model()
+    train_by_hand(
+        by_hand_model,
+        make_optimizer=lambda found: Plain(found.parameters(), lr=1e-3, weight_decay=0.01, foreach=False),
+    )
+    model, engine = ours(from_start=True)
+    assert engine.ema is not None
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, shadow in zip(engine.ema.parameters, engine.ema.shadow, strict=True):
+        torch.testing.assert_close(shadow, start[names[parameter]], rtol=1e-6, atol=1e-8)
+
+
 def test_training_is_that_without_an_average() -> None:
     chosen, plain = recipe(), tiny_model()
     losses = train(assembled(plain, chosen), chosen)

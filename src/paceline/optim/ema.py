@@ -35,12 +35,14 @@ def first_in_average(recipe: EmaPart, updates: int) -> str | None:
     Args:
         updates: of the whole run.
     """
-    kept = 0.0 if recipe.warmup else recipe.decay ** max(updates // recipe.every - 1, 0)
+    averages = updates // recipe.every
+    kept = 0.0 if recipe.warmup else recipe.decay ** (averages if recipe.from_start else max(averages - 1, 0))
     if kept < TOO_MUCH:
         return None
+    first = "before the first" if recipe.from_start else "of the first"
     return (
-        f"optimizer.ema = {recipe}: after {updates:,} updates, {kept:.0%} of the average is still the weights of the"
-        " first; with warmup: true they are soon forgotten, and so they are with a smaller decay"
+        f"optimizer.ema = {recipe}: after {updates:,} updates, {kept:.0%} of the average is still the weights {first}"
+        "; with warmup: true they are soon forgotten, and so they are with a smaller decay"
     )
 
 
@@ -58,6 +60,8 @@ class EMA:
         decay: what the average keeps of itself at each update, between 0 and 1.
         warmup: the decay is at most (1 + n) / (10 + n) after n averages, so that the first steps are soon forgotten.
         every: updates from one average to the next. Until the first one the average is the weights themselves.
+        from_start: the average begins with the weights that ``register`` took, and each average moves it, the first
+            too. Else the first average is the weights after it, as in torch's AveragedModel.
         flat: where the weights lie in flat buffers, how, and those buffers: one operation then takes all of them.
 
     Raises:
@@ -81,6 +85,7 @@ class EMA:
         *,
         warmup: bool = False,
         every: int = 1,
+        from_start: bool = False,
         flat: tuple[FlatLayout, Flat] | None = None,
     ) -> None:
         if not 0 < decay < 1:
@@ -104,7 +109,7 @@ class EMA:
         )
         """Averages and weights in as few tensors as there can be."""
         device = self.parameters[0].device
-        self._warmup, self._every = warmup, every
+        self._warmup, self._every, self._from_start = warmup, every, from_start
         self._one = torch.ones((), dtype=torch.float64, device=device)
         self._least = torch.full((), 1 - decay, dtype=torch.float64, device=device)
         self._updates = torch.zeros((), dtype=torch.int64, device=device)
@@ -114,7 +119,7 @@ class EMA:
 
     @torch.no_grad()
     def register(self) -> None:
-        """Begin anew with the weights as they are."""
+        """Begin again with the weights as they are; ``__init__`` has called it once."""
         self._refuse_swapped("register")
         for shadow, weights in self._pairs:
             shadow.copy_(weights)
@@ -148,9 +153,10 @@ class EMA:
         """What the weights get of the average, fp64: 0 where it is not to move, 1 where it becomes the weights."""
         taken = self._updates // self._every
         least = (9 / (9 + taken.double())).maximum(self._least) if self._warmup else self._least
-        share = torch.where(taken <= 1, self._one, least)
+        share = least if self._from_start else torch.where(taken <= 1, self._one, least)
         if self._every > 1:
-            made = made & ((self._updates % self._every == 0) | (taken == 0))
+            is_due = self._updates % self._every == 0
+            made = made & (is_due if self._from_start else is_due | (taken == 0))
         return share * made
 
     def rehearse(self) -> None:

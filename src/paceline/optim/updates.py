@@ -88,7 +88,7 @@ class Updates(ABC):
         self._ema = ema if isinstance(ema, EMA) else self._average(ema)
 
     def _average(self, part: EmaPart) -> EMA:
-        return EMA(self.parameters, part.decay, warmup=part.warmup, every=part.every)
+        return EMA(self.parameters, **part.model_dump())
 
     def _move_average(self, made: Tensor) -> None:
         """The end of ``apply``, where one is kept."""
@@ -284,7 +284,7 @@ class FlatUpdates(Updates):
 
     def _average(self, part: EmaPart) -> EMA:
         flat = self._layout, self._weights
-        return EMA(self.parameters, part.decay, warmup=part.warmup, every=part.every, flat=flat)
+        return EMA(self.parameters, **part.model_dump(), flat=flat)
 
     @staticmethod
     @abstractmethod

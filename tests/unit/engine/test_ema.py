@@ -201,8 +201,10 @@ def test_values_out_of_range_are_refused(settings: dict[str, Any], message: str)
         EMA(net().requires_grad_(False), 0.9)
 
 
-def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
+    example, documents = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     model = nn.Linear(3, 2)
     seen: list[Tensor] = []
     names: dict[str, Any] = {
@@ -218,6 +220,7 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     assert not torch.equal(seen[0], model.weight)
     saved = torch.load(tmp_path / "saved", weights_only=True)
     assert torch.equal(saved["ema"]["shadow"]["weight"], seen[0])
+    exec(compile(documents, str(PAGE), "exec"), names)
 
 
 def test_fused_updates_of_torch_keep_an_average_too() -> None:
@@ -245,6 +248,46 @@ def test_fused_updates_of_torch_keep_an_average_too() -> None:
     assert updates.ema.updates == updates.applied == 3
 
 
+class DocumentsEMA:
+    """The plain EMA of the tutorials: ``register`` takes the weights, and each ``update`` moves the average."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay, self.shadow = model, decay, dict[str, Tensor]()
+
+    def register(self) -> None:
+        self.shadow = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+
+    def update(self) -> None:
+        for name, weight in self.model.named_parameters():
+            self.shadow[name] = (1 - self.decay) * weight.detach() + self.decay * self.shadow[name]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_from_the_start_the_first_update_averages_with_what_register_took(every: int) -> None:
+    module = net()
+    ema, plain, replacing = EMA(module, 0.9, every=every, from_start=True), DocumentsEMA(module, 0.9), EMA(module, 0.9)
+    for average in (ema, plain):
+        average.register()
+    for number in range(1, 8):
+        move(module)
+        ema.update()
+        replacing.update()
+        if number % every == 0:
+            plain.update()
+        for shadow, expected in zip(ema.shadow, plain.shadow.values(), strict=True):
+            torch.testing.assert_close(shadow, expected, rtol=1e-6, atol=1e-7)
+    assert not any(map(torch.equal, ema.shadow, replacing.shadow))
+
+
+def test_from_the_start_a_warmed_up_average_begins_with_a_tenth_of_the_first_weights() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    ema = EMA([weight], decay=0.99, warmup=True, from_start=True)
+    with torch.no_grad():
+        weight.zero_()
+    ema.update()
+    assert ema.shadow[0].item() == pytest.approx(0.1)
+
+
 def test_an_average_that_keeps_its_first_weights_is_told_and_the_share_is_true() -> None:
     """A weight that is 1 until the first update and 0 after it: what is left of it in the average."""
     told = first_in_average(EmaPart(decay=0.99), 31)
@@ -260,3 +303,15 @@ def test_an_average_that_keeps_its_first_weights_is_told_and_the_share_is_true()
     for soon in (EmaPart(decay=0.99, warmup=True), EmaPart(decay=0.9)):
         assert first_in_average(soon, 31) is None
     assert first_in_average(EmaPart(decay=0.9, every=4), 31), "averages count, not updates"
+
+
+def test_what_is_left_of_the_weights_before_the_first_step_is_true_too() -> None:
+    told = first_in_average(EmaPart(decay=0.99, from_start=True), 31)
+    assert told is not None
+    weight = nn.Parameter(torch.ones(1))
+    ema = EMA([weight], decay=0.99, from_start=True)
+    with torch.no_grad():
+        weight.zero_()
+    for _ in range(31):
+        ema.update()
+    assert f"after 31 updates, {ema.shadow[0].item():.0%} of the average is still the weights before the first" in told

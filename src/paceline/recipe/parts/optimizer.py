@@ -95,6 +95,11 @@ class EmaPart(Part):
         description="The decay is at most (1 + n) / (10 + n) after n averages: the first steps are soon forgotten.",
     )
     every: int = Field(1, ge=1, description="Applied steps from one average to the next.")
+    from_start: bool = Field(
+        False,
+        description="The average begins with the weights before the first step. false: with those after it, as in"
+        " torch's AveragedModel.",
+    )
 
     @field_validator("decay", mode="before")
     @classmethod
