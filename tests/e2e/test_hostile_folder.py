@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+import site
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,53 @@ def test_what_the_command_line_names_is_the_persons_own(
     change(hostile, task__loss="nowhere:f")
     paceline(*command("train", honest, hostile), "--set", "task.loss=evil:f")
     assert sentinel.exists()
+
+
+LIBRARY = """
+from torch import nn
+
+def tiny(*, weights=None, **sizes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, sizes["num_classes"]))
+"""
+
+
+@pytest.fixture
+def torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for torchvision where packages are installed."""
+    models = tmp_path / "site-packages" / "torchvision" / "models"
+    models.mkdir(parents=True)
+    (models.parent / "__init__.py").touch()
+    (models / "__init__.py").write_text(LIBRARY)
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path / "site-packages")])
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_models_of_an_installed_library_need_no_switch(
+    paceline: Paceline, tmp_path: Path, sentinel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {
+        "model": {"factory": "torchvision.models:tiny"},
+        "data": {"source": "builtin:digits", "splits": {"train": 64, "validation": 20, "test": 20}},
+        "loop": {"epochs": 1, "batch_size": 32},
+        "observe": {"console": "off", "report": False},
+        "device": "cpu",
+    }
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    assert paceline("train", tmp_path / "r.yaml", "--out", tmp_path / "run").code == 0
+    assert paceline("evaluate", tmp_path / "run").code == 0
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    # a package of the name beside the run is somebody's
+    (tmp_path / "run" / "torchvision").mkdir()
+    (tmp_path / "run" / "torchvision" / "__init__.py").write_text(EVIL.format(sentinel=str(sentinel)))
+    monkeypatch.chdir(tmp_path / "run")
+    done = paceline("evaluate", ".")
+    assert (done.code, sentinel.exists()) == (2, False), done.err
+    assert "model.factory = torchvision.models:tiny" in done.err
 
 
 def test_python_asks_for_trust_too(hostile: Path) -> None:

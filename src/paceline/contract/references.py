@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.machinery
 import inspect
 import os
+import site
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from paceline.contract.errors import PacelineError, RecipeError, nearest
+
+LIBRARIES: Final = ("torchvision.models", "timm.models")
+"""Packages of published models: what a recipe names of them is code that the person has installed."""
 
 
 def resolve(reference: str, setting: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
@@ -28,7 +33,7 @@ def resolve(reference: str, setting: str, arguments: Sequence[str] = ()) -> Call
     module_name, _, name = reference.partition(":")
     what = f"{setting} = {reference}"
     try:
-        with current_folder_importable():
+        with importable(reference):
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
@@ -52,6 +57,31 @@ def resolve(reference: str, setting: str, arguments: Sequence[str] = ()) -> Call
         form = f"{name}({', '.join(arguments)})"
         raise RecipeError(f"{what}: takes other arguments", f"it is called as {form}", f"define it as: def {form}: ...")
     return function  # type: ignore[no-any-return]
+
+
+def library_of(reference: str) -> str | None:
+    """Return the installed library of models that a reference is in; None where it is a person's own code.
+
+    A package of that name in the current folder, or anywhere else than where packages are installed, is no library: it
+    may have come with somebody else's run folder.
+    """
+    module = reference.partition(":")[0]
+    if not any(module == library or module.startswith(f"{library}.") for library in LIBRARIES):
+        return None
+    package = module.partition(".")[0]
+    with current_folder_importable():
+        loaded = sys.modules.get(package)
+        spec = loaded.__spec__ if loaded else importlib.machinery.PathFinder.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    origin = os.path.realpath(spec.origin)
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    return package if any(origin.startswith(os.path.realpath(folder) + os.sep) for folder in folders) else None
+
+
+def importable(reference: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the reference is imported and called: a library is not, from the current folder."""
+    return contextlib.nullcontext() if library_of(reference) else current_folder_importable()
 
 
 @contextlib.contextmanager

@@ -94,6 +94,7 @@ def assemble_build(
     switches = recipe.techniques
     # until all else is put together, each window of a text is a sample: what is compared stays small
     whole, dataset = dataset, dataset.each_window()
+    sync_batch_norm.refuse_torchs(model, mesh.whole.size)
     if recipe.parallel.sync_batch_norm:
         sync_batch_norm.batch_norms(model)  # refused before anything is tried, traced or compiled
     if recipe.model.whitening:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.errors import UserError
+from paceline.contract.references import library_of
 from paceline.recipe.recipe import Recipe
 
 
@@ -28,12 +29,14 @@ NONE = Trust()
 
 
 def references(recipe: Recipe) -> dict[str, str]:
-    """Setting -> function of a person's own that it names."""
+    """Setting -> function of a person's own that it names; not models of an installed library."""
     schedules = {"schedule.type": recipe.schedule.type}
     for index, group in enumerate(recipe.optimizer.groups):
         if group.schedule is not None:
             schedules[f"optimizer.groups[{index}].schedule.type"] = group.schedule.type
-    named = {"model.factory": recipe.model.factory or "", "task.loss": recipe.task.loss or "", **schedules}
+    factory = recipe.model.factory or ""
+    factory = "" if library_of(factory) else factory
+    named = {"model.factory": factory, "task.loss": recipe.task.loss or "", **schedules}
     found = {setting: value for setting, value in named.items() if ":" in value}
     metrics = [name for name in recipe.task.metrics or () if ":" in name]
     return {**found, **({"task.metrics": ", ".join(metrics)} if metrics else {})}

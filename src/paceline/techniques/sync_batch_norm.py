@@ -113,6 +113,21 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return list(found.values())
 
 
+def refuse_torchs(model: nn.Module, num_ranks: int) -> None:
+    """Refuse ``torch.nn.SyncBatchNorm`` among several ranks: it takes no CPU tensors, and counts filler as samples.
+
+    Raises:
+        ModelError: the model has one.
+    """
+    name = next((name for name, layer in model.named_modules() if isinstance(layer, nn.SyncBatchNorm)), None)
+    if name is not None and num_ranks > 1:
+        raise ModelError(
+            f"{name} is a torch.nn.SyncBatchNorm",
+            "torch's takes no CPU tensors, and counts samples that only fill a rank's share up",
+            f"leave convert_sync_batchnorm out of the model: --set {SETTING}=true does the same",
+        )
+
+
 def is_synchronised(layer: nn.Module) -> bool:
     """Whether it normalises over all ranks."""
     return hasattr(layer, "_over_ranks")
