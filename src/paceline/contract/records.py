@@ -66,6 +66,10 @@ class DataRecord:
     """Samples by label, the most frequent first, at most 100; empty for regression."""
     lengths: TextLengths | None
     """None for images."""
+    vocabulary_size: int | None = None
+    """Tokens that the tokenizer knows, those added to it included; None for images."""
+    max_positions: int | None = None
+    """Tokens of a text that the model takes at most; None: any number, or not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +130,21 @@ class StepRecord:
     zero_share: float | None = None
     """Share of the gradients that are exactly 0 under fp16, those of embeddings left out: what underflows, and what is
     0 by itself, as behind a ReLU. None without loss scaling, and with shards."""
+    rank_losses: tuple[float, ...] | None = None
+    """Mean loss per label of each rank's own share of the batch, NaN where it has none; ``observe.rank_losses``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsRecord:
+    """Running loss and accuracy, from the training forward passes of the newest steps: ``observe.metrics_every``."""
+
+    step: int
+    """The last of the steps."""
+    epoch: int
+    steps: int
+    """How many steps the means are over; fewer than ``metrics_every`` after a resume."""
+    metrics: Mapping[str, float]
+    """Means per label: loss, and accuracy but for regression; empty where every step was skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,7 +399,9 @@ class RunRecord:
     """None without fp16."""
 
 
-Record = RunStarted | StepRecord | EvaluationRecord | CheckpointRecord | Notice | TraceRecord | RunRecord
+Record = (
+    RunStarted | StepRecord | MetricsRecord | EvaluationRecord | CheckpointRecord | Notice | TraceRecord | RunRecord
+)
 
 
 class Observer(ABC):

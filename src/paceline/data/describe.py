@@ -19,7 +19,12 @@ BINS = 16
 
 
 def described(
-    dataset: Dataset, max_length: int, positions: int | None = None, *, overflow: Overflow = HEAD
+    dataset: Dataset,
+    max_length: int,
+    positions: int | None = None,
+    *,
+    overflow: Overflow = HEAD,
+    vocabulary_size: int | None = None,
 ) -> DataRecord:
     """Counts and lengths over the training split.
 
@@ -27,15 +32,20 @@ def described(
         max_length: tokens kept of a sample.
         positions: tokens that the model takes at most; None: any number.
         overflow: what is kept of longer ones.
+        vocabulary_size: tokens that the tokenizer knows; None for images.
     """
     train, inputs = dataset.splits["train"], dataset.inputs
-    lengths = None
-    if isinstance(inputs, Tokens):
-        whole = inputs.lengths if inputs.whole is None else inputs.whole
-        lengths = text_lengths(whole[train], max_length, positions)
-        most = int(inputs.num_windows[train].max())
-        lengths = replace(lengths, overflow=overflow.kind, windows=most, max_windows=overflow.max_windows)
-    return DataRecord(labels=_label_counts(dataset, train), lengths=lengths)
+    if not isinstance(inputs, Tokens):
+        return DataRecord(labels=_label_counts(dataset, train), lengths=None)
+    whole = inputs.lengths if inputs.whole is None else inputs.whole
+    lengths = text_lengths(whole[train], max_length, positions)
+    most = int(inputs.num_windows[train].max())
+    return DataRecord(
+        labels=_label_counts(dataset, train),
+        lengths=replace(lengths, overflow=overflow.kind, windows=most, max_windows=overflow.max_windows),
+        vocabulary_size=vocabulary_size,
+        max_positions=positions,
+    )
 
 
 def text_lengths(whole: NDArray[np.int64], max_length: int, positions: int | None = None) -> TextLengths:

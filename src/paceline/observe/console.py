@@ -20,6 +20,7 @@ from rich.text import Text
 from paceline.contract.records import (
     EvaluationRecord,
     LossScaling,
+    MetricsRecord,
     Notice,
     Observer,
     Record,
@@ -98,10 +99,15 @@ class Plain(Observer):
                 if self._remark:
                     self._say(f"  {'note':<11} {self._remark}")
             case StepRecord():
-                self._run.pace.add(record)
+                self._run.add(record)
                 first, last = self._run.first_step + 1, self._run.pace.total_steps
+                if self._run.metrics_every:
+                    return
                 if record.step % self._log_every == 0 or record.step in (first, last):
-                    self._say(_line(_position(self._run, record) + _progress(self._run.pace, record)))
+                    self._say(_line(_position(self._run, record) + _progress(self._run, record)))
+            case MetricsRecord():
+                step = self._run.take(record)
+                self._say(_line(_position(self._run, step) + _progress(self._run, step)))
             case EvaluationRecord():
                 self._say(_line(_evaluation(self._run, record)))
             case Notice():
@@ -149,8 +155,10 @@ class Bar(Observer):
                 self._run = _Run.of(record)
                 self._console.print(Text(_headline(record), "bold"), _grid(_header(record)))
                 self._live.start()
+            case MetricsRecord():
+                self._run.take(record)
             case StepRecord():
-                self._run.pace.add(record)
+                self._run.add(record)
                 now = self._clock()
                 due = now - self._drawn_at >= REDRAW_SECONDS
                 if due or record.step == self._run.pace.total_steps:
@@ -184,13 +192,26 @@ class _Run:
         self.first_step = first_step
         self.num_epochs = math.ceil(total_steps / max(steps_per_epoch, 1))
         self.pace = Pace(first_step, total_steps)
-        self.has_report = True
+        self.has_report, self.metrics_every = True, 0
+        self.metrics: Facts = []
+        """The newest running loss and accuracy, where they are told."""
 
     @classmethod
     def of(cls, started: RunStarted) -> _Run:
         run = cls(started.first_step, started.total_steps, started.steps_per_epoch)
-        run.has_report = bool(started.recipe.get("observe", {}).get("report", True))
+        observe = started.recipe.get("observe", {})
+        run.has_report, run.metrics_every = bool(observe.get("report", True)), observe.get("metrics_every") or 0
         return run
+
+    def add(self, record: StepRecord) -> None:
+        """Take a step into account."""
+        self.step = record
+        self.pace.add(record)
+
+    def take(self, record: MetricsRecord) -> StepRecord:
+        """Take the running means into account; returns their last step."""
+        self.metrics = [(name, figure(value)) for name, value in record.metrics.items()]
+        return self.step
 
 
 @final
@@ -200,7 +221,7 @@ class _BarLines:
     def __init__(self, run: _Run, record: StepRecord) -> None:
         self._total, self._step = run.pace.total_steps, record.step
         self._position = _position(run, record)
-        facts = _progress(run.pace, record)
+        facts = _progress(run, record)
         self._left = [fact for fact in facts if fact[0] == "left"]
         self._facts = [fact for fact in facts if fact[0] != "left"]
 
@@ -270,8 +291,11 @@ def _position(run: _Run, record: StepRecord) -> Facts:
     ]
 
 
-def _progress(pace: Pace, record: StepRecord) -> Facts:
-    facts = [("loss", figure(pace.loss)), ("lr", learning_rates(record.learning_rates))]
+def _progress(run: _Run, record: StepRecord) -> Facts:
+    pace = run.pace
+    facts = [*(run.metrics or [("loss", figure(pace.loss))]), ("lr", learning_rates(record.learning_rates))]
+    if record.rank_losses is not None:
+        facts.append(("loss of each rank", " ".join(map(figure, record.rank_losses))))
     if pace.samples_per_second is not None:
         facts.append(("", f"{rate(pace.samples_per_second)} samples/s"))
     if pace.tokens_per_second is not None:

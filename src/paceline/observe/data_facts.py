@@ -18,7 +18,11 @@ def data_facts(record: DataRecord) -> list[tuple[str, str]]:
     rows = [("labels", _labels(record))] if record.labels else []
     if record.lengths is None:
         return rows
-    return [*rows, ("tokens", _tokens(record.lengths)), ("cut", _cuts(record.lengths))]
+    rows += [("tokens", _tokens(record.lengths)), ("cut", _cuts(record.lengths))]
+    if record.vocabulary_size is not None:
+        most = "" if record.max_positions is None else f"; the model takes {record.max_positions:,} of a text"
+        rows.append(("vocabulary", f"{record.vocabulary_size:,} tokens{most}"))
+    return rows
 
 
 def sparkline(counts: Sequence[int]) -> str:

@@ -19,6 +19,7 @@ from paceline.contract.records import (
     CheckpointRecord,
     EvaluationRecord,
     MemoryPlan,
+    MetricsRecord,
     Notice,
     Observer,
     Record,
@@ -31,6 +32,7 @@ from paceline.contract.records import (
 KINDS: dict[str, type[Record]] = {
     "start": RunStarted,
     "step": StepRecord,
+    "metrics": MetricsRecord,
     "evaluation": EvaluationRecord,
     "checkpoint": CheckpointRecord,
     "notice": Notice,
@@ -42,8 +44,8 @@ _ADAPTERS: dict[type[Record], TypeAdapter[Record]] = {kind: TypeAdapter(kind) fo
 
 @final
 class MetricsFile(Observer):
-    """Appends each record as a line with a ``kind``: ``start``, ``step``, ``evaluation``, ``checkpoint``, ``notice``,
-    ``trace``.
+    """Appends each record as a line with a ``kind``: ``start``, ``step``, ``metrics``, ``evaluation``, ``checkpoint``,
+    ``notice``, ``trace``.
 
     The lines are always valid JSON: numbers that are not finite are the strings ``"NaN"``, ``"Infinity"`` and
     ``"-Infinity"``. A resumed run appends to the same file: its ``start`` line says after which step, and what was

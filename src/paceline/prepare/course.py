@@ -104,6 +104,12 @@ class Course:
         denominator = self._build.task.denominator(self._dataset.labels[plan.samples])
         return self._shared(at, self._mixed(plan, StepInput(step, plan.microbatches, denominator, epoch=at.epoch)))
 
+    def own_share(self, at: OrderState) -> float:
+        """Return what part of the denominator of the step at ``at`` is of this rank's samples; 0 where it has none."""
+        plan, labels, task = self.plan(at), self._dataset.labels, self._build.task
+        own = sum(task.denominator(labels[ids]) for ids in plan.microbatches if len(ids))
+        return own / task.denominator(labels[plan.samples])
+
     def warms_up(self, device: torch.device) -> bool:
         """Whether a run makes its largest micro-batch once before its first step.
 

@@ -17,7 +17,7 @@ from paceline.models.config import max_positions
 from paceline.observe.console import console_observer
 from paceline.observe.metrics_file import MetricsFile
 from paceline.optim.ema import first_in_average
-from paceline.prepare.preparation import Prepared
+from paceline.prepare.preparation import Prepared, size_of_vocabulary
 from paceline.recipe import Recipe
 from paceline.recipe.places import absolute
 from paceline.run.checkpoint.compare import differences, refuse_changes
@@ -193,4 +193,10 @@ def data_record(prepared: Prepared) -> DataRecord:
     recipe, model = prepared.recipe, prepared.build.model
     config = None if recipe.model.factory else getattr(model, "config", None)  # a factory's may be anything
     data = recipe.data
-    return described(prepared.dataset, data.max_length, max_positions(config), overflow=Overflow.of(data))
+    return described(
+        prepared.dataset,
+        data.max_length,
+        max_positions(config),
+        overflow=Overflow.of(data),
+        vocabulary_size=size_of_vocabulary(recipe, prepared.dataset, prepared.tokenizer),
+    )

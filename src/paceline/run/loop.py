@@ -70,7 +70,12 @@ class Loop:
             job.course.check_smallest()
         self._due = Due(job.recipe.loop, job.course.total_steps, job.best_metric)
         self._records = StepRecords(
-            job.assembled, job.dataset, lr=job.recipe.optimizer.lr, watch=job.watch, emit=job.emit
+            job.assembled,
+            job.dataset,
+            lr=job.recipe.optimizer.lr,
+            metrics_every=job.recipe.observe.metrics_every,
+            watch=job.watch,
+            emit=job.emit,
         )
         self._smaller = Smaller(job, self._records.forget_peak)
 
@@ -231,13 +236,25 @@ class Loop:
         after = job.course.after(at)
         if layout.reads_ahead and step + 1 < job.course.total_steps:
             layout.expect(job.course.plan(after).microbatches)
-        loss, correct = forward.loss, total(forward.extras)
+        loss, correct, ranks = forward.loss, total(forward.extras), list[torch.Tensor]()
         if job.mesh.data.size > 1:
-            loss, correct = job.mesh.data.all_reduce(torch.stack([loss.float(), correct]))
+            own = self._own_loss(loss) if job.recipe.observe.rank_losses else []
+            loss, correct, *ranks = job.mesh.data.all_reduce(torch.stack([loss.float(), correct, *own]))
         scaling = [number for number in (update.loss_scale, update.zero_share) if number is not None]
-        self._records.add(self._note(), (loss, update.norm, update.finite, correct, *scaling))
+        note = replace(self._note(), num_ranks=len(ranks))
+        self._records.add(note, (loss, update.norm, update.finite, correct, *ranks, *scaling))
         self.progress = replace(self.progress, step=step + 1, order=after)
         self.progress = self._records.arrived(self.progress)
+
+    def _own_loss(self, loss: torch.Tensor) -> list[torch.Tensor]:
+        """Return the mean loss of this rank's samples in its place and 0 in every other's: their sum has all of them.
+
+        Args:
+            loss: this rank's part of the step's mean.
+        """
+        ranks, share = self.job.mesh.data, self.job.course.own_share(self.progress.order)
+        mean = loss.float() / share if share else torch.full_like(loss, math.nan, dtype=torch.float32)
+        return [mean if rank == ranks.rank else torch.zeros_like(mean) for rank in range(ranks.size)]
 
     def _accumulated(self) -> Accumulated:
         """The next step up to its update: what its forward passes gave."""

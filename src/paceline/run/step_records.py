@@ -11,13 +11,13 @@ from typing import final
 import torch
 
 from paceline.contract.last_resort import GIVE_UP_SECONDS
-from paceline.contract.records import Record, StepRecord
+from paceline.contract.records import MetricsRecord, Record, StepRecord
 from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset
 from paceline.engine.late import Late
 from paceline.prepare.assemble import Assembled
 from paceline.run.not_finite import not_finite
-from paceline.run.progress import Progress, with_step
+from paceline.run.progress import Progress, TrainSums, with_step
 from paceline.seams import Ids, Size
 
 MOST_SKIPPED = 50
@@ -48,6 +48,8 @@ class StepNote:
     counted: int
     """Labels."""
     seconds: float
+    num_ranks: int = 0
+    """Ranks of which each has its own loss among the numbers."""
 
 
 @final
@@ -58,14 +60,24 @@ class StepRecords:
         assembled: what makes the steps.
         dataset: the samples to blame are looked for in.
         lr: the recipe's learning rate.
+        metrics_every: steps over which loss and accuracy are told; None: they are not.
         watch: is told of the first update.
         emit: takes the records.
     """
 
     def __init__(
-        self, assembled: Assembled, dataset: Dataset, *, lr: float, watch: Stopwatch, emit: Callable[[Record], None]
+        self,
+        assembled: Assembled,
+        dataset: Dataset,
+        *,
+        lr: float,
+        metrics_every: int | None = None,
+        watch: Stopwatch,
+        emit: Callable[[Record], None],
     ) -> None:
         self._assembled, self._dataset, self._lr = assembled, dataset, lr
+        self._metrics_every = metrics_every
+        self._running, self._running_steps = TrainSums(), 0
         self._watch, self._emit = watch, emit
         self._late: Late[StepNote] = Late(assembled.build.device)
         self._last_end = time.perf_counter()
@@ -96,8 +108,9 @@ class StepRecords:
         """A step was made.
 
         Args:
-            numbers: scalars on the device: loss, gradient norm, whether the update was made, right predictions; with
-                fp16 also the loss scale, and the share of gradients that are 0 where it is counted.
+            numbers: scalars on the device: loss, gradient norm, whether the update was made, right predictions; then
+                the losses of ``note.num_ranks`` ranks; with fp16 also the loss scale, and the share of gradients that
+                are 0 where it is counted.
         """
         self._late.push(note, numbers)
 
@@ -114,8 +127,10 @@ class StepRecords:
         return self._told(at, self._late.flush())
 
     def _told(self, at: Progress, arrived: Iterable[tuple[StepNote, list[float]]]) -> Progress:
-        for note, (loss, norm, finite, correct, *of_fp16) in arrived:
+        for note, (loss, norm, finite, correct, *more) in arrived:
+            ranks, of_fp16 = more[: note.num_ranks], more[note.num_ranks :]
             record = self._record(note, at.applied, loss, norm, bool(finite), correct, *of_fp16)
+            record = replace(record, rank_losses=tuple(ranks)) if ranks else record
             scaling = self._assembled.build.loss_scaling
             skipped_in_a_row = at.skipped_in_a_row + 1 if record.skipped else 0
             # a loss that is no number although its gradient is one: no scale is to blame
@@ -137,7 +152,18 @@ class StepRecords:
             )
             self._watch.mark("first_update")  # the first one counts
             self._emit(record)
+            if self._metrics_every is not None:
+                self._run_on(record, self._metrics_every)
         return at
+
+    def _run_on(self, record: StepRecord, every: int) -> None:
+        """Add a step to the running loss and accuracy, and emit them where they are due."""
+        self._running, self._running_steps = self._running.plus(record), self._running_steps + 1
+        if record.step % every:
+            return
+        metrics = self._running.metrics(self._dataset.kind)
+        self._emit(MetricsRecord(step=record.step, epoch=record.epoch, steps=self._running_steps, metrics=metrics))
+        self._running, self._running_steps = TrainSums(), 0
 
     def _record(
         self,

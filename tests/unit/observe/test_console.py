@@ -1,10 +1,11 @@
 import io
+import math
 import re
 
 import pytest
 from rich.console import Console
 
-from paceline.contract.records import Notice
+from paceline.contract.records import MetricsRecord, Notice
 from paceline.observe.console import Bar, Plain, Silence, console_observer
 
 
@@ -80,6 +81,31 @@ def test_plain_lines_tell_the_whole_run(records):
     assert "1 skipped" in text
     assert "10.0 s: 60.0% train, 30.0% evaluate, 10.0% other" in text
     assert "runs/reviews/report.html" in text
+
+
+def test_running_loss_and_accuracy_take_the_place_of_the_step_lines(records):
+    started = records.started(recipe={"observe": {"metrics_every": 5}})
+    means = {"loss": 0.25, "accuracy": 0.8125}
+
+    def with_means():
+        yield started
+        for number in range(1, 13):
+            yield records.step(number)
+            if number % 5 == 0:
+                yield MetricsRecord(step=number, epoch=(number - 1) // 10, steps=5, metrics=means)
+
+    steps = [line for line in plain(with_means(), log_every=1).splitlines() if line.startswith("step")]
+    assert [line.split()[1] for line in steps] == ["5/20", "10/20"]
+    assert all("loss 0.2500  accuracy 0.8125  lr 5.00e-05/1.00e-03" in line for line in steps), steps
+    text = bar_output(with_means(), 200, color_system=None)
+    assert "accuracy 0.8125" in text
+    assert "loss 0.5000" in text, "before there are means"
+
+
+def test_each_ranks_own_loss_stands_on_the_step_line(records):
+    text = plain([records.started(), records.step(1, rank_losses=(0.5, 0.25, math.nan))])
+    assert "loss 0.5000  lr 5.00e-05/1.00e-03  loss of each rank 0.5000 0.2500 NaN" in text
+    assert "of each rank" not in plain(records.run())
 
 
 def test_the_first_update_and_the_path_are_a_few_words(records):

@@ -29,6 +29,13 @@ def test_what_is_cut_is_told() -> None:
     )
 
 
+def test_the_size_of_the_vocabulary_stands_beside_what_the_model_takes() -> None:
+    known = DataRecord(labels={}, lengths=LENGTHS, vocabulary_size=30_522, max_positions=512)
+    assert dict(data_facts(known))["vocabulary"] == "30,522 tokens; the model takes 512 of a text"
+    assert dict(data_facts(replace(known, max_positions=None)))["vocabulary"] == "30,522 tokens"
+    assert "vocabulary" not in dict(data_facts(DataRecord(labels={}, lengths=LENGTHS))), "an older run tells nothing"
+
+
 def test_windows_cut_nothing_and_are_told() -> None:
     rows = dict(data_facts(DataRecord(labels={}, lengths=replace(LENGTHS, overflow="windows", windows=39))))
     assert rows["cut"] == "nothing: 97.5% of texts have windows, up to 39, at data.max_length = 64"

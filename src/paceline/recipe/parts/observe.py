@@ -17,6 +17,18 @@ class ObservePart(Part):
         "auto", json_schema_extra=EXECUTION, description="auto: a bar on a terminal, plain lines elsewhere."
     )
     log_every: int = Field(10, ge=1, json_schema_extra=EXECUTION, description="Steps between plain console lines.")
+    metrics_every: int | None = Field(
+        None,
+        ge=1,
+        json_schema_extra=EXECUTION,
+        description="Steps between lines with the running loss and accuracy of the training, each the mean over these"
+        " steps: on the console in place of log_every's, and in metrics.jsonl. Null: none.",
+    )
+    rank_losses: bool = Field(
+        False,
+        json_schema_extra=EXECUTION,
+        description="With several ranks: each rank's own loss too, on the step line and in metrics.jsonl.",
+    )
     tensorboard: bool = Field(
         False,
         json_schema_extra=EXECUTION,
