@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal, TextIO, cast, final
 
 from rich.console import Console, RenderableType
@@ -19,7 +17,6 @@ from rich.text import Text
 
 from paceline.contract.records import (
     EvaluationRecord,
-    LossScaling,
     MetricsRecord,
     Notice,
     Observer,
@@ -40,18 +37,12 @@ from paceline.observe.formats import (
     rate,
     share,
     size,
-    sizes,
 )
 from paceline.observe.pace import Pace
+from paceline.observe.summary_facts import Facts, near, summary_facts
 
 REDRAW_SECONDS = 0.1
 """The bar is not drawn more often than this."""
-
-MOST_THRESHOLDS = 10
-"""Labels whose thresholds are told; all are in summary.json and the report."""
-
-Facts = list[tuple[str, str]]
-"""Label and value; either may be empty."""
 
 
 def console_observer(
@@ -117,7 +108,9 @@ class Plain(Observer):
                 for line in _trace(record):
                     self._say(line)
             case RunRecord():
-                self._rows(f"{printable(record.name)}: {record.status}", _summary(self._run, record))
+                self._rows(
+                    f"{printable(record.name)}: {record.status}", summary_facts(record, has_report=self._run.has_report)
+                )
 
     def close(self) -> None:
         self._stream.flush()
@@ -177,7 +170,7 @@ class Bar(Observer):
                 self._live.stop()
                 title = Text(f"{printable(record.name)}: {record.status}", "bold")
                 style = "green" if record.status == "finished" else "yellow"
-                rows = _grid(_summary(self._run, record))
+                rows = _grid(summary_facts(record, has_report=self._run.has_report))
                 self._console.print(Panel(rows, title=title, title_align="left", border_style=style, expand=False))
 
     def close(self) -> None:
@@ -245,7 +238,7 @@ class _BarLines:
 
 def _headline(record: RunStarted) -> str:
     resumed = f", resumed after step {record.first_step:,}" if record.first_step else ""
-    return f"{printable(record.name)} in {_near(record.folder)}{resumed}"
+    return f"{printable(record.name)} in {near(record.folder)}{resumed}"
 
 
 def _header(record: RunStarted) -> Facts:
@@ -275,12 +268,6 @@ def _origins(record: RunStarted) -> tuple[str, str]:
         name = f"{model['config'].get('model_type')} with random weights"
     source = "rows in memory" if data.get("source") == "memory" else data.get("source")
     return (f"{printable(str(name))}: " if name else ""), (f"{printable(str(source))}: " if source else "")
-
-
-def _near(folder: str) -> str:
-    """A folder as a person standing here would name it."""
-    path, here = Path(folder), Path.cwd()
-    return printable(str(path.relative_to(here)) if path.is_relative_to(here) and path != here else folder)
 
 
 def _position(run: _Run, record: StepRecord) -> Facts:
@@ -335,82 +322,6 @@ def _notice(record: Notice) -> list[str]:
 def _trace(record: TraceRecord) -> list[str]:
     # names of kernels may come from the user's code: one line of ours stays one line
     return [printable(line) for line in record.told.splitlines()]
-
-
-_SAVED = {"weights": "the trained weights", "ema": "the average of the weights (ema)"}
-
-
-def _scaling(found: LossScaling) -> str:
-    """Where the loss scale was, and how many gradients vanished."""
-    scales = " to ".join(dict.fromkeys(amount(scale) for scale in (found.lowest, found.highest)))
-    zeros = "" if found.zero_share is None else f", {share(found.zero_share)} of the gradients 0"
-    return f"loss scale {scales}{zeros}"
-
-
-def _summary(run: _Run, record: RunRecord) -> Facts:
-    skipped = record.steps - record.applied_steps
-    rows = [
-        ("steps", f"{record.steps:,} in {record.epochs:.3g} epochs" + (f", {skipped:,} skipped" if skipped else ""))
-    ]
-    if record.loss_scaling is not None:
-        rows.append(("fp16", _scaling(record.loss_scaling)))
-    if record.best_step is not None:
-        rows.append(("best", f"step {record.best_step:,}"))
-    if record.final_scores:
-        rows.append(("saved", _SAVED[record.saved]))
-    for split, metrics in record.final.items():
-        values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
-        rows.append((printable(split), values))
-    for split, scores in record.final_scores.items():
-        for of, metrics in scores.items():
-            if of != record.saved:
-                values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
-                rows.append(("not saved", f"{of}, {printable(split)}: {values}"))
-    for split, metrics in record.baseline.items():
-        values = "  ".join(f"{printable(name)} {figure(value)}" for name, value in metrics.items())
-        rows.append(("baseline", f"{printable(split)}: {values}"))
-    if record.thresholds:
-        told = [f"{printable(label)} {threshold:.4g}" for label, threshold in record.thresholds.items()]
-        more = f", and {len(told) - MOST_THRESHOLDS} more" if len(told) > MOST_THRESHOLDS else ""
-        rows.append(("thresholds", f"{', '.join(told[:MOST_THRESHOLDS])}{more}"))
-    speed = [f"{rate(record.samples_per_second)} samples/s"]
-    if record.tokens_per_second != record.samples_per_second:
-        speed += [f"{rate(record.tokens_per_second)} tokens/s", f"padding {share(record.padding_share)}"]
-    rows.append(("speed", "  ".join(speed)))
-    rows += _memory(record)
-    total = record.seconds.get("total") or sum(record.seconds.values())
-    phases = [(name, spent) for name, spent in record.seconds.items() if name != "total" and spent >= 0.005 * total]
-    spent = ", ".join(f"{share(part / total)} {printable(name)}" for name, part in sorted(phases, key=lambda f: -f[1]))
-    first = record.first_update_seconds
-    whole = duration(total) + (f", {duration(first)} to the first update" if first is not None else "")
-    rows.append(("time", f"{whole}: {spent}" if spent else whole))
-    if record.execution:
-        # the reasons are in the report
-        taken = (f"{printable(stage)} {printable(what.partition(':')[0])}" for stage, what in record.execution.items())
-        rows.append(("execution", ", ".join(taken)))
-    rows += [
-        ("folder", _near(record.folder)),
-    ]
-    if run.has_report:
-        rows.append(("report", f"{_near(record.folder)}/report.html"))
-    return [*rows, ("next", f"paceline predict {shlex.quote(_near(record.folder))} INPUT -o labelled.csv")]
-
-
-def _memory(record: RunRecord) -> Facts:
-    """What the run took of its GPU, beside what was predicted."""
-    found = record.memory
-    if found is None:
-        return [] if record.peak_bytes is None else [("memory", f"{size(record.peak_bytes)} at the peak")]
-    if found.plan is None:
-        peak, reserved, total = sizes(found.allocated, found.reserved, found.total)
-        taken = ("memory", f"{peak} at the peak, {reserved} reserved, {total} on the GPU")
-        return [taken, *([("", f"not predicted: {printable(found.problem)}")] if found.problem else [])]
-    plan = found.plan
-    peak, foretold, reserved, total, whole = sizes(
-        found.allocated, plan.allocated, found.reserved, found.total, plan.total
-    )
-    beside = f"{peak} at the peak (predicted {foretold}), {reserved} reserved, {total} on the GPU (predicted {whole})"
-    return [("memory", beside)]
 
 
 def _aligned(value: float) -> str:
