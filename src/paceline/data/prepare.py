@@ -161,8 +161,9 @@ def _outline(
     """A table's rows split and labelled; ``remember`` is given the data set once it is encoded."""
     if table.labels is None or table.kind is None:
         raise DataError(f"{part.source} has no labels", fix="name the label's column with data.label")
-    if part.image_size is not None and table.images is None:
-        raise DataError(f"data.image_size = {part.image_size}: no effect on texts", fix="leave data.image_size out")
+    for name in ("image_size", "image_bits"):
+        if table.images is None and (value := getattr(part, name)) != DataPart.model_fields[name].default:
+            raise DataError(f"data.{name} = {value}: no effect on texts", fix=f"leave data.{name} out")
     overflow = Overflow.of(part)
     _require_texts(table, part, overflow)
     kind, keys = table.kind, duplicate_keys(table)

@@ -144,7 +144,7 @@ def _split(sheet: _Sheet, rows: Ids, part: SplitsPart, test: float | int) -> Spl
         if asked and not wanted:
             notices.append(f"{name} has no rows: data.splits.{name} = {asked:g} of {len(rows):,} rows is less than one")
         if found != wanted:
-            notices.append(f"{name} has {found:,} rows instead of {wanted:,}: copies of a text are kept in one split")
+            notices.append(f"{name} has {found:,} rows instead of {wanted:,}: copies of a sample are kept in one split")
     if unused := int(sizes[owner == -1].sum()):
         notices.append(f"{unused:,} rows belong to no split: data.splits leaves them over")
     splits = {}

@@ -48,7 +48,7 @@ WINDOW = 4096
 
 _READ_AS = (
     *("text", "pair", "label", "label_separator", "decimal"),
-    *("encoding", "delimiter", "on_bad_row", "bad_rows_allowed"),
+    *("encoding", "delimiter", "image_bits", "on_bad_row", "bad_rows_allowed"),
 )
 _READING = tuple(f"data.{name}" for name in _READ_AS)
 _CARRIED_OUT = (

@@ -137,3 +137,153 @@ def test_images_in_parquet(tmp_path):
         rows.append({"image": {"bytes": (tmp_path / "x.png").read_bytes(), "path": "x.png"}, "label": n % 2})
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     assert read(DataPart(source=str(tmp_path / "a.parquet"))).images[:, 0, 0, 0].tolist() == [0, 1, 2]
+
+
+def pictures(root, *arrays, suffix=".png", **settings):
+    """A picture of each array, in two classes by turns."""
+    for at, array in enumerate(arrays):
+        picture(root / "ab"[at % 2] / f"{at}{suffix}", array, **settings)
+    return root
+
+
+def drawing(level, kind=np.uint8):
+    """A square on nothing."""
+    array = np.zeros((8, 8), dtype=kind)
+    array[2:6, 2:6] = level
+    return array
+
+
+@pytest.mark.parametrize(
+    ("largest", "bits", "levels"), [(3060, 12, 12), (250, 8, 1), (1000, 10, 4), (16383, 14, 64), (20000, 15, 79)]
+)
+def test_grey_that_uses_a_part_of_sixteen_bits_is_named(tmp_path, largest, bits, levels):
+    part = DataPart(source=str(pictures(tmp_path, *(drawing(largest - at, np.uint16) for at in range(3)))))
+    table = read(part)
+    assert table.images.max() == largest >> 8
+    (notice,) = table.notices
+    assert f"3 grey picture(s) of 16 bits use {bits} of them" in notice
+    assert f"of 256 levels {levels} are left" in notice
+    assert f"--set data.image_bits={bits} " in notice
+    said = []
+    list(read_unlabelled(part, 2, tell=said.append))
+    assert said == [notice], "pieces are counted together"
+    whole = read(part.model_copy(update={"image_bits": bits}))
+    assert (whole.images.max(), whole.notices) == (largest >> (bits - 8), ())
+
+
+def test_bits_that_do_not_hold_a_picture_are_refused(tmp_path):
+    part = DataPart(source=str(pictures(tmp_path, drawing(4095, np.uint16), drawing(4096, np.uint16))), image_bits=12)
+    with pytest.raises(DataError, match=r"b/1.png: a pixel of over 12 bits") as caught:
+        read(part)
+    assert caught.value.fix == "--set data.image_bits=14"
+    table = read(DataPart(source=str(pictures(tmp_path / "8", grey(1), grey(2))), image_bits=12))
+    assert table.notices == ("data.image_bits = 12 has no effect: no picture is grey with 16 bits",)
+
+
+def test_sixteen_bits_in_full_need_no_word(tmp_path):
+    table = read(DataPart(source=str(pictures(tmp_path, drawing(60000, np.uint16), drawing(100, np.uint16)))))
+    assert (table.images.max(), table.notices) == (234, ())
+
+
+@pytest.mark.parametrize("array", [drawing(0.5, np.float32), drawing(70000, np.int32), drawing(-1, np.int32)])
+def test_thirty_two_bits_say_what_they_hold(tmp_path, array):
+    with pytest.raises(DataError, match=r"a/0.tif: pixels of 32 bits") as caught:
+        read(DataPart(source=str(pictures(tmp_path, array, array, suffix=".tif"))))
+    assert f"from {array.min():g} to {array.max():g}" in caught.value.why
+    assert "0..255" in caught.value.fix
+
+
+@pytest.mark.parametrize("level", [0, 255])
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_a_drawing_that_is_in_transparency_alone_is_seen(tmp_path, level, mode):
+    flat = np.full((8, 8), level, dtype=np.uint8)
+    array = np.dstack([flat] * (len(mode) - 1) + [drawing(255)])
+    table = read(DataPart(source=str(pictures(tmp_path, array, array))))
+    assert set(table.images[0, 2:6, 2:6].ravel()) == {level}
+    assert set(table.images[0, :2].ravel()) == {255 - level}
+    assert "2 picture(s) whose transparency alone shows something" in table.notices[0]
+
+
+def test_colours_below_transparency_are_read_as_they_are(tmp_path):
+    array = np.dstack([drawing(200), grey(20), grey(30), drawing(255)])
+    table = read(DataPart(source=str(pictures(tmp_path, array, array))))
+    assert table.images[0, 0, 0].tolist() == [0, 20, 30]
+    assert "2 picture(s) with transparent parts" in table.notices[0]
+    opaque = np.dstack([drawing(200), grey(20), grey(30), grey(255)])
+    assert read(DataPart(source=str(pictures(tmp_path / "opaque", opaque, opaque)))).notices == ()
+
+
+def test_a_palette_with_transparency(tmp_path):
+    for at in range(2):
+        image = Image.fromarray(drawing(1), "P")
+        image.putpalette([0, 0, 0, 0, 0, 0])
+        (tmp_path / "ab"[at]).mkdir()
+        image.save(tmp_path / "ab"[at] / "1.gif", transparency=0)
+    table = read(DataPart(source=str(tmp_path)))
+    assert (table.images[0, 0, 0].tolist(), table.images[0, 3, 3].tolist()) == ([255] * 3, [0] * 3)
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".tif", ".png", ".webp"])
+def test_the_first_of_several_frames_is_read_and_said(tmp_path, suffix):
+    frames = {"save_all": True, "append_images": [Image.fromarray(grey(250))]} | (
+        {"lossless": True} if suffix == ".webp" else {}
+    )
+    table = read(DataPart(source=str(pictures(tmp_path, grey(7), grey(9), suffix=suffix, **frames))))
+    assert table.images[:, 0, 0, 0].tolist() == [7, 9]
+    assert "2 picture(s) with several frames or pages" in table.notices[0]
+
+
+def test_a_picture_of_two_lenses_is_one_photograph(tmp_path):
+    frames = {"format": "MPO", "save_all": True, "append_images": [Image.fromarray(colour(250))]}
+    assert read(DataPart(source=str(pictures(tmp_path, colour(7), colour(9), suffix=".jpg", **frames)))).notices == ()
+
+
+@pytest.mark.parametrize("suffix", [".jfif", ".JPE", ".dib", ".jp2", ".apng"])
+def test_lesser_known_suffixes(tmp_path, suffix):
+    form = {".jfif": "JPEG", ".JPE": "JPEG", ".dib": "DIB", ".jp2": "JPEG2000", ".apng": "PNG"}[suffix]
+    table = read(DataPart(source=str(pictures(tmp_path, grey(7), grey(9), suffix=suffix, format=form))))
+    assert (len(table), table.notices) == (2, ())
+
+
+def test_cmyk_and_lossless_modes(tmp_path):
+    white = np.zeros((8, 8, 4), dtype=np.uint8)
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        Image.fromarray(white, "CMYK").save(tmp_path / label / "1.jpg")
+    assert read(DataPart(source=str(tmp_path))).images.min() > 250
+
+
+def test_no_program_is_started_for_a_picture(tmp_path, monkeypatch):
+    """PostScript is what Pillow has Ghostscript draw; a suffix does not keep it out."""
+    from PIL import EpsImagePlugin
+
+    def started(*_, **__):
+        raise AssertionError("Ghostscript was started")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EOF\n"
+    pictures(tmp_path, grey(7), grey(9))
+    (tmp_path / "a/2.png").write_bytes(eps)
+    with pytest.raises(DataError, match=r"a/2.png: not a whole image"):
+        read(DataPart(source=str(tmp_path)))
+    rows = [{"image": {"bytes": eps, "path": None}, "label": label} for label in "ab"]
+    with pytest.raises(DataError, match="rows:1, column 'image': not a whole image"):
+        read(DataPart(source="unused.csv"), rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("array", "level"),
+    [(drawing(True, np.bool_), 255), (drawing(60000, np.uint16), 234), (np.dstack([drawing(9)] * 3 + [grey(255)]), 9)],
+)
+def test_arrays_of_other_kinds(array, level):
+    rows = [{"image": array, "label": label} for label in "ab"]
+    assert read(DataPart(source="unused.csv"), rows=rows).images.max() == level
+
+
+def test_copies_of_images_are_called_so(tmp_path):
+    from paceline.data.splits import duplicate_keys, split_rows
+    from paceline.recipe.parts import SplitsPart
+
+    table = read(DataPart(source=str(pictures(tmp_path, *[grey(7)] * 8, *[grey(9)] * 8))))
+    divided = split_rows(table.labels, table.kind, duplicate_keys(table), None, SplitsPart(validation=3, test=0))
+    assert any("copies of a sample are kept in one split" in notice for notice in divided.notices)

@@ -16,6 +16,7 @@ from paceline.data.columns import SPLITS, Roles
 from paceline.data.dataset import Origins
 from paceline.data.sources import images
 from paceline.data.sources.cells import Cell, WrittenList, blanks_around, indicator_cell, label_cell
+from paceline.data.sources.image_depth import Depth
 from paceline.data.sources.lines import holds_nul
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, MAX_LABEL_CHARACTERS, Row
 from paceline.recipe.parts import DataPart
@@ -85,6 +86,7 @@ class Gatherer:
         roles: the columns that are read.
         part: says what cuts a label cell into several, and the side to which images are resized.
         picture: resizes and crops images in place of that.
+        depth: makes 8 bits of their pixels, and counts what is not read of them.
         keep_rows: whether the original rows are kept too.
     """
 
@@ -93,6 +95,7 @@ class Gatherer:
     bad: BadRows
     part: DataPart
     picture: images.Picture | None = None
+    depth: Depth | None = None
     keep_rows: bool = False
 
     def take(self, rows: Iterable[Row], split: str | None, given_splits: Sequence[str] = ()) -> None:
@@ -144,7 +147,8 @@ class Gatherer:
                 fix="put the image in, or remove the row",
             )
         column, size = None if isinstance(value, Path) else self.roles.content, self.part.image_size
-        return images.load(value, size, self.picture, file=row.file, line=row.line or None, column=column)
+        line = row.line or None
+        return images.load(value, size, self.picture, depth=self.depth, file=row.file, line=line, column=column)
 
     def _note_blanks(self, row: Row) -> None:
         if len(self.roles.label) > 1:

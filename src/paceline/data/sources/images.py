@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import warnings
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.contract.errors import DataError
+from paceline.data.sources.image_depth import Depth, UnreadableDepth
 from paceline.data.sources.rows import not_installed
 
 SUFFIXES = frozenset(
@@ -28,13 +30,18 @@ Pixels = NDArray[np.uint8]
 
 
 def is_image(value: object) -> bool:
-    """Whether a cell holds an image: a file's path, one of Pillow's, the Hub's ``{"bytes", "path"}``, a uint8 array."""
+    """Whether a cell holds an image: a file's path, one of Pillow's, the Hub's ``{"bytes", "path"}``, an array.
+
+    Arrays are uint8 or boolean [height, width] or [height, width, 1, 3 or 4], or uint16 [height, width].
+    """
     if isinstance(value, Path):
         return True
     if isinstance(value, Mapping):
         return isinstance(value.get("bytes"), bytes)
     if isinstance(value, np.ndarray):
-        return value.dtype == np.uint8 and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3)))
+        if value.ndim == 3 and value.shape[2] in (1, 3, 4):
+            return bool(value.dtype == np.uint8)
+        return value.ndim == 2 and value.dtype in (np.uint8, np.uint16, np.bool_)
     return hasattr(value, "convert") and hasattr(value, "getbands")
 
 
@@ -62,6 +69,7 @@ def load(
     image_size: int | None,
     picture: Picture | None = None,
     *,
+    depth: Depth | None = None,
     file: str,
     line: int | None,
     column: str | None,
@@ -70,23 +78,16 @@ def load(
 
     Grey images have no channel axis; palettes, transparency and 16-bit grey become 8-bit colour or grey; photographs
     are turned upright; of an animation the first frame is taken. With ``image_size`` both sides are resized to it;
-    ``picture`` resizes and crops as it does.
+    ``picture`` resizes and crops as it does. ``depth`` says how 16 bits become 8, and notes what is not read.
 
     Raises:
         DataError: not a whole image, or one of implausibly many pixels; names ``file``, ``line`` and ``column``.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    if (
-        picture is None
-        and isinstance(value, np.ndarray)
-        and value.shape[:2]
-        == (
-            image_size or value.shape[0],
-            image_size or value.shape[1],
-        )
-    ):
+    if picture is None and isinstance(value, np.ndarray) and _is_ready(value, image_size):
         return value[:, :, 0] if value.ndim == 3 and value.shape[2] == 1 else value
+    place: dict[str, Any] = {"file": file, "line": line, "column": column}
     try:
         with warnings.catch_warnings():
             # Pillow warns of damaged metadata, which the pixels do not depend on (damaged pixels raise), and of
@@ -94,25 +95,32 @@ def load(
             warnings.simplefilter("ignore", UserWarning)
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with _opened(value) as image:
-                upright = _eight_bit(ImageOps.exif_transpose(image) or image)
+                upright = (depth or Depth()).eight_bit(image, file)
             if picture is not None:
                 return picture(upright)
             if image_size:
                 upright = upright.resize((image_size, image_size), Image.Resampling.BILINEAR)
             return np.array(upright, dtype=np.uint8)
+    except UnreadableDepth as error:
+        raise DataError(error.problem, why=error.why, fix=error.fix, **place) from None
+    except FileNotFoundError:
+        raise DataError("no such picture", why=f"there is no file {value}", fix="correct its name", **place) from None
     except (
         *(OSError, EOFError, SyntaxError, ValueError, zlib.error),
         *(struct.error, TypeError, KeyError, IndexError),  # Pillow lets these out for damaged EXIF
         *(Image.DecompressionBombError, Image.DecompressionBombWarning),
     ) as error:
-        raise DataError(
-            "not a whole image",
-            file=file,
-            line=line,
-            column=column,
-            why=str(error),
-            fix="open it in a viewer; save it again as PNG, or remove it",
-        ) from None
+        fix = "open it in a viewer; save it again as PNG, or remove it"
+        raise DataError("not a whole image", why=str(error), fix=fix, **place) from None
+
+
+def _is_ready(array: NDArray[Any], image_size: int | None) -> bool:
+    """Whether an array has the pixels of an image, of the size that is asked for."""
+    height, width = array.shape[:2]
+    is_grey_or_colour = array.ndim == 2 or array.shape[2] in (1, 3)
+    return (
+        array.dtype == np.uint8 and is_grey_or_colour and image_size in (None, height) and image_size in (None, width)
+    )
 
 
 def stack(images: list[Pixels]) -> Pixels:
@@ -144,26 +152,20 @@ def _opened(value: object) -> Any:
     from PIL import Image
 
     if isinstance(value, Path):
-        return Image.open(value)
+        return Image.open(value, formats=_formats())
     if isinstance(value, Mapping):
-        return Image.open(io.BytesIO(value["bytes"]))
+        return Image.open(io.BytesIO(value["bytes"]), formats=_formats())
     if isinstance(value, np.ndarray):
         return Image.fromarray(value[:, :, 0] if value.ndim == 3 and value.shape[2] == 1 else value)
     # copied, because leaving the with block closes what it was given, and this one is the user's
     return value.copy()  # type: ignore[attr-defined]
 
 
-def _eight_bit(image: Any) -> Any:
-    """An image in mode L or RGB."""
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """Formats that are opened, whatever a file is called: others may start a program, as EPS does Ghostscript."""
     from PIL import Image
 
-    if image.mode in ("L", "RGB"):
-        return image
-    if image.mode.startswith("I;16"):
-        # convert("L") would clip everything above 255 to white
-        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError(f"pixels of 32 bits (mode {image.mode}) have no agreed range")
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
+    Image.init()
+    read = ("PNG", "JPEG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+    return tuple(name for name in read if name in Image.OPEN)

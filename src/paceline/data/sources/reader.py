@@ -16,6 +16,7 @@ from paceline.data.sources.classes import interpret_rows
 from paceline.data.sources.fingerprint import files_named
 from paceline.data.sources.gather import Gathered, Gatherer
 from paceline.data.sources.hub import PREFIX, read_hub
+from paceline.data.sources.image_depth import Depth
 from paceline.data.sources.labels import Interpreted
 from paceline.data.sources.locate import locate, open_sources
 from paceline.data.sources.memory import read_memory
@@ -113,19 +114,22 @@ def read_unlabelled(
     if rows is None and part.source.startswith(BUILTIN):
         yield _read_builtin(part)
         return
-    bad = BadRows(part.on_bad_row, part.bad_rows_allowed)
-    total = 0
+    bad, depth = BadRows(part.on_bad_row, part.bad_rows_allowed), Depth(part.image_bits)
+    total, is_image = 0, False
     for opened in _opened(part, rows, bad, labelled=False):
+        is_image = opened.roles.is_image
         for notice in opened.notices:
             tell(notice)
         while piece := list(islice(opened.rows, size)):
             gathered = Gathered()
-            gatherer = Gatherer(roles=opened.roles, into=gathered, bad=bad, part=part, picture=picture, keep_rows=True)
+            gatherer = Gatherer(
+                roles=opened.roles, into=gathered, bad=bad, part=part, picture=picture, depth=depth, keep_rows=True
+            )
             gatherer.take(piece, None)
             total += len(gathered)
             if len(gathered):
                 yield _table(gathered, opened.roles, None, ())
-    for notice in bad.settle(total):
+    for notice in (*bad.settle(total), *(depth.sentences() if is_image else ())):
         tell(notice)
     if not total:
         raise DataError("0 rows of data", file=part.source, why="at least 1 is needed", fix="add rows")
@@ -160,16 +164,17 @@ def _gather(
     """Fill ``gathered`` from all sources; the first source settles the roles of the columns."""
     roles: Roles | None = None
     notices: list[str] = []
+    depth = Depth(part.image_bits)
     given_splits = [split for split in ("validation", "test") if getattr(part, split)]
     for opened in _opened(part, rows, bad, labelled=True):
         roles, split = opened.roles, opened.split
         if split is None and given_splits and roles.split is None:
             split = "train"
-        gatherer = Gatherer(roles=roles, into=gathered, bad=bad, part=part, picture=picture)
+        gatherer = Gatherer(roles=roles, into=gathered, bad=bad, part=part, picture=picture, depth=depth)
         gatherer.take(opened.rows, split, given_splits)
         notices += opened.notices
     assert roles is not None, "there is always one source"
-    return roles, notices
+    return roles, [*notices, *(depth.sentences() if roles.is_image else ())]
 
 
 def _opened(part: DataPart, rows: object | None, bad: BadRows, *, labelled: bool) -> Iterator[_Opened]:

@@ -166,6 +166,12 @@ class DataPart(Part):
         None, ge=1, description="With overflow: windows, the most that a text has; what is behind them is cut."
     )
     image_size: int | None = Field(None, ge=8, description="Images are resized to this many pixels a side.")
+    image_bits: int = Field(
+        16,
+        ge=8,
+        le=16,
+        description="Bits that grey images of 16 bits use, such as 12 of a microscope; the upper 8 of them are read.",
+    )
     normalise: Annotated[
         Annotated[Literal["own", "imagenet", "cifar10"], Tag("(name)")] | Annotated[NormalisePart, Tag("(numbers)")],
         Discriminator(lambda given: "(name)" if isinstance(given, str) else "(numbers)"),
