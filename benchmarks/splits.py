@@ -39,9 +39,12 @@ DEEPSPEED = "parallel.strategy=deepspeed"
 DISK = "{scratch}"
 """Stands for the folder that a run may fill."""
 
+ONE_PROCESS = "parallel.strategy=dp"
+"""The strategy that takes all GPUs without ranks."""
+
 WAYS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "ddp": (1, ()),
-    "dp": (2, ("parallel.strategy=dp",)),
+    "dp": (2, (ONE_PROCESS,)),
     "fsdp": (2, ("parallel.strategy=fsdp",)),
     "deepspeed 2": (1, (DEEPSPEED, "parallel.stage=2")),
     "deepspeed 2, offload": (1, (DEEPSPEED, "parallel.stage=2", OFFLOADED)),
@@ -229,7 +232,8 @@ def main() -> None:
         done = before is not None and "error" not in before
         if done or count < least or not chosen or left < 10:
             continue
-        found = run(question, asked.size, [*settings, *device], started, min(asked.limit, left))
+        ranks = [] if ONE_PROCESS in settings else started
+        found = run(question, asked.size, [*settings, *device], ranks, min(asked.limit, left))
         records.add({"question": question, "round": number, "way": way, **about, **found})
         told = found.get("error") or f"{found['samples_per_second']:,.0f} samples/s"
         print(f"{question} {number} {way}: {told}", file=sys.stderr, flush=True)

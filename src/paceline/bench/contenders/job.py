@@ -76,6 +76,8 @@ def opened(job):
     train = Texts(job["train"], tokenizer, job["labels"], job["max_length"])
     tell("data")
     model = AutoModelForSequenceClassification.from_pretrained(job["model"], dtype=torch.float32)
+    for parameter in model.parameters():
+        parameter.decays = parameter.ndim >= 2  # before FSDP makes flat shards of them
     return tokenizer, train, model.train()
 
 
@@ -141,8 +143,8 @@ def make_optimizer(job, model, kind=None, fused=True):
     part = job["optimizer"]
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": part["weight_decay"]},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in trained if decays(p)], "weight_decay": part["weight_decay"]},
+        {"params": [p for p in trained if not decays(p)], "weight_decay": 0.0},
     ]
     if part["type"] == "sgd":
         moves = {"momentum": part["momentum"], "nesterov": part["nesterov"]}
@@ -153,6 +155,11 @@ def make_optimizer(job, model, kind=None, fused=True):
         more = {"fused": True} if fused else {}
         optimizer = kind(groups, lr=part["lr"], betas=tuple(part["betas"]), eps=part["eps"], **more)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(job, step))
+
+
+def decays(parameter):
+    """Whether weight decay applies: to matrices, by their shape when the model was loaded."""
+    return getattr(parameter, "decays", parameter.ndim >= 2)
 
 
 def rate_factor(job, step):

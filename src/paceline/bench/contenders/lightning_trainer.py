@@ -11,6 +11,7 @@ import warnings
 import lightning
 import torch
 from job import Meter, Texts, batches, loader, make_optimizer, opened, padding, read_job, tell, tell_result
+from lightning.pytorch.strategies import FSDPStrategy
 
 
 class Classifier(lightning.LightningModule):
@@ -55,6 +56,19 @@ class Classifier(lightning.LightningModule):
         optimizer, schedule = make_optimizer(self.job, self, self.optimizer_class, fused=fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_train_end(self):
+        if isinstance(self.trainer.strategy, FSDPStrategy):
+            self.test_shards()
+
+    @torch.no_grad()
+    def test_shards(self):
+        """Test inside ``fit``: a later ``Trainer.test`` wraps the module again, around parameters that are shards."""
+        strategy, data = self.trainer.strategy, self.trainer.datamodule
+        self.eval()
+        for number, batch in enumerate(data.test_dataloader()):
+            strategy.test_step(strategy.batch_to_device(batch), number)
+        self.on_test_epoch_end()
+
     def test_step(self, batch, number):
         labels = batch.pop("labels")
         if number >= self.trainer.datamodule.own_batches:  # made along with the other ranks
@@ -92,6 +106,12 @@ class Data(lightning.LightningDataModule):
         return loader({**job, "workers": 0}, texts, padding(self.tokenizer), mine)
 
 
+def sharding(model):
+    """FSDP that gathers one block at a time; by its name alone, Lightning would gather the whole model at once."""
+    names = set(model._no_split_modules or ())
+    return FSDPStrategy(auto_wrap_policy={type(part) for part in model.modules() if type(part).__name__ in names})
+
+
 def host_adam():
     """DeepSpeed's Adam for CPUs; None, where it cannot be built here: torch's then."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -111,6 +131,7 @@ def main():
     settings = job["settings"]
     warnings.filterwarnings("ignore", module="lightning")  # advice; the settings are what is measured
     torch.set_float32_matmul_precision("high" if settings["precision"] != "32-true" else "highest")
+    is_fsdp = settings["strategy"] == "fsdp"
     tokenizer, train, model = opened(job)
     meter = Meter(job)
     module, data = Classifier(job, model, meter), Data(job, train, tokenizer)
@@ -118,7 +139,7 @@ def main():
         max_steps=job["steps"],
         accelerator="auto",
         devices=settings["devices"],
-        strategy=settings["strategy"],
+        strategy=sharding(model) if is_fsdp else settings["strategy"],
         precision=settings["precision"],
         gradient_clip_val=job["optimizer"]["clip_norm"],
         use_distributed_sampler=False,
@@ -132,10 +153,11 @@ def main():
         module.optimizer_class = host_adam()
         trainer.strategy.config["zero_force_ds_cpu_optimizer"] = module.optimizer_class is not None
     trainer.fit(module, datamodule=data)
-    is_sharded = "deepspeed_stage_3" in settings["strategy"] or settings["strategy"] == "fsdp"
+    is_sharded = is_fsdp or "deepspeed_stage_3" in settings["strategy"]
     if is_sharded:  # each rank has its shard; to test, DeepSpeed makes another engine, which saves nothing
         trainer.save_checkpoint(f"{job['save']}/model.ckpt")
-    trainer.test(module, datamodule=data, verbose=False)
+    if not is_fsdp:
+        trainer.test(module, datamodule=data, verbose=False)
     tell("evaluated")
     if trainer.is_global_zero and not is_sharded:
         model.save_pretrained(job["save"])
