@@ -186,7 +186,7 @@ def test_a_few_lists_among_names_stay_names() -> None:
         table_of(["['good']", "['bad']", "bad"])
 
 
-@pytest.mark.parametrize("label", [{"a": 0.5}, {"name": "a"}, [None], [["a"]], b"\xff\xfe", object()])
+@pytest.mark.parametrize("label", [{"a": 0.5}, {"name": "a"}, [None], [float("nan")], [["a"]], b"\xff\xfe", object()])
 def test_what_is_no_label_is_refused(label) -> None:
     with pytest.raises(DataError, match="rows:2, column 'labels': the label is of no usable type"):
         table_of(["a", label])

@@ -118,3 +118,25 @@ def test_an_unseen_class_that_is_the_number_of_another_is_told_so(tmp_path):
         DataError, match=r"missing from train \(found '1.0'\)(.|\n)*'1' is the same number, another class"
     ):
         read(DataPart(source=str(file)))
+
+
+def test_a_separator_that_stands_in_no_label_is_told_of(tmp_path):
+    (notice,) = [n for n in table_of(tmp_path, ["a b", "b", "c"], label_separator=";").notices if "separator" in n]
+    assert notice == "data.label_separator = ';' stands in no label: no row has more than one"
+    assert not any("separator" in n for n in table_of(tmp_path, ["a;b", "b"], label_separator=";").notices)
+
+
+@pytest.mark.parametrize("others", [["a", "b"], [["a"], ["b", "a"]]])
+def test_a_missing_label_among_words_is_empty(others):
+    from paceline.contract.errors import DataError
+
+    rows = [{"text": "t", "label": label} for label in [*others, float("nan")]]
+    with pytest.raises(DataError, match="rows:3, column 'label': the label is empty"):
+        read(DataPart(), rows=rows)
+
+
+def test_decimals_of_a_database_are_numbers():
+    from decimal import Decimal
+
+    table = read(DataPart(), rows=[{"text": "t", "label": Decimal(text)} for text in ("3.50", "4")])
+    assert (table.kind, table.labels) == ("regression", [3.5, 4.0])

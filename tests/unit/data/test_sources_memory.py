@@ -227,3 +227,17 @@ def test_two_columns_of_one_name() -> None:
     table = pyarrow.Table.from_arrays([TEXTS, LABELS, LABELS], names=["text", "label", "label"])
     with pytest.raises(DataError, match="two columns have one name"):
         labelled(table)
+
+
+def test_texts_of_bytes_are_read_as_utf_8():
+    rows = [{"text": text.encode(), "label": label} for text, label in (("一句话", "a"), ("b'quoted'", "b"))]
+    assert read(DataPart(), rows=rows).texts == ["一句话", "b'quoted'"]
+    with pytest.raises(DataError, match="rows:1, column 'text': bytes that are no text in UTF-8") as caught:
+        read(DataPart(), rows=[{"text": "句".encode("gb18030"), "label": "a"}])
+    assert ".str.decode('gb18030')" in caught.value.fix
+
+
+def test_a_list_of_words_is_joined_and_not_written_out():
+    with pytest.raises(DataError, match="the text is no text") as caught:
+        read(DataPart(), rows=[{"text": ["a", "word"], "label": "a"}])
+    assert ".str.join(' ')" in caught.value.fix

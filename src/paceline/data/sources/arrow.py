@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.errors import DataError
+from paceline.data.sources.class_names import class_names_in
 from paceline.data.sources.lines import unreadable
 from paceline.data.sources.memory import read_memory
 from paceline.data.sources.rows import Source, damaged, not_installed, repeated
@@ -88,17 +88,6 @@ def _incomplete(name: str, why: str) -> DataError:
     return DataError("not a whole saved data set", file=name, why=why, fix="copy it again, or save_to_disk it anew")
 
 
-@dataclass(frozen=True)
-class _Names:
-    """The classes of a column, as a ClassLabel of datasets has them."""
-
-    names: list[str]
-    is_list: bool
-
-    def int2str(self, index: int) -> str:
-        return self.names[index]
-
-
 class _Saved:
     """What ``read_memory`` asks of a datasets.Dataset, over files that are memory-mapped and opened at once.
 
@@ -109,9 +98,7 @@ class _Saved:
     def __init__(self, tables: list[Any], name: str, errors: tuple[type[Exception], ...]) -> None:
         self._tables, self._name, self._errors = tables, name, errors
         self.column_names: list[str] = list(tables[0].schema.names)
-        named = _class_names(tables[0].schema.metadata)
-        self.features = {column: names for column, names in named.items() if not names.is_list}
-        self._lists = {column: names for column, names in named.items() if names.is_list}
+        self.features = class_names_in(tables[0].schema.metadata)
 
     @classmethod
     def of(cls, files: list[Path], name: str) -> _Saved:
@@ -149,28 +136,8 @@ class _Saved:
                     rows = batch.to_pylist()
                 except self._errors as error:
                     raise damaged("Arrow", self._name, error, number + 1) from None
-                for values in rows:
-                    number += 1
-                    for column, known in self._lists.items():
-                        if values[column] is not None:
-                            values[column] = [self._name_of(known, index, column, number) for index in values[column]]
-                    for column, known in self.features.items():
-                        if values[column] is not None and values[column] != -1:
-                            self._name_of(known, values[column], column, number)
-                    yield values
-
-    def _name_of(self, known: _Names, index: int, column: str, number: int) -> str:
-        if not 0 <= index < len(known.names):
-            raise DataError(
-                "a class number without a name",
-                file=self._name,
-                line=number,
-                column=column,
-                found=str(index),
-                why=f"the data set names {len(known.names):,} classes, counted from 0",
-                fix="save the data set anew with all of its class names",
-            )
-        return known.names[index]
+                number += len(rows)
+                yield from rows
 
 
 def _table(path: Path, name: str, errors: tuple[type[Exception], ...]) -> Any:
@@ -189,20 +156,3 @@ def _table(path: Path, name: str, errors: tuple[type[Exception], ...]) -> Any:
         return pyarrow.ipc.open_stream(source).read_all()
     except errors as error:
         raise damaged("Arrow", name, error) from None
-
-
-def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, _Names]:
-    """Column -> its classes, of the features that datasets writes into a schema."""
-    try:
-        info = json.loads((metadata or {})[b"huggingface"])["info"]
-        features = info["features"].items()
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return {}
-    found = {}
-    for column, feature in features:
-        is_list = isinstance(feature, list) or (isinstance(feature, dict) and "feature" in feature)
-        inner = feature[0] if isinstance(feature, list) and feature else feature
-        inner = inner.get("feature", inner) if isinstance(inner, dict) else inner
-        if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" and isinstance(inner.get("names"), list):
-            found[column] = _Names([str(name) for name in inner["names"]], is_list)
-    return found

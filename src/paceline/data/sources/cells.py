@@ -106,7 +106,7 @@ def _item(value: object) -> Item:
         value = value.tolist()
     if isinstance(value, str):
         value = value.strip()
-    if not isinstance(value, str | bool | int | float) or value == "":
+    if not isinstance(value, str | bool | int | float) or value == "" or value != value:
         raise TypeError("a list of labels holds something that is no name")
     return value
 

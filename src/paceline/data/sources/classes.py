@@ -57,7 +57,10 @@ def interpret_rows(
     gone = {index for index, _ in problems}
     gathered.drop(gone)
     labels = cast(Labels, [label for index, label in enumerate(found.labels) if index not in gone])
-    return Interpreted(kind=found.kind, labels=labels, notices=found.notices)
+    notices = found.notices
+    if part.label_separator is not None and all(isinstance(one, tuple) and len(one) < 2 for one in labels):
+        notices += (f"data.label_separator = {part.label_separator!r} stands in no label: no row has more than one",)
+    return Interpreted(kind=found.kind, labels=labels, notices=notices)
 
 
 def _unseen_classes(

@@ -203,12 +203,14 @@ class Gatherer:
 
 
 def text_cell(row: Row, column: str) -> str:
-    """A text that can be learned from.
+    """A text that can be learned from; bytes are read as UTF-8.
 
     Raises:
         DataError: missing, empty, no text, too long, or with characters that no text holds.
     """
     value = _value(row, column)
+    if isinstance(value, bytes):
+        value = _decode(row, column, value)
     if not isinstance(value, str):
         _raise_no_text(row, column, value)
     if not value or value.isspace():
@@ -288,6 +290,20 @@ def _require_characters(row: Row, column: str, text: str) -> None:
         ) from None
 
 
+def _decode(row: Row, column: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise _at(
+            row,
+            column,
+            "bytes that are no text in UTF-8",
+            value[:60],
+            f"a text is text, or bytes of it; are these a file, and {column!r} not the column of the text?",
+            "decode them (in pandas .str.decode('gb18030'), for example), or --set data.text=COLUMN",
+        ) from None
+
+
 def _raise_no_text(row: Row, column: str, value: object) -> NoReturn:
     missing = value is None or (isinstance(value, float) and value != value)
     if missing:
@@ -305,7 +321,15 @@ def _raise_no_text(row: Row, column: str, value: object) -> NoReturn:
         "the text is no text",
         value,
         f"found {type(value).__name__}",
-        "write it as text (in JSON in quotes, in pandas .astype(str)), or name another column: --set data.text=COLUMN",
+        _text_fix(value),
+    )
+
+
+def _text_fix(value: object) -> str:
+    """How to make a text of what is none; str() of a list would have a model learn its brackets."""
+    in_pandas = ".str.join(' ')" if isinstance(value, list | tuple) else ".astype(str)"
+    return (
+        f"write it as text (in JSON in quotes, in pandas {in_pandas}), or name another column: --set data.text=COLUMN"
     )
 
 

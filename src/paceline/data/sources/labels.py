@@ -259,7 +259,9 @@ def _classes(
 def _mixed(cells: Sequence[Cell], main: str) -> list[LabelProblem]:
     usual = excerpt(_spelled(next(cell for cell in cells if _family(cell) == main)))
     return [
-        LabelProblem(
+        LabelProblem(index, "the label is empty", "nan", "every row needs a label", "fill it in, or remove the row")
+        if cell != cell  # pandas' NaN, for a cell without a value
+        else LabelProblem(
             index,
             "mixed label types",
             _spelled(cell),

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.contract.errors import DataError
 from paceline.data.columns import SPLITS, Roles
 from paceline.data.sources import images
+from paceline.data.sources.class_names import ClassNames, class_names_in, class_names_of
 from paceline.data.sources.rows import SAMPLE_ROWS, Row, Source, not_installed, repeated
 
 _BATCH_ROWS = 1024
@@ -242,6 +243,7 @@ def _no_row(name: str, number: int, values: object) -> DataError:
 
 
 def _frame(frame: Any, name: str) -> Source:
+    classes: dict[str, ClassNames] = {}
     if _is_lazy(frame):
         frame = frame.collect()
     if hasattr(frame, "itertuples"):
@@ -252,19 +254,23 @@ def _frame(frame: Any, name: str) -> Source:
     elif hasattr(frame, "to_dicts"):
         columns, values = tuple(map(str, frame.columns)), (tuple(row.values()) for row in frame.to_dicts())
     else:
-        columns, values = _arrow(frame, name)
+        table = _arrow(frame, name)
+        columns, values, classes = tuple(table.column_names), _arrow_rows(table), class_names_in(table.schema.metadata)
     if (twice := repeated(columns)) is not None:
         raise DataError("two columns have one name", file=name, column=twice, fix="rename one of them")
 
     def rows() -> Iterator[Row]:
         for number, row in enumerate(values, start=1):
-            yield Row(name, number, dict(zip(columns, map(_plain, row), strict=True)))
+            record = dict(zip(columns, map(_plain, row), strict=True))
+            for column, names in classes.items():
+                record[column] = names.read(record[column], file=name, line=number, column=column)
+            yield Row(name, number, record)
 
     return Source(name=name, rows=rows(), columns=columns)
 
 
-def _arrow(frame: Any, name: str) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-    """Columns and rows of a table of pyarrow, or of any library that speaks Arrow's C stream interface.
+def _arrow(frame: Any, name: str) -> Any:
+    """The table of pyarrow that a frame is, or that a library with Arrow's C stream interface makes of it.
 
     Source: https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html
     """
@@ -272,10 +278,13 @@ def _arrow(frame: Any, name: str) -> tuple[tuple[str, ...], Iterator[tuple[Any, 
         import pyarrow
     except ImportError:
         raise not_installed(f"a {type(frame).__name__} needs pyarrow", "parquet", name) from None
-    table = pyarrow.table(frame)
+    return pyarrow.table(frame)
+
+
+def _arrow_rows(table: Any) -> Iterator[tuple[Any, ...]]:
     batches = table.to_batches(max_chunksize=_BATCH_ROWS)
     columns = ([column.to_pylist() for column in batch.columns] for batch in batches)
-    return tuple(table.column_names), (row for batch in columns for row in zip(*batch, strict=True))
+    return (row for batch in columns for row in zip(*batch, strict=True))
 
 
 def _plain(value: Any) -> Any:
@@ -292,17 +301,15 @@ def _plain(value: Any) -> Any:
 
 
 def _dataset(dataset: Any, name: str, split: str | None, notices: tuple[str, ...] = ()) -> Source:
-    names = _class_names(dataset)
+    classes = class_names_of(dataset.features)
 
     def rows() -> Iterator[Row]:
         for number, values in enumerate(dataset, start=1):
             if not isinstance(values, MutableMapping):
                 why = f"its format makes a row a {type(values).__name__}"
                 raise DataError("the rows are no dicts", file=name, why=why, fix="data=dataset.with_format(None)")
-            for column, known in names.items():
-                index = values[column]
-                # the Hub marks unlabelled samples by -1
-                values[column] = known[index] if index is not None and index >= 0 else None
+            for column, names in classes.items():
+                values[column] = names.read(values[column], file=name, line=number, column=column)
             yield Row(name, number, values)
 
     # a stream may not know its columns before its first row
@@ -310,18 +317,12 @@ def _dataset(dataset: Any, name: str, split: str | None, notices: tuple[str, ...
     return Source(name=name, rows=rows(), columns=columns, split=split, notices=notices)
 
 
-def _class_names(dataset: Any) -> dict[str, list[str]]:
-    features = dataset.features or {}
-    return {
-        column: list(feature.names)
-        for column, feature in features.items()
-        if hasattr(feature, "int2str") and hasattr(feature, "names")
-    }
-
-
 def _is_unlabelled(part: Any) -> bool:
     """Whether a column of classes holds -1 alone, the Hub's mark; of a stream, its first rows are looked at."""
-    if not _is_dataset(part) or not (columns := _class_names(part)):
+    if not _is_dataset(part):
+        return False
+    columns = [column for column, names in class_names_of(part.features).items() if not names.is_list]
+    if not columns:
         return False
     if hasattr(part, "__len__"):
         return any(set(part[column]) == {-1} for column in columns)
