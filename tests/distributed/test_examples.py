@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -74,6 +75,21 @@ def test_each_collective_leaves_what_the_page_says(size: int) -> None:
         assert found["all_gather"] == everybody
         assert found["reduce"] == ([sum(everybody)] if rank == 0 else []), "the first rank's alone"
         assert found["reduce_scatter"] == [sum(everybody) * (rank + 1)], "its own piece of the sum, no other's"
+
+
+def asked_otherwise(world: World) -> tuple[dict[str, list[float]], list[float], list[float]]:
+    module, own = example("groups"), torch.tensor([world.rank + 1.0])
+    return module.reduced(own), module.summed_in_pairs(own), module.summed_beside_work(own)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_operators_groups_and_asynchronous_calls_do_what_the_page_says(size: int) -> None:
+    everybody = [rank + 1.0 for rank in range(size)]
+    of_first = {"SUM": sum(everybody), "PRODUCT": math.prod(everybody), "MIN": 1.0, "MAX": float(size)}
+    for rank, (operators, pair, beside) in enumerate(run_distributed(asked_otherwise, size)):
+        assert operators == {name: [value] if rank == 0 else [] for name, value in of_first.items()}
+        assert pair == [sum(everybody[rank // 2 * 2 :][:2])]
+        assert beside == [sum(everybody), (rank + 1.0) ** 2]
 
 
 def served(world: World) -> tuple[bool, int]:

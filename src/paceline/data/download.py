@@ -1,10 +1,11 @@
-"""``paceline data imdb``: fetch the IMDB reviews and write them as train, validation and test files.
+"""``paceline data``: fetch the IMDB reviews as train, validation and test files, and CIFAR-10 in its binary version.
 
-The archive is fetched so that a cut connection is taken up where it broke, and its checksum is compared. So what is
+An archive is fetched so that a cut connection is taken up where it broke, and its checksum is compared. So what is
 read afterwards is the publisher's own archive, and nothing is ever written under a name that it chose.
 
 Source: Maas et al., Learning Word Vectors for Sentiment Analysis, ACL 2011,
-https://ai.stanford.edu/~amaas/data/sentiment/.
+https://ai.stanford.edu/~amaas/data/sentiment/. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009,
+https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from paceline.recipe.parts import SplitsPart
 IMDB_URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 IMDB_MD5 = "7c2ac02c03563afcf9b574c7e56c153a"
 IMDB_SPLITS = SplitsPart(train=35_000, validation=5_000, test=10_000)
+
+CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin", "batches.meta.txt")
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes received so far and in total; the total is None when the server does not say."""
@@ -77,6 +82,31 @@ def download_imdb(
     for name, rows in _split(sorted(_reviews(archive)), splits, archive).items():
         lines = [json.dumps({"text": text, "label": label}, ensure_ascii=False) for text, label in rows]
         write_atomically(paths[name], "".join(f"{line}\n" for line in lines).encode("utf-8"))
+    archive.unlink()
+    return paths
+
+
+def download_cifar10(
+    folder: Path, *, url: str = CIFAR10_URL, md5: str = CIFAR10_MD5, progress: Progress | None = None
+) -> dict[str, Path]:
+    """Write the files of CIFAR-10's binary version into ``folder`` and return their paths by name.
+
+    50,000 images of 32 x 32 x 3 for training and 10,000 for testing, each file of 10,000. The other version is pickled,
+    and reading a pickle runs its code. Args, Raises and what is fetched again are as of ``download_imdb``.
+    """
+    paths = {name: folder / name for name in CIFAR10_FILES}
+    if all(path.exists() for path in paths.values()):
+        return paths
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / "cifar-10-binary.tar.gz"
+    _fetch(url, archive, md5, progress)
+    with tarfile.open(archive, "r|gz") as members:
+        for member in members:
+            path = paths.get(member.name.removeprefix("cifar-10-batches-bin/"))
+            content = members.extractfile(member) if path else None
+            if path is not None and content is not None:
+                write_atomically(path, content.read())
     archive.unlink()
     return paths
 

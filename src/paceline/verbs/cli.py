@@ -186,13 +186,14 @@ def restore(
 
 @app.command("data")
 def data_set(
-    name: Annotated[str, typer.Argument(help="Data set to fetch: imdb.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Data set to fetch: imdb or cifar10.", show_default=False)],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where its files go.", show_default=False)],
 ) -> None:
-    """Download a data set and write its split files.
+    """Download a data set and write its files.
 
     \b
     paceline data imdb data/imdb
+    paceline data cifar10 data/cifar10
     """
     from paceline.verbs.data import data as fetch
 

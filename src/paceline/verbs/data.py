@@ -1,4 +1,4 @@
-"""``paceline data``: fetch a public data set and write its split files."""
+"""``paceline data``: fetch a public data set and write its files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 from paceline.contract.errors import UserError, nearest
 
-KNOWN = ("imdb",)
+KNOWN = ("imdb", "cifar10")
 
 
 def data(name: str, folder: Path) -> tuple[Path, ...]:
-    """Download the data set ``name`` into ``folder`` and return its train, validation and test files.
+    """Download the data set ``name`` into ``folder`` and return its files.
 
-    A download that was cut short is taken up where it ended. Progress is shown on a terminal.
+    Of imdb they are train, validation and test files; of cifar10 those of its binary version. A download that was cut
+    short is taken up where it ended. Progress is shown on a terminal.
 
     Raises:
         UserError: an unknown name.
@@ -20,12 +21,13 @@ def data(name: str, folder: Path) -> tuple[Path, ...]:
         DiskFullError: not enough room.
     """
     if name not in KNOWN:
-        raise UserError(f"{name}: no such data set", nearest(name, KNOWN), "paceline data imdb DIR")
+        close = "cifar10" if name.lower().startswith("cifar") else "imdb"
+        raise UserError(f"{name}: no such data set", nearest(name, KNOWN), f"paceline data {close} DIR")
 
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from paceline.data.download import download_imdb
+    from paceline.data.download import download_cifar10, download_imdb
 
     console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -35,4 +37,5 @@ def data(name: str, folder: Path) -> tuple[Path, ...]:
         def show(received: int, total: int | None) -> None:
             progress.update(task, completed=received, total=total)
 
-        return tuple(download_imdb(Path(folder), progress=show).values())
+        download = download_imdb if name == "imdb" else download_cifar10
+        return tuple(download(Path(folder), progress=show).values())

@@ -12,11 +12,14 @@ from paceline.contract.errors import PacelineError, UserError
 from paceline.contract.interpreter import python
 from paceline.recipe import Recipe
 from paceline.recipe.trust import NONE, Trust, require_trust, switches
-from paceline.recipe.windows import problem_of
+from paceline.recipe.windows import problem_of, step_windows
 from paceline.run_folder import RunFolder
 
 DEFAULT_STEPS = ("last-epoch:-10",)
 """Where neither recipe nor command names any."""
+
+LONG = 10**9
+"""Steps of an epoch that is longer than any, for windows of a run whose length is not known yet."""
 
 Run = Callable[[Sequence[str]], int]
 """Runs the words of a ``paceline`` command in a process of its own; returns its exit code."""
@@ -72,8 +75,8 @@ def nsys_command(words: Sequence[str], out: Path, recipe: Recipe) -> list[str]:
         out: the run folder.
         recipe: with its windows.
     """
-    # as many reports as windows; overlapping windows are one, so that some may not come
-    windows = len(recipe.trace.steps)
+    # as many reports as windows, of which those that overlap are one; where the last epoch begins is not known yet
+    windows = len(step_windows(recipe.trace.steps, 2 * LONG, LONG))
     end = "stop" if windows == 1 else f"repeat:{windows}"
     graphs = ["--cuda-graph-trace=node"] if recipe.trace.graph == "keep" else []
     return [

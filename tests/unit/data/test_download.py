@@ -1,4 +1,4 @@
-"""Fetching the IMDB archive from a loopback server: cut, changed or absent."""
+"""Fetching the archives of IMDB and CIFAR-10 from a loopback server: cut, changed or absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from paceline.contract.errors import DataError, DiskFullError
-from paceline.data.download import download_imdb
+from paceline.data.download import CIFAR10_FILES, download_cifar10, download_imdb
+from paceline.data.sources.cifar import read_cifar
 from paceline.recipe.parts import SplitsPart
 from paceline.testing.ports import free_port
 
@@ -109,6 +110,38 @@ def _honest() -> list[tuple[tarfile.TarInfo, bytes]]:
         members.append(_file(f"aclImdb/{part}/urls_pos.txt"))
     members.append(_file("aclImdb/train/unsup/0_0.txt", b"No label."))
     return members
+
+
+def _binary_cifar() -> bytes:
+    """Two images a file, the label of each its number; and a name that leads elsewhere."""
+    names = "\n".join(f"class{number}" for number in range(10))
+    contents = {name: b"".join(bytes([n]) + bytes([200 + n]) * 3072 for n in (3, 7)) for name in CIFAR10_FILES}
+    contents["batches.meta.txt"] = f"{names}\n".encode()
+    members = [_file(f"cifar-10-batches-bin/{name}", content) for name, content in contents.items()]
+    members += [_file("cifar-10-batches-bin/readme.html", b"x"), _file("../evil.bin", b"x")]
+    return _archive([_special("cifar-10-batches-bin", tarfile.DIRTYPE), *members])
+
+
+def test_cifar10_is_written_as_its_binary_version_and_read(server: Server, tmp_path: Path) -> None:
+    server.content, server.cuts = _binary_cifar(), [100]
+    options: dict[str, Any] = {"url": server.url, "md5": _md5(server.content)}
+    paths = download_cifar10(tmp_path / "cifar10", **options)
+    assert [path.name for path in paths.values()] == list(CIFAR10_FILES)
+    assert sorted(path.name for path in (tmp_path / "cifar10").iterdir()) == sorted(CIFAR10_FILES)
+    assert [path.name for path in tmp_path.iterdir()] == ["cifar10"]
+    assert server.asked[:2] == [None, "bytes=100-"], "it goes on where it was cut"
+    rows = list(read_cifar(tmp_path / "cifar10", "cifar10").rows)
+    assert len(rows) == 12
+    assert {row.values["label"] for row in rows} == {"class3", "class7"}
+    server.status = 500
+    assert download_cifar10(tmp_path / "cifar10", **options) == paths, "what is there is not fetched again"
+
+
+def test_cifar10_with_a_wrong_checksum_is_removed(server: Server, tmp_path: Path) -> None:
+    server.content = _binary_cifar()
+    with pytest.raises(DataError, match="wrong checksum"):
+        download_cifar10(tmp_path, url=server.url, md5="0" * 32)
+    assert list(tmp_path.iterdir()) == []
 
 
 def _md5(content: bytes) -> str:

@@ -358,6 +358,15 @@ def test_damaged_parquet(tmp_path):
         read(DataPart(source=str(tmp_path / "a.parquet")))
 
 
+def test_a_folder_of_the_hubs_name_is_not_read_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The datasets library would take ./imdb for the Hub's imdb without a word."""
+    (tmp_path / "imdb").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="imdb is also here, in the current folder") as caught:
+        read(DataPart(source="hub:imdb"))
+    assert "--data imdb" in caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("module", "source", "command"),
     [

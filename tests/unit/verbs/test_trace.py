@@ -60,6 +60,15 @@ def test_a_report_a_window(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "--out runs/mine-" in out
 
 
+def test_windows_that_overlap_are_one_report(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for steps, end in (("5:8 7:12", "stop"), ("5:8 8:12", "repeat:2"), ("last-epoch last-epoch:-3 5:8", "repeat:2")):
+        asked = [word for text in steps.split() for word in ("--steps", text)]
+        assert command(monkeypatch, "trace", "recipe.yaml", "--kind", "nsys", *asked, "--print") == 0
+        assert f"--capture-range-end={end} " in capsys.readouterr().out
+
+
 def test_without_nsys_the_line_is_all_there_is(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,7 +33,7 @@ def files_of_cifar(folder: Path, name: str) -> list[Path]:
             "pickled batches are not read",
             file=name,
             why="this is CIFAR-10's Python version, and loading a pickle runs whatever code is in it",
-            fix="take its binary version, cifar-10-binary.tar.gz, and give the folder cifar-10-batches-bin",
+            fix="paceline data cifar10 DIR fetches its binary version (cifar-10-binary.tar.gz); then --data DIR",
         )
     named = [folder / _NAMES, folder / "test_batch.bin"]
     return [*sorted(folder.glob("data_batch_*.bin")), *(path for path in named if path.is_file())]

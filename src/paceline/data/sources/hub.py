@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from paceline.contract.errors import DataError
 from paceline.data.sources.memory import read_memory
 from paceline.data.sources.rows import Source, not_installed
@@ -18,6 +20,12 @@ def read_hub(source: str) -> list[Source]:
     name, _, configuration = source.removeprefix(PREFIX).partition(":")
     if not name:
         raise DataError(f"data.source = {source!r}", why="no name after hub:", fix="hub:stanfordnlp/imdb, for example")
+    if Path(name).exists():
+        raise DataError(
+            f"{source}: {name} is also here, in the current folder",
+            why="the datasets library would read that in place of the Hub's data set",
+            fix=f"--data {name} reads what is here; for the Hub's, rename it or start from another folder",
+        )
     try:
         import datasets
     except ImportError:
