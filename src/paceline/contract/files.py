@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,24 @@ class OpenFolder:
 def is_irregular(path: Path) -> bool:
     """Whether a pipe, a folder or a device has a file's place: opening it may wait forever. Links are followed."""
     return path.exists() and not path.is_file()
+
+
+def lfs_note(path: Path) -> dict[str, str] | None:
+    """Return why and fix of an error about a file that is only git-lfs's pointer to it; None of any other file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if not file.read(len(_LFS)).startswith(_LFS):
+            return None
+    fix = f"cd {shlex.quote(str(path.parent))} && git lfs pull"
+    return {"why": "the repository was cloned without git-lfs", "fix": fix}
+
+
+LFS_NOTE = "only git-lfs's note of where it is"
+
+_LFS = b"version https://git-lfs"
 
 
 def digest(path: Path) -> str:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import ModelError, in_a_line
 from paceline.contract.files import digest
-from paceline.models.hub import WEIGHT_FILES, local_folder
+from paceline.models.hub import ADAPTERS, WEIGHT_FILES, local_folder
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTERS, "adapter_model.safetensors"
 """What peft calls its two files."""
 
 _WITHIN_PEFT = "base_model.model."

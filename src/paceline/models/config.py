@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract.errors import ModelError, nearest
 from paceline.contract.label_names import are_unnamed
-from paceline.models.hub import CONFIG_FILES, fetch
+from paceline.models.hub import CONFIG_FILES, fetch, refuse_adapters
 from paceline.models.imports import import_transformers
 from paceline.recipe.parts import ModelPart
 
@@ -62,6 +62,7 @@ def read_config(part: ModelPart) -> PretrainedConfig | None:
     from transformers import AutoConfig
 
     folder = fetch(part.source, CONFIG_FILES, revision=part.revision, code=part.trust_remote_code)
+    refuse_adapters(folder, f"model.source = {part.source}")
     written = _read_config_json(part.source, folder)
     _require_trust(part, written)
     if "quantization_config" in written:

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from paceline.contract.errors import ModelError, UserError
 from paceline.contract.files import disk_errors, require_room
+from paceline.models.hub import refuse_lfs_note
 
 _ENDINGS = (".bin", ".pt", ".pth")
 _INDEX = "pytorch_model.bin.index.json"
@@ -98,6 +99,8 @@ def _convert_shards(folder: Path) -> list[Path]:
 
 
 def _convert_file(source: Path, target: Path) -> Path:
+    if source.is_file():
+        refuse_lfs_note(source)
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles that torch did not write
             content = torch.load(source, map_location="cpu", weights_only=True)

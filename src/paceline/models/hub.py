@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,10 +16,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.contract.errors import ModelError, nearest
-from paceline.contract.files import is_irregular
+from paceline.contract.files import LFS_NOTE, is_irregular, lfs_note
 from paceline.contract.streams import Screen
 
-CONFIG_FILES = ("config.json", "preprocessor_config.json")
+ADAPTERS = "adapter_config.json"
+"""File by which peft marks a folder of adapters."""
+
+CONFIG_FILES = ("config.json", "preprocessor_config.json", ADAPTERS)
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -131,7 +135,7 @@ def local_folder(source: str, setting: str = "model.source") -> Path | None:
 
 
 def require_files(folder: Path, patterns: tuple[str, ...]) -> None:
-    """Refuse a folder in which a pipe or a folder has the place of a file that will be opened.
+    """Refuse a folder in which a pipe, a folder or git-lfs's pointer has the place of a file that will be opened.
 
     Raises:
         ModelError: names it.
@@ -142,6 +146,31 @@ def require_files(folder: Path, patterns: tuple[str, ...]) -> None:
                 raise ModelError(
                     f"{path}: is no regular file", "a file of the model belongs there", "download or copy it again"
                 )
+            refuse_lfs_note(path)
+
+
+def refuse_lfs_note(path: Path) -> None:
+    """Raise a ModelError where git, without git-lfs, has left a pointer in a file's place."""
+    if note := lfs_note(path):
+        raise ModelError(f"{path}: {LFS_NOTE}", **note)
+
+
+def refuse_adapters(folder: Path, what: str) -> None:
+    """Raise a ModelError where a folder holds adapters (LoRA) in place of a model; ``what`` names the setting."""
+    path = folder / ADAPTERS
+    if not path.is_file():
+        return
+    try:
+        base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        base = None
+    named = f"; they stand beside {base}" if isinstance(base, str) and base else ""
+    raise ModelError(
+        f"{what}: holds adapters (LoRA), and not the model that they stand beside",
+        f"a model is whole weights{named}",
+        "name a model that was saved with model.lora.merge=true, or by peft's merge_and_unload()"
+        + (f"; or begin again with --model {base} --set model.train=lora" if named else ""),
+    )
 
 
 def other_weights(source: str, folder: Path, revision: str | None) -> list[str]:

@@ -21,10 +21,9 @@ from paceline.contract.errors import ModelError
 from paceline.contract.label_names import are_unnamed, listed, numbered, rows_by_number
 from paceline.contract.streams import whole_streams
 from paceline.models import factory
-from paceline.models.adapters import CONFIG
 from paceline.models.config import counts_from_padding, head_labels, modality
 from paceline.models.fit import fit_images, fit_tokens, pads_when_built, require_start, tell_padding
-from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights
+from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights, refuse_lfs_note
 from paceline.models.structure import head_names
 from paceline.recipe.parts import ModelPart
 
@@ -179,13 +178,7 @@ def check_weights(folder: Path) -> None:
         ModelError: one is cut, damaged, or the stand-in that git leaves without git-lfs.
     """
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            if file.read(24).startswith(b"version https://git-lfs"):
-                raise ModelError(
-                    f"{path}: holds no weights, only git-lfs's note of where they are",
-                    "the repository was cloned without git-lfs",
-                    "git lfs pull, in that folder",
-                )
+        refuse_lfs_note(path)
         try:
             with safe_open(path, framework="pt") as weights:
                 weights.keys()
@@ -212,12 +205,6 @@ def _pretrained(
 ) -> nn.Module:
     source = part.source or ""
     folder = fetch(source, CONFIG_FILES + WEIGHT_FILES, revision=part.revision, code=part.trust_remote_code)
-    if (folder / CONFIG).is_file():
-        raise ModelError(
-            f"model.source = {source}: holds adapters, and not the model that they stand beside",
-            "a run goes on from whole weights",
-            "name a model that was saved with model.lora.merge=true, or by peft's merge_and_unload()",
-        )
     if not any(folder.glob("*.safetensors")):
         raise no_safetensors(part, folder)
     with seeded(seed):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.contract.errors import ModelError
 from paceline.models.config import max_positions, modality, read_config
-from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch
+from paceline.models.hub import ADAPTERS, CONFIG_FILES, WEIGHT_FILES, fetch
 from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
 from paceline.models.load import PROBLEM_TYPES, from_folder, no_safetensors
 from paceline.models.processor import Processor
@@ -29,7 +29,7 @@ _UNLIMITED: Final = 10**9
 def names_a_model(path: Path) -> bool:
     """Whether a model is meant: a folder that holds one, or NAME or OWNER/NAME of the Hub where no such folder is."""
     if path.exists():
-        return (path / "config.json").is_file()
+        return any((path / name).is_file() for name in ("config.json", ADAPTERS))
     name = r"[\w-][\w.-]*"
     if re.fullmatch(name, str(path)):
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from paceline.contract.errors import ModelError, RecipeError
 from paceline.models.config import read_config
 from paceline.models.load import load_model
+from paceline.models.tokenizers import tokenizer_source
 from paceline.recipe.parts import ModelPart
 from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, tiny_vit_config, write_tiny_model
 
@@ -213,8 +215,24 @@ def test_damaged_and_missing_weights(pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model.safetensors: damaged"):
         load(part)
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(ModelError, match=r"git-lfs's note.*\n.*\n.*git lfs pull"):
+    with pytest.raises(ModelError, match=r"git-lfs's note.*\n.*\n.*cd .* && git lfs pull"):
         load(part)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "model.safetensors"]
+)
+def test_a_note_of_git_lfs_is_named_whichever_file_it_stands_for(pretrained: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(pretrained, tmp_path / "m")
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    part = ModelPart(source=str(folder))
+
+    def load_both() -> None:
+        tokenizer_source(part, read_config(part), None)
+        load(part)
+
+    with pytest.raises(ModelError, match=rf"{name}: only git-lfs's note.*\n.*\n.*cd {folder} && git lfs pull"):
+        load_both()
 
 
 def test_a_configuration_that_makes_no_model() -> None:

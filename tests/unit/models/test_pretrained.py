@@ -78,6 +78,22 @@ def test_an_image_model_brings_its_size(tmp_path: Path) -> None:
     assert (loaded.saved.modality, loaded.saved.max_length, loaded.tokenizer) == ("image", None, None)
 
 
+def test_adapters_are_told_from_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(
+        '{"base_model_name_or_path": "bert-base-uncased", "peft_type": "LORA"}'
+    )
+    assert names_a_model(tmp_path)
+    with pytest.raises(ModelError, match=r"holds adapters .*\n.*bert-base-uncased\n.*--model bert-base-uncased"):
+        load_pretrained(tmp_path, pairs=False)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"base_model_name_or_path": 3}', "[" * 100_000, "\udcff"])
+def test_a_damaged_configuration_of_adapters_is_still_one_of_adapters(tmp_path: Path, content: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(content, errors="surrogateescape")
+    with pytest.raises(ModelError, match="holds adapters"):
+        load_pretrained(tmp_path, pairs=False)
+
+
 def test_pickled_weights_are_named(tmp_path: Path) -> None:
     bert(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")

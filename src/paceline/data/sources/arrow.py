@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.contract.errors import DataError
 from paceline.data.sources.class_names import class_names_in
-from paceline.data.sources.lines import unreadable
+from paceline.data.sources.lines import refuse_lfs_note, unreadable
 from paceline.data.sources.memory import read_memory
 from paceline.data.sources.rows import Source, damaged, not_installed, repeated
 
@@ -145,6 +145,7 @@ def _table(path: Path, name: str, errors: tuple[type[Exception], ...]) -> Any:
     import pyarrow
 
     try:
+        refuse_lfs_note(path, name)
         if path.stat().st_size == 0:
             raise DataError(
                 "the file is empty", file=name, fix="write it again; an Arrow file holds at least its schema"

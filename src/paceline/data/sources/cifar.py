@@ -13,7 +13,7 @@ import numpy as np
 from paceline.contract.errors import DataError
 from paceline.data.columns import Roles
 from paceline.data.sources.images import require_pillow
-from paceline.data.sources.lines import unreadable
+from paceline.data.sources.lines import refuse_lfs_note, unreadable
 from paceline.data.sources.rows import Row, Source
 
 _RECORD = 1 + 3 * 32 * 32
@@ -67,6 +67,7 @@ def _rows(files: list[Path], name: str) -> Iterator[Row]:
 
 def _records(path: Path, file: str, names: list[str]) -> Iterator[Row]:
     try:
+        refuse_lfs_note(path, file)
         content = np.fromfile(path, np.uint8)
     except OSError as error:
         raise unreadable(file, error) from None

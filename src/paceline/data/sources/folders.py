@@ -14,7 +14,7 @@ from paceline.data.sources import images
 from paceline.data.sources.contents import LAYOUT, nothing_to_read
 from paceline.data.sources.entries import Entries, entries_of
 from paceline.data.sources.formats import FORMATS, file_format, sample_kind
-from paceline.data.sources.lines import bad_encoding, unreadable
+from paceline.data.sources.lines import bad_encoding, refuse_lfs_note, unreadable
 from paceline.data.sources.links import broken_link, leads_out, outside_notice
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row, Source
 from paceline.recipe.parts import DataPart
@@ -218,6 +218,7 @@ def _text(path: Path, file: str, encoding: str) -> str:
                 file=file,
                 fix="cut it into texts of the length that a model reads, or remove it",
             )
+        refuse_lfs_note(path, file)
         raw = path.read_bytes()
     except OSError as error:
         raise unreadable(file, error) from None

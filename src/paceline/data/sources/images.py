@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.contract.errors import DataError
 from paceline.data.sources.image_depth import Depth, UnreadableDepth
+from paceline.data.sources.lines import refuse_lfs_note
 from paceline.data.sources.rows import not_installed
 
 SUFFIXES = frozenset(
@@ -110,6 +111,8 @@ def load(
         *(struct.error, TypeError, KeyError, IndexError),  # Pillow lets these out for damaged EXIF
         *(Image.DecompressionBombError, Image.DecompressionBombWarning),
     ) as error:
+        if isinstance(value, Path):
+            refuse_lfs_note(value, file)
         fix = "open it in a viewer; save it again as PNG, or remove it"
         raise DataError("not a whole image", why=str(error), fix=fix, **place) from None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, Self, cast
 
 from paceline.contract.errors import DataError
+from paceline.contract.files import LFS_NOTE, lfs_note
 from paceline.data.sources.encoding import detect
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS
 
@@ -287,6 +288,17 @@ def _filtered(file: str, command: str) -> str:
     if path.suffix.lower() == ".gz":
         return f"gzip -dc {file} | {command} > fixed{Path(path.stem).suffix}"
     return f"{command} < {file} > fixed{path.suffix}"
+
+
+def refuse_lfs_note(path: Path, name: str) -> None:
+    """Refuse what git leaves in a file's place where git-lfs is missing.
+
+    Raises:
+        DataError: says how to fetch the file.
+        OSError: the file cannot be read.
+    """
+    if note := lfs_note(path):
+        raise DataError(LFS_NOTE, file=name, **note)
 
 
 def unreadable(name: str, error: OSError) -> DataError:

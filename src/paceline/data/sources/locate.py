@@ -17,7 +17,7 @@ from paceline.data.sources.folders import files_of, read_folder
 from paceline.data.sources.formats import BINARY, DELIMITERS, FORMATS, file_format
 from paceline.data.sources.json_array import read_json
 from paceline.data.sources.json_lines import read_json_lines
-from paceline.data.sources.lines import Lines, unreadable
+from paceline.data.sources.lines import Lines, refuse_lfs_note, unreadable
 from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import Source
 from paceline.data.sources.table_folders import find_tables
@@ -56,6 +56,7 @@ def locate(name: str, setting: str) -> Path:
                 why="a pipe or a device gives its rows once, and data are read more than once",
                 fix="write the rows to a file, and give that",
             )
+        refuse_lfs_note(path, name)
     except OSError as error:
         raise unreadable(name, error) from None
     if file_format(path) not in FORMATS:
