@@ -105,7 +105,11 @@ ROWS: dict[str, tuple[str, Content, tuple[str, ...]]] = {
     "one class": ("a.csv", "text,label\na,good\nb,good\n", ("a.csv:2, column 'label'", "one class", "allow_single")),
     "header twice": ("a.csv", "text,label,text\na,b,c\n", ("a.csv:1, column 'text'", "twice", "'text,label,text'")),
     "another separator": ("a.csv", lines().replace(",", "~"), ("a.csv", "'text~label'")),
-    "no header": ("a.csv", lines().partition("\n")[2], ("a.csv: no ", "add a line before it that names the columns")),
+    "no header": (
+        "a.csv",
+        lines().partition("\n")[2],
+        ("a.csv:1: the first row seems to be data", "add a line before it that names the columns"),
+    ),
     "a 20 MB cell": (
         "a.csv",
         lines() + "x" * 20_000_000 + ",good\n",

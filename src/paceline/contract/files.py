@@ -111,7 +111,7 @@ def is_irregular(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def lfs_note(path: Path) -> dict[str, str] | None:
+def lfs_note(path: Path) -> tuple[str, str] | None:
     """Return why and fix of an error about a file that is only git-lfs's pointer to it; None of any other file.
 
     Raises:
@@ -121,7 +121,7 @@ def lfs_note(path: Path) -> dict[str, str] | None:
         if not file.read(len(_LFS)).startswith(_LFS):
             return None
     fix = f"cd {shlex.quote(str(path.parent))} && git lfs pull"
-    return {"why": "the repository was cloned without git-lfs", "fix": fix}
+    return "the repository was cloned without git-lfs", fix
 
 
 LFS_NOTE = "only git-lfs's note of where it is"

@@ -66,6 +66,12 @@ SPLITS = {
 """How a split may be written, in lower case, and its name here."""
 
 
+def known_names() -> frozenset[str]:
+    """Names by which columns are found, or known to be none of those; as ``normal`` gives them."""
+    ranks = (*TEXT_NAMES, *PAIR_NAMES, IMAGE_NAMES, *LABEL_NAMES, *SPLIT_NAMES)
+    return frozenset(name for rank in ranks for name in rank) | IDENTIFIER_NAMES
+
+
 @dataclass(frozen=True, kw_only=True)
 class Roles:
     """The columns that are read."""

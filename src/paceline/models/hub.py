@@ -152,7 +152,7 @@ def require_files(folder: Path, patterns: tuple[str, ...]) -> None:
 def refuse_lfs_note(path: Path) -> None:
     """Raise a ModelError where git, without git-lfs, has left a pointer in a file's place."""
     if note := lfs_note(path):
-        raise ModelError(f"{path}: {LFS_NOTE}", **note)
+        raise ModelError(f"{path}: {LFS_NOTE}", *note)
 
 
 def refuse_adapters(folder: Path, what: str) -> None:

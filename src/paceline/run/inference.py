@@ -48,7 +48,7 @@ WINDOW = 4096
 
 _READ_AS = (
     *("text", "pair", "label", "label_separator", "decimal"),
-    *("encoding", "delimiter", "image_bits", "on_bad_row", "bad_rows_allowed"),
+    *("encoding", "delimiter", "quote", "image_bits", "on_bad_row", "bad_rows_allowed"),
 )
 _READING = tuple(f"data.{name}" for name in _READ_AS)
 _CARRIED_OUT = (
@@ -276,7 +276,7 @@ def _situation(recipe: Recipe) -> Situation:
 def _data_part(recipe: Recipe, source: str | None, settings: Sequence[str]) -> DataPart:
     """The run's columns and sizes for another source; splits are the run's own affair, as is how its files are written.
 
-    Encoding and delimiter hold where they are set for this source, or where they fit it.
+    Encoding, delimiter and quote hold where they are set for this source, or where they fit it.
     """
     from paceline.data.sources import fitting
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.errors import DataError
-from paceline.data.sources import read, source_fingerprint
+from paceline.data.sources import read
 from paceline.recipe.parts import DataPart
 
 NOTE = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4d7a" * 16 + "\nsize 12345\n"
@@ -19,6 +19,7 @@ NOTE = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4d7a" * 16 +
         *((f"a{suffix}", f"a{suffix}") for suffix in (".csv", ".tsv", ".jsonl", ".json", ".csv.gz", ".json.gz")),
         *((f"a{suffix}", f"a{suffix}") for suffix in (".parquet", ".arrow", ".xlsx")),
         ("texts/good/1.txt", "texts"),
+        ("tables/train.csv", "tables"),
         ("pictures/good/1.png", "pictures"),
         ("cifar/data_batch_1.bin", "cifar"),
     ],
@@ -38,12 +39,6 @@ def test_a_note_in_place_of_a_saved_data_set_is_named(tmp_path: Path) -> None:
     (tmp_path / "data.arrow").write_text(NOTE)
     with pytest.raises(DataError, match="git-lfs's note"):
         read(DataPart(source=str(tmp_path)))
-
-
-def test_a_note_is_named_before_the_cache_is_asked(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(NOTE)
-    with pytest.raises(DataError, match="git-lfs's note"):
-        source_fingerprint(DataPart(source=str(tmp_path / "a.csv")))
 
 
 def test_a_text_that_speaks_of_git_lfs_is_a_text(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ _READING = 5
 
 _FIELDS = (
     *("text", "pair", "label", "split", "label_separator", "decimal"),
-    *("encoding", "delimiter", "image_size", "image_bits", "on_bad_row"),
+    *("encoding", "delimiter", "quote", "image_size", "image_bits", "on_bad_row"),
 )
 """What changes the rows that are read; cells of ``splits``, ``max_length`` and the like come later."""
 

@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import gzip
 import io
+import shlex
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -147,8 +148,8 @@ class Lines:
             while raw := self._read_line(file):
                 self.number += 1
                 read = len(raw)
-                if self.number == 1:
-                    raw = self._without_mark(raw)
+                # a file that was joined to others brings its mark along
+                raw = self._without_mark(raw)
                 line = self._decode(raw, offset + read - len(raw))
                 offset += read
                 if self._marked:
@@ -275,19 +276,19 @@ def holds_nul(
         column=column,
         found=raw[max(0, at - 20) : at + 20].decode(errors="replace"),
         why=f"text holds no NUL{place}; the file was damaged, or is not a text file",
-        fix=f"export it again, or remove them: {_filtered(file, _NO_NULS)}",
+        fix=f"export it again, or remove them: {filtered(file, _NO_NULS)}",
     )
 
 
 _NO_NULS = r"tr -d '\000'"
 
 
-def _filtered(file: str, command: str) -> str:
+def filtered(file: str, command: str) -> str:
     """The shell command that sends ``file`` through ``command``, into a file that paceline reads."""
-    path = Path(file)
+    path, typed = Path(file), shlex.quote(file)
     if path.suffix.lower() == ".gz":
-        return f"gzip -dc {file} | {command} > fixed{Path(path.stem).suffix}"
-    return f"{command} < {file} > fixed{path.suffix}"
+        return f"gzip -dc {typed} | {command} > fixed{Path(path.stem).suffix}"
+    return f"{command} < {typed} > fixed{path.suffix}"
 
 
 def refuse_lfs_note(path: Path, name: str) -> None:
@@ -298,7 +299,8 @@ def refuse_lfs_note(path: Path, name: str) -> None:
         OSError: the file cannot be read.
     """
     if note := lfs_note(path):
-        raise DataError(LFS_NOTE, file=name, **note)
+        why, fix = note
+        raise DataError(LFS_NOTE, file=name, why=why, fix=fix)
 
 
 def unreadable(name: str, error: OSError) -> DataError:

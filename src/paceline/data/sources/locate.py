@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from paceline.contract.errors import DataError, close_words
@@ -19,7 +20,7 @@ from paceline.data.sources.json_array import read_json
 from paceline.data.sources.json_lines import read_json_lines
 from paceline.data.sources.lines import Lines, refuse_lfs_note, unreadable
 from paceline.data.sources.parquet import read_parquet
-from paceline.data.sources.rows import Source
+from paceline.data.sources.rows import SAMPLE_ROWS, Source
 from paceline.data.sources.table_folders import find_tables
 from paceline.recipe.parts import DataPart
 
@@ -56,7 +57,6 @@ def locate(name: str, setting: str) -> Path:
                 why="a pipe or a device gives its rows once, and data are read more than once",
                 fix="write the rows to a file, and give that",
             )
-        refuse_lfs_note(path, name)
     except OSError as error:
         raise unreadable(name, error) from None
     if file_format(path) not in FORMATS:
@@ -102,10 +102,10 @@ def files_of_folder(folder: Path, name: str) -> list[Path]:
 
 
 def _open_file(path: Path, name: str, part: DataPart, bad: BadRows) -> list[Source]:
+    refuse_lfs_note(path, name)
     suffix = file_format(path)
     if suffix in DELIMITERS:
-        usual = DELIMITERS[suffix]
-        return [read_delimited(path, name, usual, bad, encoding=part.encoding, delimiter=part.delimiter)]
+        return [read_delimited(path, name, DELIMITERS[suffix], bad, part)]
     if suffix == ".arrow":
         return read_arrow(path, name)
     if suffix == ".parquet":
@@ -117,22 +117,28 @@ def _open_file(path: Path, name: str, part: DataPart, bad: BadRows) -> list[Sour
 
 
 def fitting(part: DataPart) -> dict[str, str]:
-    """Encoding and delimiter for ``part.source``, of which ``part`` only says what those of other files are.
+    """Encoding, delimiter and quote for ``part.source``, of which ``part`` only says what those of other files are.
 
-    UTF-8 and whatever else the bytes say for certain goes first; a delimiter has to stand in the header.
+    UTF-8 and whatever else the bytes say for certain goes first; a delimiter has to stand in the header, a quote in the
+    first lines. Without quotes, each of these has to have as many cells as the header.
     """
     path = Path(part.source).expanduser()
-    found = {"encoding": "auto", "delimiter": "auto"}
+    found = {"encoding": "auto", "delimiter": "auto", "quote": "auto"}
     suffix = file_format(path)
     if suffix in BINARY or suffix not in FORMATS or not path.is_file() or is_irregular(path):
         return found
     lines = Lines(path, part.source)
     if part.encoding != "auto" and not lines.is_certain and lines.fits(part.encoding):
         found["encoding"] = part.encoding
-    if part.delimiter != "auto" and suffix in DELIMITERS:
+    if suffix in DELIMITERS and (part.delimiter != "auto" or part.quote != "auto"):
         with Lines(path, part.source, found["encoding"]) as again:
-            if part.delimiter in next(iter(again), ""):
-                found["delimiter"] = part.delimiter
+            first = list(islice(again, SAMPLE_ROWS))
+        if part.delimiter != "auto" and part.delimiter in next(iter(first), ""):
+            found["delimiter"] = part.delimiter
+        marks = {line.count(part.delimiter if part.delimiter != "auto" else DELIMITERS[suffix]) for line in first}
+        is_none = part.quote == "none"
+        if len(marks) == 1 if is_none else any(part.quote in line for line in first):
+            found["quote"] = part.quote
     return found
 
 

@@ -48,7 +48,8 @@ class Source:
 
 def repeated(columns: Sequence[str]) -> str | None:
     """The first column that is named again."""
-    return next((column for at, column in enumerate(columns) if column in columns[:at]), None)
+    seen = set[str]()
+    return next((column for column in columns if column in seen or seen.add(column)), None)  # type: ignore[func-returns-value]
 
 
 def not_installed(what: str, extra: str, name: str = "") -> DataError:

@@ -144,6 +144,12 @@ class DataPart(Part):
         description="What separates the cells of a csv or tsv file, one character, \\t for a tab; auto looks at the"
         " header.",
     )
+    quote: str = Field(
+        "auto",
+        json_schema_extra=AS_TYPED,
+        description="What stands around a cell of a csv or tsv file that holds a delimiter or a line break: one"
+        ' character; none: quotes are characters as others; auto: ", or none where that reads no tsv file.',
+    )
     splits: SplitsPart = SplitsPart()
     max_length: int = Field(512, ge=4, description="Tokens kept of a sample; never more than the model's positions.")
     overflow: Literal["head", "tail", "head+tail", "windows"] = Field(
@@ -235,7 +241,7 @@ class DataPart(Part):
             raise ValueError(f"no text encoding {value!r}{hint}") from None
         return value
 
-    _as_typed = field_validator("label_separator", "decimal", "delimiter", mode="before")(read_punctuation)
+    _as_typed = field_validator("label_separator", "decimal", "delimiter", "quote", mode="before")(read_punctuation)
 
     @field_validator("delimiter")
     @classmethod
@@ -243,3 +249,16 @@ class DataPart(Part):
         if value != "auto" and (len(value) != 1 or value in '"\r\n\0'):
             raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}")
         return value
+
+    @field_validator("quote")
+    @classmethod
+    def _usable_quote(cls, value: str) -> str:
+        if value not in ("auto", "none") and (len(value) != 1 or value.isspace() or value == "\0"):
+            raise ValueError(f"one character such as \" or ', or none, or auto; found {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _quotes_do_not_separate(self) -> Self:
+        if self.quote == self.delimiter != "auto":
+            raise ValueError(f"quote = {self.quote!r} is the delimiter, too; set one of them to another character")
+        return self
