@@ -151,3 +151,119 @@ def test_a_workbook_that_expands_to_gigabytes_is_refused_before_it_is_read(tmp_p
         read(DataPart(source=str(bomb)))
     assert not list(tmp_path.rglob("slipped.txt"))
     assert not (tmp_path.parent / "slipped.txt").exists()
+
+
+def rewritten(path, changed, sheet="sheet1.xml"):
+    """Write a workbook again, with ``changed`` applied to a sheet's text."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    part = next(name for name in parts if name.endswith(sheet))
+    parts[part] = changed(parts[part].decode()).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize("error", ["#N/A", "#REF!", "#DIV/0!", "#NAME?"])
+@pytest.mark.parametrize("column", ["text", "label"])
+def test_an_error_of_a_formula_is_neither_text_nor_class(tmp_path, error, column):
+    row = {"text": ("text", error, "y"), "label": ("label", "b", error)}[column]
+    workbook(tmp_path / "a.xlsx", ("rows", [("text", "label"), ("a", "x"), row[1:], ("c", "y")]))
+    with pytest.raises(DataError, match=rf"a\.xlsx:3, column '{column}': an error of the spreadsheet") as caught:
+        read(DataPart(source=str(tmp_path / "a.xlsx")))
+    assert error in str(caught.value)
+    table = read(DataPart(source=str(tmp_path / "a.xlsx"), on_bad_row="skip", bad_rows_allowed=0.5))
+    assert table.texts == ["a", "c"]
+
+
+def test_an_error_in_a_column_that_is_not_read_is_no_matter(tmp_path):
+    workbook(tmp_path / "a.xlsx", ("rows", [("text", "rate"), ("a", "#DIV/0!"), ("b", 1)]))
+    (table,) = read_unlabelled(DataPart(source=str(tmp_path / "a.xlsx")), 10, tell=lambda notice: None)
+    assert table.rows == [{"text": "a", "rate": "#DIV/0!"}, {"text": "b", "rate": "1"}]
+
+
+def test_escapes_of_characters_are_these_characters(tmp_path):
+    cells = ["one_x000D_\ntwo", "a_x0009_b", "_x005F_x000D_", "_xD83D__xDE00_ yes", "_x12_ no escape", "snake_x_case"]
+    workbook(
+        tmp_path / "a.xlsx", ("rows", [("text", "label"), *[(cell, "xy"[at % 2]) for at, cell in enumerate(cells)]])
+    )
+    expected = ["one\r\ntwo", "a\tb", "_x000D_", "\U0001f600 yes", "_x12_ no escape", "snake_x_case"]
+    assert read(DataPart(source=str(tmp_path / "a.xlsx"))).texts == expected
+
+
+@pytest.mark.parametrize(("cell", "problem"), [("a_x0000_b", "a NUL"), ("a_xD83D_b", "half a surrogate pair")])
+def test_escapes_of_what_is_no_character_are_refused(tmp_path, cell, problem):
+    workbook(tmp_path / "a.xlsx", ("rows", [("text", "label"), ("a", "x"), (cell, "y")]))
+    with pytest.raises(DataError, match=rf"a\.xlsx:3, column 'text': {problem}"):
+        read(DataPart(source=str(tmp_path / "a.xlsx")))
+
+
+def test_an_empty_first_sheet_gives_way_to_one_with_rows(tmp_path):
+    workbook(tmp_path / "a.xlsx", ("Sheet1", []), ("Sheet2", [(None, None)]), ("rows", [*ROWS[:3]]), ("more", ROWS))
+    table = read(DataPart(source=str(tmp_path / "a.xlsx")))
+    assert len(table) == 2
+    (notice,) = [notice for notice in table.notices if "sheet" in notice]
+    assert "read is the sheet 'rows'; not read: 'Sheet1' (empty), 'Sheet2' (empty), 'more'" in notice
+
+
+def test_a_formula_without_its_value_is_named_by_its_cell(tmp_path):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", [("text", "label"), ("a", "x"), ("b", '=IF(A3="b","y","x")'), ("c", "y")]))
+    with pytest.raises(DataError, match=r"a\.xlsx:3, column 'label': a formula without its value, B3") as caught:
+        read(DataPart(source=str(path)))
+    assert "open the file in a spreadsheet and save it" in caught.value.fix
+
+
+def test_a_formula_with_its_value_is_that(tmp_path):
+    path = tmp_path / "a.xlsx"
+    workbook(path, ("rows", [("text", "note", "label"), ("a", "=1+1", "x"), ("b", '=""', "=A2"), ("c", "=NA()", "y")]))
+
+    def calculated(sheet):
+        sheet = sheet.replace('r="B2"><f>1+1</f><v', 'r="B2"><f>1+1</f><v>2</v><v')
+        sheet = sheet.replace('r="B3"><f>""</f><v', 'r="B3" t="str"><f>""</f><v></v><v')
+        sheet = sheet.replace('r="C3"><f>A2</f><v', 'r="C3" t="str"><f>A2</f><v>z</v><v')
+        return sheet.replace('r="B4"><f>NA()</f><v', 'r="B4" t="e"><f>NA()</f><v>#N/A</v><v')
+
+    rewritten(path, calculated)
+    (table,) = read_unlabelled(DataPart(source=str(path)), 10, tell=lambda notice: None)
+    assert [row["note"] for row in table.rows] == ["2", "", "#N/A"]
+    assert read(DataPart(source=str(path))).labels == ["x", "z", "y"]
+
+
+def test_a_title_above_a_known_header_is_passed_over_with_a_notice(tmp_path):
+    rows = [("text", "label"), ("a", "x"), ("b", "y")]
+    workbook(tmp_path / "a.xlsx", ("rows", [("Reviews of 2026",), (None,), *rows]))
+    table = read(DataPart(source=str(tmp_path / "a.xlsx")))
+    assert table.texts == ["a", "b"]
+    assert table.origins.lines.tolist() == [4, 5]
+    assert any("row 3 names the columns" in notice and "Reviews of 2026" in notice for notice in table.notices)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([("Reviews of 2026",), ("Frage", "Klasse"), ("a", "x"), ("b", "y")], "the first line is no header"),
+        ([("I liked it", "x"), ("what a shop", "y"), ("never again", "x")], "the first row seems to be data"),
+        ([("text", "score", None), (None, "a", "b"), ("nice", 1, 2)], "merged cell"),
+        ([("text", None, "label"), ("nice", 1, "x")], "merged cell"),
+        ([("text", "label"), ("a", "x"), ("text", "label"), ("b", "y")], r"a\.xlsx:3: the header stands again"),
+    ],
+)
+def test_rows_that_are_no_header_or_a_second_one_are_refused(tmp_path, rows, words):
+    workbook(tmp_path / "a.xlsx", ("rows", rows))
+    with pytest.raises(DataError, match=words):
+        read(DataPart(source=str(tmp_path / "a.xlsx")))
+
+
+def test_the_index_that_pandas_writes_is_no_matter(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame({"text": ["a", "b"], "label": ["x", "y"]}).to_excel(tmp_path / "a.xlsx")
+    assert read(DataPart(source=str(tmp_path / "a.xlsx"))).texts == ["a", "b"]
+
+
+def test_dates_booleans_and_numbers_are_classes_as_a_csv_export_writes_them(tmp_path):
+    labels = [datetime.datetime(2026, 1, 2), True, 7, 7.5, datetime.datetime(2026, 1, 2), True]
+    workbook(
+        tmp_path / "a.xlsx", ("rows", [("text", "label"), *[(f"t{at}", label) for at, label in enumerate(labels)]])
+    )
+    assert read(DataPart(source=str(tmp_path / "a.xlsx"))).labels[:4] == ["2026-01-02", "TRUE", "7", "7.5"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.errors import DataError, excerpt
-from paceline.data.sources.header import HIGHEST_HEADER, Names, find_header, is_comment, is_number, require_names
+from paceline.data.sources.header import HIGHEST_HEADER, Names, find_header, is_number, require_header
 from paceline.data.sources.lines import Lines, filtered
 from paceline.recipe.parts import DataPart
 
@@ -129,23 +129,13 @@ class _Head:
         return {len(_cells(row, dialect)) for row in self.rows}
 
     def require_header(self, dialect: Dialect, names: Names) -> None:
-        """Refuse a title or a comment in the header's place, or a row."""
-        widths = self.widths(dialect)
-        is_short = len(widths) == 1 and len(self.cells) < max(widths)
-        if names.count(self.cells) or not (is_short or is_comment(self.cells)):
-            rows = [_cells(row, dialect) for row in self.rows]
-            require_names(self.cells, rows, names, name=self.name, line=self.line)
-            return
-        below = f", the rows below it {max(widths)}" if is_short else ""
-        raise DataError(
-            "the first line is no header",
-            file=self.name,
-            line=self.line,
-            found=self.text,
-            why=f"it has {len(self.cells)} cell{'s' * (len(self.cells) != 1)}{below}; a header names each column",
-            fix=f"remove it, if the next line names the columns: {filtered(self.name, f'tail -n +{self.line + 1}')};"
-            f" put quotes around cells that hold {dialect.delimiter!r}",
-        )
+        """Refuse a title, a comment or a row in the header's place."""
+        removed = filtered(self.name, f"tail -n +{self.line + 1}")
+        removal = f"remove it, if the next line names the columns: {removed}"
+        rows = [_cells(row, dialect) for row in self.rows]
+        if len(set(map(len, rows))) == 1:
+            removal += f"; put quotes around cells that hold {dialect.delimiter!r}"
+        require_header(self.cells, rows, names, name=self.name, line=self.line, removal=removal)
 
     def require_one_delimiter(self, dialect: Dialect) -> None:
         """Refuse rows that are all separated by another character than the header."""

@@ -18,7 +18,7 @@ from paceline.data.sources import images
 from paceline.data.sources.cells import Cell, WrittenList, blanks_around, indicator_cell, label_cell
 from paceline.data.sources.image_depth import Depth
 from paceline.data.sources.lines import holds_nul
-from paceline.data.sources.rows import MAX_CELL_CHARACTERS, MAX_LABEL_CHARACTERS, Row
+from paceline.data.sources.rows import MAX_CELL_CHARACTERS, MAX_LABEL_CHARACTERS, Row, Unusable
 from paceline.recipe.parts import DataPart
 
 _ABSENT = object()
@@ -272,6 +272,8 @@ def _value(row: Row, column: str) -> Any:
             why=f"it has {', '.join(map(repr, map(str, row.values))) or 'nothing'}",
             fix=f"add {column!r}, or remove the row",
         )
+    if isinstance(value, Unusable):
+        raise _at(row, column, value.problem, value, "", value.fix)
     return value
 
 

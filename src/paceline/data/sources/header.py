@@ -63,19 +63,40 @@ def is_comment(cells: Sequence[str]) -> bool:
     return bool(cells) and cells[0].lstrip().startswith("#")
 
 
-def require_names(columns: Sequence[str], rows: Sequence[Sequence[str]], names: Names, *, name: str, line: int) -> None:
-    """Refuse a header that seems to be a row, which would be lost.
+def require_header(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], names: Names, *, name: str, line: int, removal: str
+) -> None:
+    """Refuse a title, a comment or a row in the header's place: a row would be lost, and named columns would be none.
 
     Args:
         columns: as the header names them.
         rows: a few of those below it.
-        names: by which columns are found; a header that has one of them is believed.
+        names: by which columns are found.
         name: of the file, for messages.
         line: of the header.
+        removal: fix of a header that is none.
 
     Raises:
         DataError: says why, and how to write a header, or to say that it is one.
     """
+    is_short = bool(rows) and all(len(row) > len(columns) for row in rows)
+    if names.count(columns) or not (is_short or (rows and is_comment(columns))):
+        _require_names(columns, rows, names, name=name, line=line)
+        return
+    below = f", the row below it {len(rows[0])}" if is_short else ""
+    raise DataError(
+        "the first line is no header",
+        file=name,
+        line=line,
+        found=", ".join(columns),
+        why=f"it has {len(columns)} cell{'s' * (len(columns) != 1)}{below}; a header names each column",
+        fix=removal,
+    )
+
+
+def _require_names(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], names: Names, *, name: str, line: int
+) -> None:
     if any(_bare(column) in names.known for column in columns):
         return
     chosen = any(_bare(column) in names.chosen and not is_number(column) for column in columns)

@@ -111,7 +111,7 @@ def _open_file(path: Path, name: str, part: DataPart, bad: BadRows) -> list[Sour
     if suffix == ".parquet":
         return [read_parquet(path, name)]
     if suffix == ".xlsx":
-        return [read_excel(path, name, bad)]
+        return [read_excel(path, name, bad, part)]
     read_text = read_json if suffix == ".json" else read_json_lines
     return [read_text(path, name, bad, part.encoding)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, final
 
 from paceline.contract.errors import DataError
 from paceline.data.columns import Roles
@@ -26,6 +26,20 @@ class Row(NamedTuple):
     line: int
     """Line of the row's first character, from 1; the row's number in sources without lines; 0 for a file a row."""
     values: Mapping[str, Any]
+
+
+@final
+class Unusable(str):
+    """A cell's text that is no value: an error of a spreadsheet, a formula that was not calculated."""
+
+    problem: str
+    fix: str
+
+    def __new__(cls, text: str, problem: str, fix: str) -> Self:
+        """Make the text, with the error of a row whose text, label or split it is."""
+        cell = super().__new__(cls, text)
+        cell.problem, cell.fix = problem, fix
+        return cell
 
 
 @dataclass(frozen=True, kw_only=True)
