@@ -105,7 +105,7 @@ class _Head:
 
     name: str
     line: int
-    """Of the header."""
+    """Number of the header."""
     text: str
     cells: list[str]
     rows: list[str]

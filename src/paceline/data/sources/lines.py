@@ -295,10 +295,13 @@ def refuse_lfs_note(path: Path, name: str) -> None:
     """Refuse what git leaves in a file's place where git-lfs is missing.
 
     Raises:
-        DataError: says how to fetch the file.
-        OSError: the file cannot be read.
+        DataError: says how to fetch the file; or it cannot be read.
     """
-    if note := lfs_note(path):
+    try:
+        note = lfs_note(path)
+    except OSError as error:
+        raise unreadable(name, error) from None
+    if note is not None:
         why, fix = note
         raise DataError(LFS_NOTE, file=name, why=why, fix=fix)
 
