@@ -6,11 +6,12 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.sources.notation import MISSING, read_number
 from paceline.data.table import Table
 
 Ids = NDArray[np.int64]
@@ -18,9 +19,6 @@ Ids = NDArray[np.int64]
 LOPSIDED = 0.95
 """Share of one class from which always guessing it looks like a good model."""
 
-_MISSING = frozenset(
-    {"nan", "none", "null", "nil", "na", "n/a", "#n/a", "#na", "<na>", "nat", "-", "--", "?", "无", "空"}
-)
 _DATE = re.compile(
     r"\d{4}[-/.年]\d{1,2}[-/.月]\d{1,2}日?([ T].*)?"
     r"|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
@@ -29,14 +27,17 @@ _DATE = re.compile(
     r"|\d{1,2}月\d{1,2}日",
     re.IGNORECASE,
 )
-_OPENING = re.compile(r"""\[\s*['"]|\(\s*['"]|\{\s*['"]|b['"]|(?:array|tensor)\(""")
+_OPENING = re.compile(r"""\[\s*['"{]|\(\s*['"]|\{\s*['"]|b['"]|(?:array|tensor)\(""")
 _CLOSING = {"[": "]", "(": ")", "{": "}", "a": ")", "t": ")"}
 _PIECE = re.compile(r"\[[^\]]*|[^\[]*\]|'.*'|\".*\"", re.DOTALL)
+_BRACKETED = re.compile(r"\[.*\]|\{.*\}", re.DOTALL)
 _WRITTEN_SHARE = 0.1
 """Share of the texts from which they are no accident; a text about programs may well be a list."""
 
 _UNIT = re.compile(r"(\W{0,3})([-+]?\d[\d.,]*)(\D{0,20}|\s*/\s*\d+)")
 _JOINTS = ";|,#\t~+&/"
+_WEAK_JOINTS = " -"
+"""Characters that also stand within names."""
 _NAMED = 3
 """Classes that a line names."""
 
@@ -119,7 +120,7 @@ def _alike(counts: Mapping[str, int]) -> Iterator[str]:
 
 def _missing(counts: Mapping[str, int]) -> Iterator[str]:
     """Classes that were a missing value before somebody wrote it as text."""
-    named = [name for name in counts if name.casefold() in _MISSING]
+    named = [name for name in counts if name.casefold() in MISSING]
     if named:
         shown = ", ".join(f"{_shown(name)} ({_rows(counts[name])})" for name in named[:_NAMED])
         yield f"a class that is called like a missing value: {shown}{_more(len(named))}; remove these rows if it is one"
@@ -139,6 +140,8 @@ def _dates(counts: Mapping[str, int], column: str) -> Iterator[str]:
 def _written(counts: Mapping[str, int]) -> Iterator[str]:
     """Lists, pieces of lists and bytes that a program wrote as text."""
     named = [name for name in counts if _is_written(name) or _PIECE.fullmatch(name)]
+    if all(_BRACKETED.fullmatch(name) for name in counts):
+        named = list(counts)
     if named:
         shown = ", ".join(map(_shown, named[:_NAMED]))
         yield (
@@ -170,10 +173,11 @@ def _units(counts: Mapping[str, int]) -> Iterator[str]:
 
 def _joined(counts: Mapping[str, int]) -> Iterator[str]:
     """Classes that are made of other classes, joined by one character."""
-    for mark in _JOINTS:
-        joined = [name for name in counts if mark in name]
-        pieces = Counter(piece.strip() for name in counts for piece in set(name.split(mark)))
-        several = [name for name in joined if all(pieces[piece.strip()] > 1 for piece in name.split(mark))]
+    for mark in _JOINTS + _WEAK_JOINTS:
+        joined = {name: [piece.strip() for piece in name.split(mark)] for name in counts if mark in name}
+        occurring = Counter(piece for name in counts for piece in set(joined.get(name, [name])))
+        known = counts if mark in _WEAK_JOINTS else {piece for piece, count in occurring.items() if count > 1}
+        several = [name for name, pieces in joined.items() if _are_labels(pieces, known) and not _is_number(name)]
         if several and len(several) > 0.5 * len(joined):
             shown = ", ".join(map(_shown, several[:_NAMED]))
             setting = shlex.join(["--set", "data.label_separator=" + mark.replace("\t", r"\t")])
@@ -182,6 +186,15 @@ def _joined(counts: Mapping[str, int]) -> Iterator[str]:
                 " them"
             )
             return
+
+
+def _are_labels(pieces: Sequence[str], known: Collection[str]) -> bool:
+    """Whether the pieces of a class are classes, also as fastText writes them, or 0 and 1 for each class."""
+    return all(piece in known or piece in ("0", "1") or piece.startswith("__label__") for piece in pieces)
+
+
+def _is_number(name: str) -> bool:
+    return any(read_number(name, point) is not None for point in ".,")
 
 
 def _single(table: Table, rows: Sequence[tuple[str, ...]], counts: Mapping[str, int]) -> Iterator[str]:

@@ -145,6 +145,8 @@ def test_other_numbers_are_no_units(names):
         ("\t", r"--set 'data.label_separator=\t'"),
         ("~", "--set 'data.label_separator=~'"),
         ("/", "--set data.label_separator=/"),
+        ("-", "--set data.label_separator=-"),
+        (" ", "--set 'data.label_separator= '"),
     ],
 )
 def test_classes_that_are_joined_names(mark, setting):
@@ -154,7 +156,28 @@ def test_classes_that_are_joined_names(mark, setting):
 
 
 @pytest.mark.parametrize(
-    "names", [("Sci/Tech", "World"), ("New York, NY", "Albany, NY"), ("a-b", "a", "b"), ("a b", "a", "b")]
+    "names",
+    [
+        ("Sci/Tech", "World"),
+        ("New York, NY", "Albany, NY"),
+        ("a-b", "a", "c"),
+        ("very good", "good", "very bad", "bad"),
+        ("1,000", "1,000,000", "950"),
+        ("0-5", "6-10"),
+    ],
 )
 def test_other_classes_are_not_joined(names):
     assert not told(plain(20, names))
+
+
+@pytest.mark.parametrize("names", [("0 1 0", "1 1 0"), ("0|1|0", "1|0|0"), ("__label__a __label__b", "__label__c")])
+def test_labels_that_a_program_joined(names):
+    (line,) = told(plain(20, names))
+    assert "look like several ones joined by" in line
+
+
+def test_labels_that_are_all_in_brackets():
+    (line,) = told(plain(20, ("{slow,rude}", "{slow}")))
+    assert line.startswith("labels that look like a list")
+    (line,) = told(plain(20, ("[slow, rude]", "[slow]")))
+    assert line.startswith("labels that look like a list")

@@ -53,7 +53,9 @@ def test_numbers_of_one_notation_are_targets(labels, numbers) -> None:
         assert notice.startswith("label column 'score': ")
 
 
-@pytest.mark.parametrize("labels", [["0.5", "1", "-2e1"], [0.5, 1, 2], ["1.000", "2.5"], ["0.125", "1.250"]])
+@pytest.mark.parametrize(
+    "labels", [["0.5", "1", "-2e1"], [0.5, 1, 2], ["1.000", "2.5"], ["0.125", "1.250"], ["1.5", "12.000"]]
+)
 def test_nothing_is_told_of_plain_numbers(labels) -> None:
     table = table_of(labels)
     assert table.labels == [float(label) for label in labels]
@@ -124,3 +126,32 @@ def test_numbers_in_several_notations_are_no_classes(labels) -> None:
         table_of(labels)
     assert "task.type=classification" in caught.value.fix
     assert table_of(labels, task="classification").labels == labels
+
+
+def test_a_point_that_may_stand_before_thousands_is_told_of() -> None:
+    table = table_of(["1.000", "2.500", "12.000"])
+    assert table.labels == [1.0, 2.5, 12.0]
+    assert any(
+        "'1.000' is read as the number 1 (--set data.decimal=, reads 1000)" in notice for notice in table.notices
+    )
+    assert table_of(["1.000", "2.500"], decimal=",", task="regression").labels == [1000.0, 2500.0]
+
+
+def test_numbers_of_classes_joined_by_a_comma_are_asked_for() -> None:
+    labels = ["1,2", "2", "1", "1,3", "3"]
+    with pytest.raises(DataError, match=r"'1,2' is 1\.2, or labels 1 and 2") as caught:
+        table_of(labels)
+    assert "--set data.label_separator=, for several" in caught.value.fix
+    assert table_of(labels, label_separator=",").labels == [("1", "2"), ("2",), ("1",), ("1", "3"), ("3",)]
+    assert table_of(labels, decimal=",").labels == [1.2, 2.0, 1.0, 1.3, 3.0]
+    halves = ["1", "1,5", "2", "2,5", "3", "3,5", "4", "4,5", "5"]
+    assert table_of(halves).kind == "regression"
+
+
+@pytest.mark.parametrize("missing", ["n/a", "NA", "-"])
+def test_missing_values_do_not_make_classes_of_numbers(missing: str) -> None:
+    for labels in (["50%", "60%", missing], ["1.5", "2.5", missing]):
+        with pytest.raises(DataError, match=f"rows:3, column 'score': mixed label types .found '{missing}'") as caught:
+            table_of(labels)
+        assert "as the others are written" in caught.value.fix
+    assert table_of(["1", "2", missing]).labels == ["1", "2", missing]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from paceline.contract.errors import DataError, excerpt
 from paceline.data.sources.cells import Cell, WrittenList, label_name
 from paceline.data.sources.label_lists import name_labels, no_such_columns
-from paceline.data.sources.notation import Numbers, read_number, read_numbers
+from paceline.data.sources.notation import MISSING, Numbers, read_number, read_numbers
 
 Labels = list[str] | list[float] | list[tuple[str, ...]]
 
@@ -85,6 +85,8 @@ def interpret(
     numbers = read_numbers(distinct, point)
     if task in ("regression", "auto") and numbers.ambiguous and _are_mostly(numbers.values, distinct):
         raise _ambiguous(numbers.ambiguous, column, file)
+    if task == "auto" and point == "auto" and numbers.point == "," and (joined := _joined(numbers.values)):
+        raise _joined_or_decimal(joined, column, file)
     if task == "regression" or (task == "auto" and _are_targets(distinct, numbers)):
         why = f"it holds {len(numbers.values):,} different numbers"
         return _targets(cells, names, numbers, column, (_guess("regression", column, why),) * (task == "auto"))
@@ -148,6 +150,26 @@ def _ambiguous(cell: str, column: str, file: str) -> DataError:
     )
 
 
+def _joined(names: Collection[str]) -> str:
+    """A label such as ``1,2`` where 1 and 2 are labels, too; empty: there is none, or they are steps of a half."""
+    pairs = {name: name.split(",") for name in names if "," in name}
+    if all(pair[1] in ("0", "5") for pair in pairs.values()):
+        return ""
+    are_labels = all(len(pair) == 2 and all(piece in names for piece in pair) for pair in pairs.values())
+    return next(iter(pairs), "") if are_labels else ""
+
+
+def _joined_or_decimal(cell: str, column: str, file: str) -> DataError:
+    one, other = cell.split(",")
+    return DataError(
+        f"{cell!r} is {read_number(cell, ','):g}, or labels {one} and {other}",
+        file=file,
+        column=column,
+        why="on both sides of every comma stand other labels of the column",
+        fix="--set data.label_separator=, for several labels a row, --set data.decimal=, for numbers",
+    )
+
+
 def _several_notations(numbers: Numbers, column: str, file: str) -> DataError:
     examples = [excerpt(next(iter(numbers.values))), excerpt(numbers.others[0])]
     return DataError(
@@ -187,7 +209,8 @@ def _guess(kind: str, column: str, why: str) -> str:
 
 
 def _are_mostly(names: Collection[str], distinct: Counter[str]) -> bool:
-    return sum(distinct[name] for name in names) >= _MOSTLY * distinct.total()
+    missing = sum(rows for name, rows in distinct.items() if name.casefold() in MISSING and name not in names)
+    return sum(distinct[name] for name in names) >= _MOSTLY * (distinct.total() - missing)
 
 
 def _are_targets(distinct: Counter[str], numbers: Numbers) -> bool:
@@ -216,8 +239,11 @@ def _targets(
         elif not math.isfinite(number):
             problems.append(_not_finite(index, name))
     if numbers.unusual:
-        value = numbers.values[numbers.unusual]
-        notices += (f"label column {column!r}: {excerpt(numbers.unusual)} is read as the number {value:.10g}",)
+        cell, value, other = numbers.unusual, numbers.values[numbers.unusual], "." if numbers.point == "," else ","
+        notice = f"label column {column!r}: {excerpt(cell)} is read as the number {value:.10g}"
+        otherwise = read_number(cell, other)
+        notice += f" (--set data.decimal={other} reads {otherwise:.10g})" if otherwise not in (None, value) else ""
+        notices += (notice,)
     return Interpreted(kind="regression", labels=targets, problems=tuple(problems), notices=notices)
 
 

@@ -25,14 +25,22 @@ def _pattern(point: str, groups: str) -> re.Pattern[str]:
 _PATTERNS = {".": _pattern(".", ","), ",": _pattern(",", ".")}
 
 
+MISSING = frozenset(
+    {"nan", "none", "null", "nil", "na", "n/a", "#n/a", "#na", "<na>", "nat", "-", "--", "?", "无", "空"}
+)
+"""Words, in lower case, that stand for a value that is missing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
     """The numbers that a column's cells spell, all in one notation."""
 
     values: Mapping[str, float]
     """Cell -> number, NaN and infinities included; cells that spell none are left out."""
+    point: str = "."
+    """What stands before decimals."""
     unusual: str = ""
-    """The first cell whose number a plain ``float`` would not read; empty: there is none."""
+    """The first cell whose number ``float`` would not read, or not surely as it is meant; empty: there is none."""
     mark: str = ""
     """The percent or currency sign that all of them have."""
     others: tuple[str, ...] = ()
@@ -70,13 +78,14 @@ def read_numbers(counts: Counter[str], point: str = "auto") -> Numbers:
             marks[mark] += counts[text]
     mark = max(marks, key=lambda one: marks[one], default="")
     numeric = {text: numbers for text, (own, numbers) in readings.items() if numbers and own == mark}
-    ambiguous = ""
+    ambiguous = unusual = ""
     if point == "auto":
-        point, ambiguous = _choose_point(numeric, counts)
+        point, open_cell = _choose_point(numeric, counts)
+        ambiguous, unusual = (open_cell, "") if "," in open_cell else ("", open_cell)
     values = {text: numbers[point] for text, numbers in numeric.items() if point in numbers}
-    unusual = next((text for text, value in values.items() if not _same(to_number(text), value)), "")
+    unusual = next((text for text, value in values.items() if not _same(to_number(text), value)), unusual)
     others = tuple(text for text, (_, numbers) in readings.items() if numbers and text not in values)
-    return Numbers(values=values, unusual=unusual, mark=mark, others=others, ambiguous=ambiguous)
+    return Numbers(values=values, point=point, unusual=unusual, mark=mark, others=others, ambiguous=ambiguous)
 
 
 def _choose_point(numeric: Mapping[str, Mapping[str, float]], counts: Counter[str]) -> tuple[str, str]:
@@ -87,8 +96,8 @@ def _choose_point(numeric: Mapping[str, Mapping[str, float]], counts: Counter[st
             only[next(iter(numbers))] += counts[text]
     if only:
         return ("," if only[","] > only["."] else "."), ""
-    open_cells = (text for text, numbers in numeric.items() if "," in text and not _same(numbers["."], numbers[","]))
-    return ".", next(open_cells, "")
+    open_cells = [text for text, numbers in numeric.items() if not _same(numbers["."], numbers[","])]
+    return ".", next((text for text in open_cells if "," in text), open_cells[0] if open_cells else "")
 
 
 def _readings(text: str) -> tuple[str, dict[str, float]]:
