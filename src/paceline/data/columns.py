@@ -136,7 +136,7 @@ def find_roles(
             f"column {twice!r} has two roles",
             file=file,
             why=f"text: {content}, second text: {pair}, label: {', '.join(label)}, split: {split}",
-            fix=f"--set data.text=COLUMN and data.label=COLUMN, of {search.listing}",
+            fix=f"--set data.text=COLUMN --set data.label=COLUMN, of {search.listing}",
         )
     roles = Roles(content=content, is_image=is_image, pair=pair, label=label, places=places, split=split)
     unread = [name for name in columns if normal(name) in _ALL_TEXT_NAMES and name not in playing] if labelled else []

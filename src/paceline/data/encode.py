@@ -348,7 +348,7 @@ def _require_room(tokenizer: Any, pair: bool, max_length: int) -> None:
         raise DataError(
             f"data.max_length = {max_length}: no room for a text",
             why=f"the tokenizer adds {special} special tokens to every sample",
-            fix=f"set data.max_length to {special + 1 + pair} at the very least",
+            fix=f"--set data.max_length={special + 1 + pair} at the very least",
         )
 
 

@@ -105,6 +105,6 @@ def overlapping(room: int, choice: Overflow) -> int:
         raise DataError(
             f"data.stride = {choice.stride:g}: no window would come further than the one before it",
             why=f"a window has {room} tokens of a text",
-            fix="set data.stride to a share such as 0.25, or to fewer tokens",
+            fix="--set data.stride=0.25, a share, or fewer tokens",
         )
     return overlap

@@ -268,5 +268,5 @@ def _require_tokens(lengths: NDArray[np.int64]) -> None:
         raise DataError(
             f"sample {empty[0]} has no tokens" + (f", nor have {len(empty) - 1:,} others" if len(empty) > 1 else ""),
             why="a packed row has no place for a sequence of length 0: it has no first token to classify",
-            fix="drop these rows (data.on_bad_row=skip for empty texts), or set techniques.packing=false",
+            fix="--set techniques.packing=false, or drop these rows (--set data.on_bad_row=skip for empty texts)",
         )

@@ -251,7 +251,7 @@ def _require_trust(part: ModelPart, written: dict[str, Any]) -> None:
             raise ModelError(
                 f"model.source = {part.source}: needs Python code that comes with it",
                 "model.trust_remote_code is off, so that nothing of a download is executed",
-                "read that code, then set model.trust_remote_code=true (and model.revision to the commit you read)",
+                "read that code, then --set model.trust_remote_code=true (and model.revision to the commit you read)",
             )
         if model_type is None:
             raise ModelError(
@@ -268,7 +268,7 @@ def _require_trust(part: ModelPart, written: dict[str, Any]) -> None:
         raise ModelError(
             f"model.source = {part.source}: its config.json asks for attention code from the Hub ({attention})",
             "model.trust_remote_code is off, so that nothing of a download is executed",
-            "set model.config.attn_implementation=sdpa in a copy of its config.json, or model.trust_remote_code=true",
+            "--set model.trust_remote_code=true, once that code is read; or a copy whose config.json has sdpa there",
         )
 
 

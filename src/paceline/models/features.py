@@ -71,7 +71,7 @@ def _same(logits: object, puts_out: torch.Tensor | None) -> bool:
 
 
 def _unfit(model: nn.Module, what: str, why: str) -> ModelError:
-    return ModelError(f"model.train = features: {type(model).__name__} {what}", why, "set model.train=head")
+    return ModelError(f"model.train = features: {type(model).__name__} {what}", why, "--set model.train=head")
 
 
 def fit_final_linear(

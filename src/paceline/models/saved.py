@@ -301,7 +301,7 @@ def _read_factory(folder: Path, saved: SavedModel, factory: str | None) -> nn.Mo
         raise ModelError(
             f"{folder}: was built by {saved.factory}",
             "a saved file does not decide which function is called" if factory is None else f"not by {factory}",
-            f"set model.factory={saved.factory}",
+            f"--set model.factory={saved.factory}",
         )
     check_weights(folder)
     model = factories.build(factory or "", len(saved.label_names))

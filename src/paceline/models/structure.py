@@ -61,7 +61,7 @@ def final_linear(model: nn.Module, num_labels: int) -> nn.Linear:
         raise ModelError(
             f"model.train = features: {type(model).__name__} has no linear layer with {num_labels} outputs{where}",
             "that layer is what features fits",
-            f"set model.train={'head' if head_names(model) else 'all'}",
+            f"--set model.train={'head' if head_names(model) else 'all'}",
         )
     return found[-1]
 
@@ -108,7 +108,7 @@ def trained_head(model: nn.Module, train: str) -> list[str]:
     if names := head_names(model):
         return names
     what = f"model.train = {train}: {type(model).__name__} has no parameters outside its base model"
-    raise ModelError(what, "those are what is called its head", "set model.train=all")
+    raise ModelError(what, "those are what is called its head", "--set model.train=all")
 
 
 def linear_layers(model: nn.Module, targets: Literal["auto"] | Sequence[str] = "auto") -> list[str]:
@@ -138,14 +138,14 @@ def linear_layers(model: nn.Module, targets: Literal["auto"] | Sequence[str] = "
         chosen = [name for name in found if name.startswith(inside)]
         if not chosen:
             what = f"model.train = lora: {type(model).__name__} has no linear layers in its blocks"
-            raise ModelError(what, "adapters stand beside those", "set model.train=head, or last:K")
+            raise ModelError(what, "adapters stand beside those", "--set model.train=head, or last:K")
         return chosen
     for target in targets:
         if not any(_ends(name, target) for name in found):
             raise ModelError(
                 f"model.lora.targets: {type(model).__name__} has no linear layer {target} outside its head",
                 nearest(target, {name.rpartition(".")[2] for name in found}),
-                "set model.lora.targets=auto",
+                "--set model.lora.targets=auto",
             )
     return [name for name in found if any(_ends(name, target) for target in targets)]
 
@@ -167,7 +167,7 @@ def _last(model: nn.Module, number: int) -> set[str]:
         raise ModelError(
             f"model.train = last:{number}: {type(model).__name__} has fewer blocks",
             why,
-            f"set model.train=last:{len(found)}" if found else "set model.train=head",
+            f"--set model.train=last:{len(found)}" if found else "--set model.train=head",
         )
     names = [name for name, _ in model.named_parameters()]
     inside = [name for name in names if any(name.startswith(f"{block}.") for block, _ in found)]

@@ -60,7 +60,7 @@ class Course:
             raise RecipeError(
                 f"loop.batch_size = {loop.batch_size}",
                 f"with drop_last, {len(train)} training samples make no whole batch",
-                f"--set loop.batch_size={len(train)} or loop.drop_last=false",
+                f"--set loop.batch_size={len(train)}, or --set loop.drop_last=false",
             )
         self.total_steps = min(loop.max_steps or sys.maxsize, self.steps_per_epoch * loop.epochs)
         self.start = OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size)

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from paceline.contract.errors import RecipeError, close_words, excerpt, nearest
 from paceline.contract.redaction import redacted
 from paceline.recipe.entries import written
+from paceline.recipe.parts.part import SettingError
 from paceline.recipe.suggestions import leaves, suggest_keys, suggest_value, typed
 from paceline.recipe.terms import find_term, plain
 
@@ -35,29 +36,48 @@ def explain_problem(model: type[BaseModel], error: ValidationError) -> RecipeErr
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         named = "model.source" if dotted == "model" else dotted
-        return RecipeError(f"{dotted}: missing", fix=f"set {named}, for example with --set {named}=VALUE")
+        reset = "" if named == "model.source" else _reset(model, path)
+        return RecipeError(f"{dotted}: missing", fix=reset or f"--set {named}=NAME")
+    part, field = _field_at(model, path)
     if problem["type"] == "value_error":
-        return RecipeError(f"{dotted}: {message}" if dotted else message)
+        settings = _settings_of(problem["ctx"]["error"], dotted)
+        in_a_list = any(key.isdigit() for key in path)  # whose members --set cannot name
+        fix = "; ".join(settings) if in_a_list else typed(settings)
+        return RecipeError(f"{dotted}: {message}" if dotted else message, fix=fix or _reset(model, path))
     what = f"{dotted} = {excerpt(str(problem['input']))}"
     is_choice = problem["type"] in ("literal_error", "string_pattern_mismatch")
     if is_choice and (suggestion := suggest_value(dotted, problem["input"])) is not None:
         return RecipeError(what, suggestion.in_full, suggestion.fix)
-    part, field = _field_at(model, path)
     if explained := _explain_kind(problem, dotted, part):
         return RecipeError(what, *explained)
     if problem["type"] == "string_pattern_mismatch" and field is not None and field.description:
         values = re.findall(r"(?<=[(|])\w+(?=[|)])", problem["ctx"]["pattern"])
         near = close_words(str(problem["input"]), values)
-        return RecipeError(what, f"it is {field.description}", typed([f"{dotted}={one}" for one in near]))
+        fix = typed([f"{dotted}={one}" for one in near]) or _reset(model, path)
+        return RecipeError(what, f"it is {field.description}", fix)
     # where values of several kinds may stand, each has its own problem with this one
     kinds = [one for one in problems if _written_path(model, [*map(str, one["loc"])])[0] == path]
     awaited = dict.fromkeys(_awaited(one) for one in kinds if one["msg"].startswith(AWAITED))
     message = AWAITED + ", or ".join(awaited) if awaited else message
     values = [value for one in kinds for value in re.findall("'([^']*)'", str(one.get("ctx", {}).get("expected", "")))]
-    default = field.default if field is not None else None
-    example = next(iter(close_words(str(problem["input"]), values)), default)
-    fix = typed([f"{dotted}={written(example)}"]) if isinstance(example, int | float | str) else ""
+    fix = typed([f"{dotted}={one}" for one in close_words(str(problem["input"]), values)]) or _reset(model, path)
     return RecipeError(what, message[0].lower() + message[1:], fix)
+
+
+def _settings_of(error: ValueError, dotted: str) -> list[str]:
+    """Return the settings with which an error says that it can be mended, by their whole paths."""
+    settings = error.settings if isinstance(error, SettingError) else ()
+    return [f"{dotted}{one}".lstrip(".") if one.startswith(".") else one for one in settings]
+
+
+def _reset(model: type[BaseModel], path: Sequence[str]) -> str:
+    """Return the fix that sets a field, else the innermost group that can be, to its default; empty without one."""
+    for end in range(len(path), 0, -1):
+        _, field = _field_at(model, path[:end])
+        default = field.default if field is not None else ...
+        if not path[end - 1].isdigit() and (default is None or isinstance(default, int | float | str | tuple)):
+            return typed([f"{'.'.join(path[:end])}={written(default)}"])
+    return ""
 
 
 def _explain_unknown(

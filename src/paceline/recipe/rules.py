@@ -33,7 +33,10 @@ def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry
         if not entry.is_on(recipe):
             continue
         what = f"{entry.setting} = {written(value_at(entry.setting))}"
-        leave = f"--set {entry.setting}={written(entry.off)}"
+        # where auto is left, a setting of one strategy alone would choose it again
+        own_settings = [own for own in entry.settings if value_at(own.setting) != own.default]
+        off = [(entry.setting, entry.off), *((own.setting, own.default) for own in own_settings)]
+        leave = " ".join(f"--set {path}={written(value)}" for path, value in off)
         for rule, needed in _broken(entry, value_at, "asked"):
             raise RecipeError(what, _refusal(rule, needed, recipe), leave)
         for package in missing_packages(entry, recipe, facts):

@@ -59,7 +59,9 @@ def apply(
     reason = difference(build, packed, ids)
     if reason is not None:
         if required:
-            raise RecipeError("techniques.packing = true", reason, "set it to false; auto does so by itself")
+            raise RecipeError(
+                "techniques.packing = true", reason, "--set techniques.packing=auto, which leaves it off here"
+            )
         return build.decided("techniques.packing", False, reason).carried_out(layout="padded")
 
     forward, before = apply_packing(build.model), build.forward

@@ -46,11 +46,13 @@ def apply(build: Build) -> Build:
         raise RecipeError(
             "techniques.recompute = true",
             "the blocks hold batch normalisation, whose running statistics a second forward pass would update again",
-            "set it to false",
+            "--set techniques.recompute=false",
         )
     if not build.blocks:
         raise RecipeError(
-            "techniques.recompute = true", "no repeated blocks were found in this model", "set it to false"
+            "techniques.recompute = true",
+            "no repeated blocks were found in this model",
+            "--set techniques.recompute=false",
         )
     apply_recompute(build.blocks, to_the_end=build.meets_in_forward)
     return build

@@ -131,7 +131,7 @@ def test_sixteen_bytes_a_parameter_with_adamw() -> None:
     [
         (("parallel.strategy=ddp", "parallel.shard_size=2"), CPU, 4, "shard_size: has no effect with strategy: ddp"),
         (("parallel.strategy=dp", "parallel.offload=true"), CPU, 1, "offload: has no effect with strategy: dp"),
-        (("parallel.strategy=dp", "parallel.reduce_dtype=bf16"), CPU, 1, "dp; set strategy: ddp or fsdp"),
+        (("parallel.strategy=dp", "parallel.reduce_dtype=bf16"), CPU, 1, "--set parallel.strategy=ddp"),
         (("parallel.shard_size=1",), CPU, 4, "greater than or equal to 2"),
         (("parallel.shard_size=3",), CPU, 4, "there are 4 processes, which are no whole number of groups of 3"),
         (("parallel.shard_size=8",), CPU, 4, "no whole number of groups of 8"),

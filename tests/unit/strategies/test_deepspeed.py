@@ -69,8 +69,8 @@ def test_offload_of_older_recipes_is_read(written: str, meant: str) -> None:
     [("/nvme", "is a folder", "/nvme"), ("./swap", "is a folder", "./swap"), ("nvme", "is a disk", "FOLDER")],
 )
 def test_a_disk_has_a_setting_of_its_own(where: str, what: str, folder: str) -> None:
-    advice = f"set offload: optimizer and offload_folder: {folder}"
-    with pytest.raises(RecipeError, match=rf"offload: {what}; .*{advice}") as told:
+    advice = f"--set parallel.offload=optimizer --set parallel.offload_folder={folder}"
+    with pytest.raises(RecipeError, match=rf"offload: {what}; .*\n.*{advice}") as told:
         recipe(ON, f"parallel.offload={where}")
     assert told.value.exit_code == 2
     advised = recipe(ON, "parallel.offload=optimizer", f"parallel.offload_folder={folder}")
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_ranks_are_started(fol
         ((ON,), "add --set parallel.offload=optimizer"),
         ((ON, "parallel.offload=optimizer", "parallel.stage=2"), "only stage 3 reads states from disks"),
         (("parallel.strategy=fsdp", "parallel.offload=parameters"), "has no effect with strategy: fsdp"),
-        (("parallel.strategy=ddp",), "set strategy: deepspeed"),
+        (("parallel.strategy=ddp",), "--set parallel.strategy=deepspeed"),
     ],
 )
 def test_a_disk_needs_stage_3_and_what_is_offloaded(settings: tuple[str, ...], message: str) -> None:
@@ -215,8 +215,8 @@ def test_auto_leaves_off_what_cannot_be_had_and_says_why() -> None:
         ((ON, "parallel.stage=2", "parallel.offload=parameters"), GPUS, "only stage 3 has shards of the weights"),
         (("parallel.strategy=fsdp", "parallel.offload=optimizer"), GPUS, "offload=parameters"),
         (("parallel.strategy=fsdp", "parallel.stage=3"), GPUS, "stage: has no effect with strategy: fsdp"),
-        (("parallel.strategy=ddp", "parallel.stage=1"), GPUS, "set strategy: deepspeed"),
-        ((ON, "parallel.shard_size=2"), GPUS, "set strategy: fsdp"),
+        (("parallel.strategy=ddp", "parallel.stage=1"), GPUS, "--set parallel.strategy=deepspeed"),
+        ((ON, "parallel.shard_size=2"), GPUS, "--set parallel.strategy=fsdp"),
         ((ON, "parallel.stage=4"), GPUS, "less than or equal to 3"),
         ((ON, "parallel.stage=0"), GPUS, "greater than or equal to 1"),
         ((ON, "parallel.offload=optimizer"), CPU, "whose memory the weights are in already"),

@@ -13,11 +13,14 @@ from paceline.recipe.parts.part import (
     EXECUTION,
     Columns,
     Part,
+    SettingError,
     Switch,
     read_punctuation,
     share_or_count,
 )
 from paceline.recipe.techniques import entry_of
+
+_OWN = "data.normalise=own"
 
 
 class SplitsPart(Part):
@@ -34,7 +37,12 @@ class SplitsPart(Part):
     def _sums(self) -> Self:
         shares = [v for v in (self.train, self.validation, self.test) if v is not None and 0 < v < 1]
         if sum(shares) > 1 + 1e-9 or (self.train is None and abs(sum(shares) - 1) < 1e-9):
-            raise ValueError(f"shares add up to {sum(shares):g}, which leaves nothing for the rest")
+            raise SettingError(
+                f"shares add up to {sum(shares):g}, which leaves nothing for the rest",
+                ".validation=0.1",
+                ".test=0.1",
+                ".train=null",
+            )
         return self
 
 
@@ -85,16 +93,20 @@ class NormalisePart(Part):
     @classmethod
     def _scaled(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if not all(0 <= number <= 1 for number in value):
-            raise ValueError("pixels are scaled to 0..1, and so are mean and std; those of 0..255 are divided by 255")
+            raise SettingError(
+                "pixels are scaled to 0..1, and so are mean and std; those of 0..255 are divided by 255", _OWN
+            )
         return value
 
     @field_validator("std")
     @classmethod
     def _of_each_channel(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         if min(value) == 0:
-            raise ValueError("a deviation is above 0")
+            raise SettingError("a deviation is above 0", _OWN)
         if len(value) != len(info.data.get("mean", value)):
-            raise ValueError(f"{len(info.data['mean'])} means and {len(value)} deviations: one of each a channel")
+            raise SettingError(
+                f"{len(info.data['mean'])} means and {len(value)} deviations: one of each a channel", _OWN
+            )
         return value
 
 
@@ -222,10 +234,8 @@ class DataPart(Part):
         for name, kind in _OF_OVERFLOW.items():
             value = getattr(self, name)
             if value != type(self).model_fields[name].default and self.overflow != kind:
-                raise ValueError(
-                    f"{name} = {value}: no effect with overflow = {self.overflow}; --set data.overflow={kind},"
-                    f" or leave data.{name} out"
-                )
+                why = f"{name} = {value}: no effect with overflow = {self.overflow}"
+                raise SettingError(why, f"data.overflow={kind}")
         return self
 
     @field_validator("encoding")
@@ -238,7 +248,9 @@ class DataPart(Part):
         except (LookupError, ValueError):
             near = close_words(value, {*aliases, *aliases.values()})
             hint = f"; did you mean {near[0]}?" if near else "; for example utf-8, gb18030, cp932, cp1252"
-            raise ValueError(f"no text encoding {value!r}{hint}") from None
+            raise SettingError(
+                f"no text encoding {value!r}{hint}", f"data.encoding={near[0] if near else 'auto'}"
+            ) from None
         return value
 
     _as_typed = field_validator("label_separator", "decimal", "delimiter", "quote", mode="before")(read_punctuation)
@@ -247,7 +259,7 @@ class DataPart(Part):
     @classmethod
     def _usable_delimiter(cls, value: str) -> str:
         if value != "auto" and (len(value) != 1 or value in '"\r\n\0'):
-            raise ValueError(f"one character such as ';' or a tab, or auto; found {value!r}")
+            raise SettingError(f"one character such as ';' or a tab, or auto; found {value!r}", "data.delimiter=auto")
         return value
 
     @field_validator("quote")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from paceline.recipe.parts.part import EXECUTION, Part
+from paceline.recipe.parts.part import EXECUTION, Part, SettingError
 from paceline.recipe.techniques import entry_of
 
 
@@ -91,5 +91,5 @@ class LoopPart(Part):
     @model_validator(mode="after")
     def _effect(self) -> Self:
         if self.early_stopping and self.evaluate_every == "never":
-            raise ValueError("early_stopping has no effect with evaluate_every: never")
+            raise SettingError("early_stopping has no effect with evaluate_every: never", ".evaluate_every=epoch")
         return self

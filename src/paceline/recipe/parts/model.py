@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from paceline.recipe.parts.part import EXECUTION, Part, Reference
+from paceline.recipe.parts.part import EXECUTION, Part, Reference, SettingError
 from paceline.recipe.techniques import entry_of
 
 
@@ -63,19 +63,28 @@ class ModelPart(Part):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if self.factory and (self.source or self.config):
-            raise ValueError("factory builds the whole model: leave out source and config")
+            raise SettingError(
+                "factory builds the whole model: leave out source and config", ".source=null", ".config=null"
+            )
         if not (self.source or self.config or self.factory):
-            raise ValueError("no model: set model.source (a Hub name or a folder), model.config or model.factory")
+            raise SettingError(
+                "no model: set model.source (a Hub name or a folder), model.config or model.factory", ".source=NAME"
+            )
         if self.classifier != "logistic" and self.train != "features":
-            raise ValueError(f"classifier: {self.classifier} has no effect without train: features")
+            raise SettingError(
+                f"classifier: {self.classifier} has no effect without train: features", ".train=features"
+            )
         if self.train != "lora" and (
             set_ := [n for n, f in LoraPart.model_fields.items() if getattr(self.lora, n) != f.default]
         ):
-            raise ValueError(f"lora.{set_[0]} has no effect with train: {self.train}; set train: lora, or leave it out")
+            raise SettingError(f"lora.{set_[0]} has no effect with train: {self.train}", ".train=lora")
         if self.train == "lora" and not (self.source or self.lora.merge):
-            raise ValueError(
-                "train: lora saves adapters for the model of model.source, and there is none: set lora.merge: true"
+            raise SettingError(
+                "train: lora saves adapters for the model of model.source, and there is none", ".lora.merge=true"
             )
         if self.config is not None and not self.source and "model_type" not in self.config:
-            raise ValueError("model.config without model.source is a whole configuration and needs model_type")
+            raise SettingError(
+                "model.config without model.source is a whole configuration and needs model_type",
+                ".config.model_type=bert",
+            )
         return self

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.recipe.parts.part import EXECUTION, Part
+from paceline.recipe.parts.part import EXECUTION, Part, SettingError
 from paceline.recipe.windows import problem_of
 
 
@@ -82,18 +82,22 @@ class TracePart(Part):
         if isinstance(value, list | tuple):
             problem = next(filter(None, map(problem_of, value)), "")
             if problem:
-                raise ValueError(problem)
+                raise SettingError(problem, "trace.steps=[last-epoch:-10]")
         return value
 
     @field_validator("kind", mode="before")
     @classmethod
     def _one_kind(cls, value: object) -> object:
         if isinstance(value, list | tuple) or (isinstance(value, str) and {"kineto", "nsys"} <= set(value.split(","))):
-            raise ValueError("one of kineto and nsys: only one of them can listen to a GPU; run once with each")
+            raise SettingError(
+                "one of kineto and nsys: only one of them can listen to a GPU; run once with each", "trace.kind=kineto"
+            )
         return value
 
     @model_validator(mode="after")
     def _effect(self) -> Self:
         if self.memory and self.kind == "nsys":
-            raise ValueError("memory has no effect with kind: nsys; --cuda-memory-usage=true is nsys' own")
+            raise SettingError(
+                "memory has no effect with kind: nsys; --cuda-memory-usage=true is nsys' own", ".memory=false"
+            )
         return self

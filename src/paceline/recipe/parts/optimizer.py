@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from paceline.recipe.parts.part import Beta, Part, share_or_count, within_fp32
+from paceline.recipe.parts.part import Beta, Part, SettingError, share_or_count, within_fp32
 from paceline.recipe.techniques import entry_of
 
 SCHEDULES = ("linear", "cosine", "constant", "cosine_restarts", "one_cycle", "inverse_sqrt")
@@ -69,7 +69,9 @@ class SchedulePart(Part):
         for name, users in _OF_SOME_SCHEDULES.items():
             # a default written out, as in a run's own recipe, is not a wish
             if self.type not in users and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name}: has no effect with type: {self.type}; it is of {', '.join(users)}")
+                raise SettingError(
+                    f"{name}: has no effect with type: {self.type}; it is of {', '.join(users)}", f".type={users[0]}"
+                )
         return self
 
 
@@ -105,7 +107,7 @@ class EmaPart(Part):
     @classmethod
     def _between(cls, value: object) -> object:
         if isinstance(value, (int, float)) and not 0 < value < 1:
-            raise ValueError(f"{value} does not lie between 0 and 1; 0.999, for example")
+            raise SettingError(f"{value} does not lie between 0 and 1; 0.999, for example", "optimizer.ema.decay=0.999")
         return value
 
     def __str__(self) -> str:
@@ -119,7 +121,7 @@ class EmaPart(Part):
 def _decay_alone(value: object) -> object:
     """A number as the part that it stands for."""
     if isinstance(value, (bool, str)):
-        raise ValueError(f"{str(value).lower()} is no decay; 0.999, for example, or null")
+        raise SettingError(f"{str(value).lower()} is no decay; 0.999, for example, or null", "optimizer.ema=0.999")
     return {"decay": value} if isinstance(value, (int, float)) else value
 
 
@@ -213,30 +215,38 @@ class OptimizerPart(Part):
         # a default written out, as in a run's own recipe, is not a wish
         wished = [name for name in idle if getattr(self, name) != type(self).model_fields[name].default]
         if wished:
-            raise ValueError(f"{', '.join(wished)}: has no effect with type: {self.type}")
+            kind = "adamw" if self.type == "sgd" else "sgd"
+            raise SettingError(f"{', '.join(wished)}: has no effect with type: {self.type}", f".type={kind}")
         if self.type == "sgd" and self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov needs momentum above 0")
+            raise SettingError("nesterov needs momentum above 0", ".nesterov=false")
         return self
 
     @model_validator(mode="after")
     def _library(self) -> Self:
         having = LOW_BIT.get(self.type, ())
         if self.low_bit != "auto" and not having:
-            raise ValueError(f"low_bit: has no effect with type: {self.type}; it is of {', '.join(LOW_BIT)}")
+            raise SettingError(
+                f"low_bit: has no effect with type: {self.type}; it is of {', '.join(LOW_BIT)}", ".low_bit=auto"
+            )
         if self.low_bit not in ("auto", *having):
-            raise ValueError(f"low_bit: {self.low_bit} has no {self.type}; low_bit={having[0]} has it")
+            raise SettingError(
+                f"low_bit: {self.low_bit} has no {self.type}; low_bit={having[0]} has it", f".low_bit={having[0]}"
+            )
         return self
 
     @model_validator(mode="after")
     def _scaling(self) -> Self:
         by_batch = self.lr_scaling in ("linear", "sqrt")
         if by_batch and self.lr_scaling_base is None:
-            raise ValueError(
+            raise SettingError(
                 f"lr_scaling = {self.lr_scaling} needs lr_scaling_base, the global batch that lr was chosen for;"
-                " lr_scaling_base=32, for example"
+                " lr_scaling_base=32, for example",
+                ".lr_scaling_base=32",
             )
         if not by_batch and self.lr_scaling_base is not None:
-            raise ValueError(f"lr_scaling_base: has no effect with lr_scaling: {self.lr_scaling}")
+            raise SettingError(
+                f"lr_scaling_base: has no effect with lr_scaling: {self.lr_scaling}", ".lr_scaling=linear"
+            )
         if self.lr_scaling == 1:
-            raise ValueError("lr_scaling = 1: has no effect; leave it out")
+            raise SettingError("lr_scaling = 1: has no effect; leave it out", ".lr_scaling=none")
         return self

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.recipe.catalogue.strategies import STRATEGIES
-from paceline.recipe.parts.part import EXECUTION, Part
+from paceline.recipe.parts.part import EXECUTION, Part, SettingError
 from paceline.recipe.techniques import AXIS_SETTINGS, OWN_SETTINGS, axis_of, entry_of, told_strategies, users_of
 
 
@@ -82,7 +82,7 @@ class ParallelPart(Part):
             what = "is a folder" if "/" in away else "is a disk"
             folder = away if "/" in away else "FOLDER"
             told = "offload says what goes, and offload_folder where to"
-            raise ValueError(f"offload: {what}; {told}; set offload: optimizer and offload_folder: {folder}")
+            raise SettingError(f"offload: {what}; {told}", ".offload=optimizer", f".offload_folder={folder}")
         return kept
 
     @model_validator(mode="after")
@@ -91,9 +91,9 @@ class ParallelPart(Part):
             users = users_of(own)
             if self.strategy not in ("auto", *users) and getattr(self, name) != own.default:
                 told = f"{name}: has no effect with strategy: {self.strategy}"
-                raise ValueError(f"{told}; set strategy: {' or '.join(users)}")
+                raise SettingError(f"{told}; it is of {' and '.join(users)}", f".strategy={users[0]}")
         for name, own in AXIS_SETTINGS.items():
             axis = axis_of(own).setting.rpartition(".")[2]
             if getattr(self, axis) == 1 and getattr(self, name) != own.default:
-                raise ValueError(f"{name}: has no effect with {axis}: 1; set {axis}: {axis_of(own).example}")
+                raise SettingError(f"{name}: has no effect with {axis}: 1", f".{axis}={axis_of(own).example}")
         return self

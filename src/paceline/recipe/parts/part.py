@@ -27,6 +27,19 @@ Switch = Literal["auto"] | bool
 """``auto``: on where it is safe and pays, which is recorded with the reason."""
 
 
+class SettingError(ValueError):
+    """A value, or a combination of settings, that cannot be; with the settings that mend it.
+
+    Args:
+        problem: why it cannot be.
+        settings: ``PATH=VALUE``, the smallest change that works; a path that begins with a dot is of the part itself.
+    """
+
+    def __init__(self, problem: str, *settings: str) -> None:
+        self.settings = settings
+        super().__init__(problem)
+
+
 LARGEST = 1e30
 """The largest rate or decay: far beyond it an update is no number in fp32; where exactly depends on the optimizer."""
 

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from paceline.recipe.entries import written
-from paceline.recipe.parts.part import Part
+from paceline.recipe.parts.part import Part, SettingError
 from paceline.recipe.techniques import entry_of
+
+_BALANCED = "task.class_weights=balanced"
 
 
 def _by_name(weights: object) -> object:
@@ -18,7 +20,7 @@ def _by_name(weights: object) -> object:
     if isinstance(weights, Mapping):
         return {written(name): weight for name, weight in weights.items()}
     if weights not in ("balanced", None):
-        raise ValueError(f"{weights!r} is neither balanced nor a weight for every label by its name")
+        raise SettingError(f"{weights!r} is neither balanced nor a weight for every label by its name", _BALANCED)
     return weights
 
 
@@ -70,16 +72,17 @@ class TaskPart(Part):
     def _usable_weights(cls, value: ClassWeights) -> ClassWeights:
         for name, weight in value.items() if isinstance(value, dict) else ():
             if not (weight > 0 and math.isfinite(weight)):
-                raise ValueError(f"the weight of {name!r} is {weight:g}, and has to be a number above 0")
+                why = f"the weight of {name!r} is {weight:g}, and has to be a number above 0"
+                raise SettingError(why, f"task.class_weights.{name}=1")
         if value == {}:
-            raise ValueError("a weight for every label by its name, or balanced; null for none")
+            raise SettingError("a weight for every label by its name, or balanced; null for none", _BALANCED)
         return value
 
     @model_validator(mode="after")
     def _effect(self) -> Self:
         # a default written out, as in a run's own recipe, is not a wish
         if self.focal_gamma != 2.0 and self.loss != "focal":
-            raise ValueError(f"focal_gamma = {self.focal_gamma:g}: has no effect without loss: focal; leave it out")
+            raise SettingError(f"focal_gamma = {self.focal_gamma:g}: has no effect without loss: focal", ".loss=focal")
         return self
 
     @property

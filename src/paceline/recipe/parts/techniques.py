@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from paceline.contract.errors import nearest
-from paceline.recipe.parts.part import EXECUTION, Part, Switch
+from paceline.contract.errors import close_words, nearest
+from paceline.recipe.parts.part import EXECUTION, Part, SettingError, Switch
 from paceline.recipe.techniques import entry_of
 
 
@@ -48,7 +48,11 @@ class TechniquesPart(Part):
     def _known_views(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if name not in VIEWS:
-                raise ValueError(f"{name}: no view has this name; {nearest(name, VIEWS)}")
+                near = close_words(name, VIEWS)
+                why = f"{name}: no view has this name; {nearest(name, VIEWS)}"
+                raise SettingError(why, f"techniques.tta=[{near[0] if near else VIEWS[0]}]")
             if value.count(name) > 1:
-                raise ValueError(f"{name} stands in it twice; name it once")
+                raise SettingError(
+                    f"{name} stands in it twice; name it once", f"techniques.tta=[{','.join(dict.fromkeys(value))}]"
+                )
         return value
