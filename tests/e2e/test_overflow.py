@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer, pipeline
 
 import paceline as library
 from paceline.contract.errors import RecipeError
 from paceline.models.saved import load_saved
+from paceline.testing.tiny import write_tiny_model
 from tests.e2e.commands import reviews, write_csv
 from tests.e2e.test_inference import train_run
 
@@ -94,3 +96,65 @@ def test_features_of_windows_are_refused_before_anything_loads() -> None:
                 }
             )
         )
+
+
+def cutting_left(folder: Path) -> Path:
+    """A pretrained model whose tokenizer cuts on the left."""
+    AutoTokenizer.from_pretrained(write_tiny_model(folder), truncation_side="left").save_pretrained(folder)
+    return folder
+
+
+def by_pipeline(model: Path, text: str) -> dict[str, float]:
+    """Probabilities of a text by transformers alone, cut as the saved tokenizer cuts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENIZERS_PARALLELISM", "false")  # which a pipeline would set, and leave behind
+        classify = pipeline("text-classification", model=str(model), top_k=None, device="cpu")
+        (found,) = classify([text], truncation=True)
+    return {one["label"]: one["score"] for one in found}
+
+
+def train_on(model: Path, folder: Path, *settings: str) -> Path:
+    data = write_csv(folder / "reviews.csv", long_reviews(60))
+    recipe = library.Recipe.parse(
+        {
+            "model": {"source": str(model)},
+            "data": {"source": str(data), "max_length": MAX_LENGTH},
+            "loop": {"epochs": 1, "batch_size": 8},
+            "observe": {"console": "plain", "report": False},
+        }
+    )
+    library.train(recipe.with_settings(settings), out=folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.parametrize("kept", ["nothing set", "head", "tail"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_is_kept_is_what_is_said_in_console_predictions_and_transformers(
+    tmp_path: Path, side: str, kept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beginning and end of a text differ, so that each use of the model shows which of them it reads."""
+    model = cutting_left(tmp_path / "model") if side == "left" else write_tiny_model(tmp_path / "model")
+    run = train_on(model, tmp_path, *([] if kept == "nothing set" else [f"data.overflow={kept}"]))
+    expected = kept if kept != "nothing set" else "tail" if side == "left" else "head"
+    printed = capsys.readouterr().out
+    (cut,) = (line for line in printed.splitlines() if line.strip().startswith("cut"))
+    assert f"data.overflow = {expected}" in cut
+    assert ("data.overflow = tail: the tokenizer cuts" in printed) == (side == "left" and kept == "nothing set")
+    text = " ".join(["bad"] * 8 + ["slow"] * 2 + ["wonderful"] * 8)
+    texts = {"whole": text, "head": "bad " * 8, "tail": "wonderful " * 8}
+    told = {name: library.predict(run, [one])[0]["probability of positive"] for name, one in texts.items()}
+    assert told["head"] != told["tail"], "this test would not see which of them was read"
+    assert told["whole"] == pytest.approx(told[expected], abs=1e-6)
+    assert by_pipeline(run / "model", text)["positive"] == pytest.approx(told["whole"], abs=1e-5)
+    (row,) = library.predict(run / "model", [text])
+    assert row["probability of positive"] == pytest.approx(told["whole"], abs=1e-6)
+
+
+def test_a_model_from_elsewhere_is_measured_as_its_tokenizer_cuts(tmp_path: Path) -> None:
+    model = cutting_left(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.model_max_length = MAX_LENGTH
+    tokenizer.save_pretrained(model)
+    text = " ".join(["bad"] * 12 + ["wonderful"] * 12)
+    (row,) = library.predict(model, [text])
+    assert row["probability of LABEL_0"] == pytest.approx(by_pipeline(model, text)["LABEL_0"], abs=1e-5)

@@ -79,6 +79,7 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
     from paceline.models.config import max_positions, read_config
     from paceline.models.images import image_settings, normalised_by, preferred_size
     from paceline.models.load import quiet
+    from paceline.models.tokenizers import cutting_on
     from paceline.prepare.preparation import encoded, model_for, shape_decisions, size_of_vocabulary
 
     recipe = recipe.with_settings(["model.train=all"])
@@ -102,7 +103,8 @@ def write_source(recipe: Recipe, folder: Path) -> Source:
     with quiet(), disk_errors(folder / "model" / "config.json"):
         model.save_pretrained(folder / "model")
         if tokenizer is not None:
-            tokenizer.save_pretrained(folder / "model")
+            with cutting_on(tokenizer, "right"):  # peers cut with it, and data.overflow is head
+                tokenizer.save_pretrained(folder / "model")
     images = None
     if dataset.image_shape:
         images = normalised_by(image_settings(recipe.model, dataset.image_shape), recipe.data.normalise)

@@ -90,7 +90,7 @@ def _logits(subject: Subject, model: nn.Module, folder: Path, ids: Ids) -> dict[
         given = (texts[sample],) if pairs is None else (texts[sample], pairs[sample])
         whole = tokens.lengths[sample] if tokens.whole is None else tokens.whole[sample]
         longest = subject.recipe.data.max_length
-        if whole > longest and subject.recipe.data.overflow != "head":
+        if whole > longest and subject.recipe.data.overflow not in ("head", "tail"):
             found[f"sample {sample}"] = plain_logits(subject, model, ids[at : at + 1])[0]
             continue
         inputs = tokenizer(*given, truncation=True, max_length=longest, return_tensors="pt")

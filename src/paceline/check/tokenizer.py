@@ -8,6 +8,7 @@ from typing import Any
 from paceline.check.claim import Broken
 from paceline.check.subject import Subject
 from paceline.check.texts import texts_of
+from paceline.models.tokenizers import cutting_on
 
 
 def check(subject: Subject) -> str:
@@ -15,15 +16,17 @@ def check(subject: Subject) -> str:
     texts, pairs = texts_of(subject)
     tokens, tokenizer = subject.require_texts(), subject.prepared.tokenizer
     part = subject.recipe.data
+    side = "left" if part.overflow == "tail" else "right"
     back = unknown = cut = 0
     ids = sorted({int(sample) for found in subject.dataset.splits.values() for sample in found})
     for sample in ids:
         given = (texts[sample],) if pairs is None else (texts[sample], pairs[sample])
         whole = tokenizer(*given, truncation=False, verbose=False)["input_ids"]
-        own = tokenizer(*given, truncation=True, max_length=part.max_length)["input_ids"]
+        with cutting_on(tokenizer, side):
+            own = tokenizer(*given, truncation=True, max_length=part.max_length)["input_ids"]
         first = sample if tokens.windows is None else int(tokens.windows[sample])
         kept = tokens.flat[tokens.offsets[first] : tokens.offsets[first + 1]].tolist()
-        if part.overflow == "head" or len(whole) <= part.max_length:
+        if part.overflow in ("head", "tail") or len(whole) <= part.max_length:
             _same(sample, kept, own)
         told = int(tokens.lengths[sample] if tokens.whole is None else tokens.whole[sample])
         if tokens.windows is None and told != len(whole):

@@ -39,8 +39,8 @@ def encode_texts(
 ) -> Tokens:
     """Tokens of every text, equal to ``tokenizer(text, pair, truncation=True, max_length=max_length)``.
 
-    That keeps the beginning, or the end where the tokenizer's ``truncation_side`` says so. With another ``overflow``
-    the text is encoded whole and cut here; special tokens stand where they do in a text that fits.
+    That keeps the beginning, whatever the tokenizer's ``truncation_side`` says. With another ``overflow`` the text is
+    encoded whole and cut here; special tokens stand where they do in a text that fits.
 
     Token types are kept where the tokenizer names them among its ``model_input_names``, and the side, id and type of
     its filling: so that a padded batch is what ``tokenizer(texts, pairs, padding=True, ...)`` gives.
@@ -317,17 +317,23 @@ def _ahead(backend: Any, chunks: Sequence[list[Any]]) -> Iterator[list[Any]]:
 
 @contextmanager
 def _truncating(tokenizer: Any, max_length: int | None) -> Iterator[None]:
-    """Set a fast tokenizer's backend up as a call with ``truncation=True`` does (without, where there is no length),
-    and put it back afterwards."""
+    """Set a tokenizer up to cut on the right, and put it back afterwards; without a length nothing is cut.
+
+    A fast one's backend is set up as a call with ``truncation=True`` does.
+    """
     if not tokenizer.is_fast:
-        yield
+        side, tokenizer.truncation_side = tokenizer.truncation_side, "right"
+        try:
+            yield
+        finally:
+            tokenizer.truncation_side = side
         return
     backend = tokenizer.backend_tokenizer
     truncation, padding, special = backend.truncation, backend.padding, backend.encode_special_tokens
     if max_length is None:
         backend.no_truncation()
     else:
-        backend.enable_truncation(max_length, strategy="longest_first", direction=tokenizer.truncation_side)
+        backend.enable_truncation(max_length, strategy="longest_first", direction="right")
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
     try:

@@ -32,11 +32,9 @@ from paceline.engine.compile_cache import kept_cache
 from paceline.engine.evaluate import largest_batch
 from paceline.engine.numerics import numerics
 from paceline.memory.gauge import Gauge, GpuGauge, NoGauge, Reading
-from paceline.models.config import max_positions, read_config
-from paceline.models.images import own_processor, preferred_size
 from paceline.prepare.assemble import Assembled, assemble
 from paceline.prepare.course import Course
-from paceline.prepare.preparation import build_for, encoded, model_for, shape_decisions, size_of_vocabulary
+from paceline.prepare.preparation import build_for, encoded, model_for, settle_shapes, size_of_vocabulary
 from paceline.recipe import Recipe
 from paceline.seams import Batch, Forward, Mesh, StepInput
 from paceline.techniques.compile import fused
@@ -231,11 +229,7 @@ def _from_the_first(course: Course) -> Iterator[StepInput]:
 
 def _read(recipe: Recipe) -> tuple[Recipe, Dataset, nn.Module]:
     """Data and model on the host, and the recipe with the sizes that they decide."""
-    config = read_config(recipe.model)
-    processor = own_processor(recipe.model, config, recipe.data.image_size)
-    size = preferred_size(recipe.model, config) if recipe.model.source and processor is None else None
-    shapes = shape_decisions(recipe, max_positions(config), size)
-    recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes)
+    recipe, _, config, _ = settle_shapes(recipe)
     dataset, tokenizer = encoded(recipe)
     return recipe, dataset, model_for(recipe, config, dataset, size_of_vocabulary(recipe, dataset, tokenizer))
 

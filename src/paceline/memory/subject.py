@@ -19,11 +19,10 @@ from paceline.data.builtin import PREFIX
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.prepare import cached
 from paceline.data.sources import locate_files
-from paceline.models.config import checkpoint_labels, max_positions, modality, read_config
-from paceline.models.images import own_processor, preferred_size
+from paceline.models.config import checkpoint_labels, modality
 from paceline.models.processor import Processor
 from paceline.models.tokenizers import tokenizer_source
-from paceline.prepare.preparation import encoded, shape_decisions
+from paceline.prepare.preparation import encoded, settle_shapes
 from paceline.recipe import Recipe
 from paceline.recipe.techniques import ENTRIES
 
@@ -55,14 +54,9 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
         RecipeError: nothing says how large a sample is.
         ModelError: the model's configuration cannot be read.
     """
-    part = recipe.model
     if read_data:
         locate_files(recipe.data)  # a file that is missing is sooner found than a model
-    config = read_config(part)
-    processor = own_processor(part, config, recipe.data.image_size)
-    size = preferred_size(part, config) if part.source and processor is None else None
-    decisions = tuple(shape_decisions(recipe, max_positions(config), size))
-    recipe = recipe.with_settings(f"{decision.setting}={decision.value}" for decision in decisions)
+    recipe, decisions, config, processor = settle_shapes(recipe)
     assumed = tuple[str, ...]()
     if read_data or recipe.data.source.startswith(PREFIX):
         dataset: Dataset | None = encoded(recipe)[0]
@@ -74,7 +68,7 @@ def subject_of(recipe: Recipe, *, read_data: bool = False) -> Subject:
         recipe = recipe.with_settings(["task.class_weights=null", "loop.sampler=null"])
         if dataset.is_images and recipe.data.resident == "auto":
             recipe = recipe.with_settings(["data.resident=false"])  # how many there are is not known
-    return Subject(recipe, decisions, config, dataset, (*assumed, *_not_counted(recipe)))
+    return Subject(recipe, tuple(decisions), config, dataset, (*assumed, *_not_counted(recipe)))
 
 
 def _not_counted(recipe: Recipe) -> Iterator[str]:

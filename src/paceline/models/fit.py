@@ -65,17 +65,17 @@ def fit_tokens(part: ModelPart, config: PretrainedConfig, vocabulary_size: int |
     rows = getattr(reads, "vocab_size", None)  # None: it has no table of tokens, as Canine
     if rows is not None and not given:
         reads.vocab_size = vocabulary_size
-    elif rows is not None and vocabulary_size > rows:
+    elif rows is not None and vocabulary_size > rows and (part.source is None or part.tokenizer != "auto"):
+        # tokens that were added to the model's own tokenizer are looked for among the texts
         setting = f"model.source = {part.source}" if part.source else f"model.config.vocab_size = {rows}"
         raise ModelError(
-            f"{setting}: has {rows:,} token embeddings, but the data are of {vocabulary_size:,} tokens",
+            f"{setting}: has {rows:,} token embeddings, but the tokenizer has {vocabulary_size:,} tokens",
             "tokens without an embedding cannot be read",
-            (
-                f"set model.tokenizer to the model's own (now {part.tokenizer})"
-                if part.source
-                else "leave model.config.vocab_size out, or lower model.vocabulary_size"
-            )
-            + f"; for builtin:random --set data.random.vocabulary={rows}",
+            f"leave model.tokenizer = {part.tokenizer} out, for the model's own; or, where it is the model's own with"
+            f" further tokens, model.resize_token_embeddings({vocabulary_size}) in transformers"
+            if part.source
+            else "leave model.config.vocab_size out, or lower model.vocabulary_size; for builtin:random"
+            f" --set data.random.vocabulary={rows}",
         )
     if part.source is None:
         # defaults of the family that point outside a smaller vocabulary; classifiers do not read them

@@ -41,7 +41,7 @@ def load_pretrained(source: Path, *, pairs: bool, trust_remote_code: bool = Fals
 
     Label names are ``id2label``'s. What is learned is ``problem_type``; where a configuration has none it is
     regression with one output, else classification, as transformers has it. Texts are cut to the tokenizer's
-    ``model_max_length``, at most to the model's positions.
+    ``model_max_length``, at most to the model's positions, on its ``truncation_side``.
 
     Args:
         source: folder or Hub name.
@@ -65,17 +65,19 @@ def load_pretrained(source: Path, *, pairs: bool, trust_remote_code: bool = Fals
     if absent:
         why = f"{absent[0]} is not among its weights: it was trained for something else"
         raise ModelError(f"{source}: is no trained classifier", why, f"paceline train --model {source} --data FILE")
-    tokenizer, max_length = None, None
+    tokenizer, max_length, overflow = None, None, None
     if reads == "text":
         tokenizer = tokenizer_source(part, config, None).get(())
         longest = min(tokenizer.model_max_length, max_positions(config) or _UNLIMITED)
         max_length = longest if longest < _UNLIMITED else LONGEST
+        overflow = {"overflow": "tail"} if tokenizer.truncation_side == "left" else None
     processor = own_processor(part, config, None)
     saved = SavedModel(
         label_names=tuple(str(config.id2label[index]) for index in range(config.num_labels)),
         kind=_kind(config),
         modality=reads,
         max_length=max_length,
+        overflow=overflow,
         pairs=pairs,
         image=_image(part, config, processor) if reads == "image" else None,
     )

@@ -26,6 +26,7 @@ from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
 from paceline.models.load import check_weights, from_folder, quiet, seeded
 from paceline.models.processor import Processor, open_processor
+from paceline.models.tokenizers import cutting_on
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
@@ -227,7 +228,7 @@ def _write(
     else:
         save_file(_unshared(state), folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer is not None:
-        _save_tokenizer(tokenizer, folder, saved.max_length)
+        _save_tokenizer(tokenizer, folder, saved)
     if saved.image is not None:
         _write_json(folder / "preprocessor_config.json", saved.image.written())
     told = {**asdict(saved), "weights": weight_digests(folder)}
@@ -237,12 +238,14 @@ def _write(
     )
 
 
-def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path, max_length: int | None) -> None:
-    """The tokenizer's files; whoever truncates with it cuts where the training did."""
+def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path, saved: SavedModel) -> None:
+    """Write the tokenizer's files. With them transformers truncates as the training did: at its length, on its side."""
     before = tokenizer.model_max_length
+    is_tail = saved.overflow is not None and saved.overflow["overflow"] == "tail"
     try:
-        tokenizer.model_max_length = max_length or before
-        tokenizer.save_pretrained(folder)
+        tokenizer.model_max_length = saved.max_length or before
+        with cutting_on(tokenizer, "left" if is_tail else "right"):
+            tokenizer.save_pretrained(folder)
     finally:
         tokenizer.model_max_length = before
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -32,6 +33,9 @@ UNLIMITED = int(1e30)
 _READ_AT_THE_END = frozenset({"xlnet"})
 """Families whose head reads a row's last position, so that filling stands before the text."""
 
+_HEAD_CHARACTERS = 4096
+"""tokenizer.json says within these how texts are cut, before its vocabulary of megabytes."""
+
 _TRAINING_CHARACTERS = 20_000_000
 """A vocabulary is trained on at most about this many characters, drawn evenly: more changes little and takes longer."""
 
@@ -40,8 +44,8 @@ _TRAINING_CHARACTERS = 20_000_000
 class Pretrained:
     """Gives a tokenizer that is there already, as ``WordPieceTrainer`` gives one that it trains."""
 
-    def __init__(self, key: str, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.key = key
+    def __init__(self, key: str, tokenizer: PreTrainedTokenizerFast, notices: tuple[str, ...] = ()) -> None:
+        self.key, self.notices = key, notices
         self._tokenizer = tokenizer
 
     def get(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -54,6 +58,9 @@ class Pretrained:
 @final
 class WordPieceTrainer:
     """Trains a lower-case BERT tokenizer; equal texts and settings give equal vocabularies, on any machine."""
+
+    notices: tuple[str, ...] = ()
+    """As ``Pretrained.notices``: sentences about the tokenizer for people."""
 
     def __init__(
         self,
@@ -139,7 +146,39 @@ def tokenizer_source(
     tokenizer = _pretrained(part, source or "", config if own else None)
     if limit is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
-    return Pretrained(_loaded_key(tokenizer), tokenizer)
+    notice = _fill_with_known_token(tokenizer, config)
+    return Pretrained(_loaded_key(tokenizer), tokenizer, (notice,) * bool(notice))
+
+
+def cuts_on_the_left(part: ModelPart) -> bool:
+    """Whether the tokenizer of a pretrained model keeps the end of a long text; read from its files, not loaded."""
+    source = part.source if part.tokenizer == "auto" else part.tokenizer
+    if source is None:
+        return False
+    revision = part.revision if part.tokenizer == "auto" else None
+    setting = "model.source" if part.tokenizer == "auto" else "model.tokenizer"
+    patterns = CONFIG_FILES + TOKENIZER_FILES
+    folder = fetch(source, patterns, revision=revision, code=part.trust_remote_code, setting=setting)
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # whoever loads it says what is wrong
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if "truncation_side" in settings:
+            return bool(settings["truncation_side"] == "left")
+    with contextlib.suppress(OSError), (folder / "tokenizer.json").open(encoding="utf-8", errors="replace") as file:
+        return re.search(r'"truncation":\s*\{[^{}]*"direction":\s*"Left"', file.read(_HEAD_CHARACTERS)) is not None
+    return False
+
+
+@contextlib.contextmanager
+def cutting_on(tokenizer: PreTrainedTokenizerFast, side: str) -> Iterator[None]:
+    """Have a tokenizer truncate on ``side`` in this context, also where it is saved and loaded again."""
+    before, settings = tokenizer.truncation_side, tokenizer.init_kwargs
+    tokenizer.truncation_side = side
+    if side != before or "truncation_side" in settings:
+        tokenizer.init_kwargs = {**settings, "truncation_side": side}  # what save_pretrained writes
+    try:
+        yield
+    finally:
+        tokenizer.truncation_side, tokenizer.init_kwargs = before, settings
 
 
 def train_wordpiece(texts: Sequence[str], vocabulary_size: int) -> dict[str, int]:
@@ -251,6 +290,23 @@ def _pretrained(part: ModelPart, source: str, config: PretrainedConfig | None) -
     return tokenizer
 
 
+def _fill_with_known_token(tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig | None) -> str:
+    """Have texts filled with a token that the model has an embedding for, and say so; empty where they are already.
+
+    A padding token that was added to a tokenizer alone has none. Filling is masked, so that another token does.
+    """
+    rows = getattr(config.get_text_config(), "vocab_size", None) if config is not None else None
+    added, number = tokenizer.pad_token, tokenizer.pad_token_id
+    if rows is None or number is None or number < rows:
+        return ""
+    for name in ("eos_token", "unk_token", "sep_token"):
+        if getattr(tokenizer, f"{name}_id") is not None and getattr(tokenizer, f"{name}_id") < rows:
+            tokenizer.pad_token = getattr(tokenizer, name)
+            lacks = f"the tokenizer's padding token {added!r} (id {number:,}) has no embedding in the model"
+            return f"{lacks}, which has {rows:,}: texts are filled with {tokenizer.pad_token!r}, which is masked"
+    return ""
+
+
 def _has_tokenizer(folder: Path) -> bool:
     settings = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     vocabularies = [pattern for pattern in TOKENIZER_FILES if pattern not in settings]
@@ -262,7 +318,8 @@ def _loaded_key(tokenizer: Any) -> str:
     """Return the digest of a tokenizer as it was loaded: its files may be others by now."""
     # a class of the model's own code is in a module that is named after the code's digest
     kind = (type(tokenizer).__module__, type(tokenizer).__qualname__)
-    sides = (tokenizer.padding_side, tokenizer.truncation_side, tokenizer.pad_token_type_id)
+    # texts are cut by data.overflow, whatever the tokenizer's truncation_side
+    sides = (tokenizer.padding_side, "right", tokenizer.pad_token_type_id)
     parts = [tokenizers.__version__, str(tokenizer.pad_token), repr((*kind, *sides, *tokenizer.model_input_names))]
     return _digest("\n".join([*parts, tokenizer.backend_tokenizer.to_str()]).encode())
 

@@ -22,6 +22,7 @@ from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.files import cache_folder
 from paceline.contract.records import Decision
 from paceline.contract.stopwatch import Stopwatch
+from paceline.data.builtin import PREFIX
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
@@ -29,6 +30,7 @@ from paceline.data.sampler import check_sampler
 from paceline.data.sources import locate_files
 from paceline.distributed.links import shared_link_rate
 from paceline.engine.statistics import running_statistics
+from paceline.engine.token_ids import unused_tokens
 from paceline.kernels.launch import wake_compiler
 from paceline.machine.facts import Facts
 from paceline.models.adapters import base_of
@@ -46,7 +48,7 @@ from paceline.models.structure import (
     set_trained,
     trained_head,
 )
-from paceline.models.tokenizers import Pretrained, WordPieceTrainer, tokenizer_source
+from paceline.models.tokenizers import Pretrained, WordPieceTrainer, cuts_on_the_left, tokenizer_source
 from paceline.optim.schedule import lr_decision
 from paceline.prepare.assemble import assemble_build
 from paceline.prepare.beside import Beside
@@ -130,7 +132,7 @@ def prepare_run(
             _wake_tracer(recipe, watch)
             with watch.phase("data"):
                 dataset = encoding.result()
-                tokenizer = _settled(source, dataset)
+                tokenizer = _matched(source, dataset, recipe, model, told)
         with watch.phase("model"):
             buckets = _buckets(recipe, facts, world)
             _see_awake(awake, recipe)
@@ -140,7 +142,7 @@ def prepare_run(
         (*decisions, *buckets, *shapes, *build.decisions, *_scaled_rate(recipe), *weights_told(recipe.task, dataset)),
         dataset,
         tokenizer,
-        replace(build, notices=(*told, *build.notices)),
+        replace(build, notices=(*filter(None, told), *build.notices)),
         _saved_model(recipe, dataset, images, model),
         *counts,
         bucket_mib=next((int(found.value) for found in buckets), None),
@@ -220,11 +222,25 @@ def _configured(
 ) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
     """The recipe with the sizes of samples that the model decides, those decisions, and what they were read from."""
     locate_files(recipe.data, rows)  # a file that is missing is sooner found than a model
+    return settle_shapes(recipe)
+
+
+def settle_shapes(
+    recipe: Recipe,
+) -> tuple[Recipe, list[Decision], PretrainedConfig | None, Processor | None]:
+    """Return the recipe with what the model decides of its samples, those decisions, and what they were read from.
+
+    Raises:
+        ModelError: the model's configuration cannot be read.
+        RecipeError: a size that the model does not have.
+    """
     part = recipe.model
     config = read_config(part)
     processor = own_processor(part, config, recipe.data.image_size)
     size = preferred_size(part, config) if part.source and processor is None else None
     shapes = shape_decisions(recipe, max_positions(config), size)
+    if modality(part, config) == "text" and not recipe.data.source.startswith(PREFIX):
+        shapes += _overflow_decisions(recipe)
     return (
         recipe.with_settings(f"{decision.setting}={decision.value}" for decision in shapes),
         shapes,
@@ -452,9 +468,26 @@ def _outlined(
     return replace(known, tokenizer=tokenizer), source
 
 
+def _matched(
+    source: Pretrained | WordPieceTrainer | None, dataset: Dataset, recipe: Recipe, model: nn.Module, told: list[str]
+) -> Any:
+    """Return ``_settled``'s tokenizer, and add to ``told`` where it and the model's embeddings are not of one size."""
+    tokenizer = _settled(source, dataset)
+    told += [*(source.notices if source else ()), unused_tokens(recipe, model, dataset, tokenizer)]
+    return tokenizer
+
+
 def _settled(source: Pretrained | WordPieceTrainer | None, dataset: Dataset) -> Any:
     """The tokenizer that the data set was encoded with, kept for the next time."""
     return None if source is None else source.settle(dataset.fingerprint)
+
+
+def _overflow_decisions(recipe: Recipe) -> list[Decision]:
+    """What is kept of long texts, where the recipe leaves it to the tokenizer."""
+    if "overflow" in recipe.data.model_fields_set or not cuts_on_the_left(recipe.model):
+        return []
+    reason = "the tokenizer cuts texts on the left (truncation_side); --set data.overflow=head keeps their beginning"
+    return [Decision(setting="data.overflow", value="tail", reason=reason)]
 
 
 def shape_decisions(recipe: Recipe, positions: int | None, image_size: int | None) -> list[Decision]:

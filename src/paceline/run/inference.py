@@ -23,6 +23,7 @@ from paceline.distributed.agree import agree
 from paceline.distributed.group import joined
 from paceline.engine.evaluate import Infer, evaluate, inference
 from paceline.engine.numerics import numerics
+from paceline.engine.token_ids import unused_tokens
 from paceline.machine.cluster import Place
 from paceline.machine.facts import this_machine
 from paceline.memory.exhausted import Situation, explained
@@ -90,6 +91,7 @@ def evaluate_saved(
             for notice in dataset.notices if world.is_first else ():
                 tell(notice)
         agree(world, "the data", {"fingerprint": dataset.fingerprint, "the split": split})
+        unused_tokens(recipe, loaded.model, dataset, loaded.tokenizer)  # raises where one of them is used
         with explained(partial(_situation, recipe)):
             build = _build(recipe, loaded, dataset, tell if world.is_first else _unsaid, world)
             with contextlib.closing(build.layout):
@@ -120,6 +122,7 @@ def predict_rows(
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
         for dataset, table in prepare_to_predict(part, _given(recipe, loaded), WINDOW, rows=rows, tell=tell):
             with explained(partial(_situation, recipe)):
+                unused_tokens(recipe, loaded.model, dataset, loaded.tokenizer)  # raises where one of them is used
                 build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset, tell)
                 found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
             labelled = table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))]

@@ -53,6 +53,8 @@ def _samples(tokens: Tokens) -> list[list[int]]:
 
 
 def _called(tokenizer: Any, pairs: list[str] | None, max_length: int) -> list[list[int]]:
+    """Of a call that keeps the beginning."""
+    tokenizer.truncation_side = "right"
     seconds: list[str | None] = [None] * len(TEXTS) if pairs is None else list(pairs)
     return [
         tokenizer(text, pair, truncation=True, max_length=max_length)["input_ids"]
@@ -63,11 +65,14 @@ def _called(tokenizer: Any, pairs: list[str] | None, max_length: int) -> list[li
 @pytest.mark.parametrize("max_length", [4, 7, 12, 512])
 @pytest.mark.parametrize("pairs", [None, PAIRS], ids=["texts", "pairs"])
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_equals_a_call_of_the_tokenizer(pairs: list[str] | None, max_length: int, side: str) -> None:
+def test_equals_a_call_of_the_tokenizer_that_keeps_the_beginning(
+    pairs: list[str] | None, max_length: int, side: str
+) -> None:
     if pairs and max_length == 4:
         max_length = 5
     tokenizer = _fast(truncation_side=side)
     tokens = encode_texts(tokenizer, TEXTS, pairs, max_length)
+    assert tokenizer.truncation_side == side, "the tokenizer is handed back as it was"
     assert _samples(tokens) == _called(tokenizer, pairs, max_length)
     assert tokens.flat.dtype == np.uint16
     assert (tokens.second is None) == (pairs is None)

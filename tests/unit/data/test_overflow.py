@@ -60,11 +60,17 @@ def test_the_tail_is_what_a_tokenizer_that_cuts_on_the_left_keeps(
     make: Any, pairs: list[str] | None, max_length: int
 ) -> None:
     tokens = encode_texts(make(), TEXTS, pairs, max_length, Overflow(kind="tail"))
-    cut = encode_texts(make(truncation_side="left"), TEXTS, pairs, max_length)
-    assert sequences(tokens) == sequences(cut)
-    for name in ("second", "types", "whole"):
-        assert np.array_equal(getattr(tokens, name), getattr(cut, name)), name
-    assert (tokens.typed, tokens.pad_id, tokens.pad_type) == (cut.typed, cut.pad_id, cut.pad_type)
+    cut = make(truncation_side="left")(TEXTS, pairs, truncation=True, max_length=max_length, return_token_type_ids=True)
+    assert sequences(tokens) == cut["input_ids"]
+    types = [tokens.begins_of_second(False), tokens.types]
+    for at, theirs in enumerate(cut["token_type_ids"]):
+        if types[1] is not None:
+            assert types[1][tokens.offsets[at] : tokens.offsets[at + 1]].tolist() == theirs
+        elif types[0] is not None:
+            assert int(types[0][at]) == len(theirs) - sum(theirs)
+    head = encode_texts(make(truncation_side="left"), TEXTS, pairs, max_length)
+    assert np.array_equal(tokens.whole, head.whole)
+    assert (tokens.typed, tokens.pad_id, tokens.pad_type) == (head.typed, head.pad_id, head.pad_type)
 
 
 @pytest.mark.parametrize("overlap", [0, 2, 3])

@@ -23,7 +23,7 @@ KINDS = {
     "gpt2 from the left": lambda: gpt2(padding_side="left"),
     "roberta": roberta,
     "bert": bert,
-    "bert from the left": lambda: bert(padding_side="left", truncation_side="left"),
+    "bert from the left": lambda: bert(padding_side="left"),
     "funnel": funnel,
 }
 

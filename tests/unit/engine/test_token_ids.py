@@ -116,3 +116,47 @@ def test_a_tokenizer_with_a_gap_is_refused(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(ModelError, match=r"id 5,000 (.|\n)*model.tokenizer = auto(.|\n)*model.source"):
             _prepared(recipe, rows if source == "rows in memory" else None)
     assert (tmp_path / "cache").exists() == (source != "rows in memory")
+
+
+def _with_token(folder: Path) -> Path:
+    """A model whose tokenizer has a token more than the model has embeddings."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(write_tiny_model(folder))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]})
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _rows(*more: str) -> list[dict[str, str]]:
+    texts = [f"a {word} evening" for word in ("wonderful", "bad", "slow", "kind")] * 6
+    return [{"text": text, "label": f"{at % 2}"} for at, text in enumerate([*texts, *more])]
+
+
+def test_a_token_beyond_the_embeddings_that_no_text_has_is_told_and_trained_on(tmp_path: Path) -> None:
+    recipe = Recipe.parse({"model": {"source": str(_with_token(tmp_path / "model"))}, "data": {"source": "memory"}})
+    prepared = _prepared(recipe, _rows())
+    rows = prepared.build.model.get_input_embeddings().num_embeddings
+    sizes = f"the tokenizer has {rows + 1} tokens, and the model {rows} token embeddings"
+    assert f"{sizes}: no text has one of the others ('<extra>')" in prepared.build.notices
+
+
+def test_a_token_beyond_the_embeddings_is_named_with_both_sizes_and_the_way_out(tmp_path: Path) -> None:
+    model = _with_token(tmp_path / "model")
+    recipe = Recipe.parse({"model": {"source": str(model)}, "data": {"source": "memory"}})
+    with pytest.raises(ModelError) as error:
+        _prepared(recipe, _rows("an <extra> evening"))
+    rows = json.loads((model / "config.json").read_text())["vocab_size"]
+    assert f"has the token '<extra>' (id {rows}), for which the model has no embedding" in error.value.what
+    assert f"its tokenizer has {rows + 1} tokens" in error.value.why
+    assert f"has {rows} token embeddings" in error.value.why
+    assert f"model.resize_token_embeddings({rows + 1})" in error.value.fix
+
+
+def test_rows_to_predict_with_such_a_token_are_refused(tmp_path: Path) -> None:
+    from paceline.verbs.predict import predict
+
+    model = _with_token(tmp_path / "model")
+    assert len(predict(model, ["a bad evening"])) == 1
+    with pytest.raises(ModelError, match="has the token '<extra>'"):
+        predict(model, ["a bad evening", "an <extra> evening"])

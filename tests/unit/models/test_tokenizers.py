@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from paceline.contract.errors import ModelError
 from paceline.models.config import read_config
-from paceline.models.tokenizers import SPECIAL_TOKENS, tokenizer_source, train_wordpiece
+from paceline.models.tokenizers import SPECIAL_TOKENS, cuts_on_the_left, tokenizer_source, train_wordpiece
 from paceline.recipe.parts import ModelPart
 from paceline.testing.tiny import TEXTS, tiny_bert_config, tiny_distilbert_config, write_tiny_model
 
@@ -197,3 +197,45 @@ def test_a_trained_tokenizer_pads_where_the_models_head_does_not_read(kind: str,
     tokenizer = tokenizer_source(part, read_config(part), None).get(["the film was fine"])
     tokenizer.save_pretrained(tmp_path)
     assert (tokenizer.padding_side, AutoTokenizer.from_pretrained(tmp_path).padding_side) == (side, side)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "tokenizer.json", "nowhere"])
+def test_the_side_on_which_a_tokenizer_cuts_is_read_as_transformers_reads_it(
+    tmp_path: Path, side: str, where: str
+) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("truncation_side", None)
+    if where == "tokenizer_config.json":
+        settings["truncation_side"] = side
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if where == "tokenizer.json":
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["truncation"] = {
+            "direction": side.capitalize(), "max_length": 8, "strategy": "LongestFirst", "stride": 0
+        }  # fmt: skip
+        (folder / "tokenizer.json").write_text(json.dumps(content, indent=2))
+    theirs = AutoTokenizer.from_pretrained(folder).truncation_side
+    assert theirs == (side if where != "nowhere" else "right")
+    assert cuts_on_the_left(ModelPart(source=str(folder))) == (theirs == "left")
+    assert cuts_on_the_left(ModelPart(config=tiny_bert_config(), tokenizer=str(folder))) == (theirs == "left")
+
+
+def test_a_tokenizer_that_is_trained_cuts_on_the_right() -> None:
+    assert not cuts_on_the_left(ModelPart(config=tiny_bert_config()))
+
+
+def test_a_padding_token_without_an_embedding_is_replaced_and_named(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = len(tokenizer)
+    part = ModelPart(source=str(folder))
+    assert tokenizer_source(part, read_config(part), None).notices == ()
+    tokenizer.add_special_tokens({"pad_token": "<fill>"})
+    tokenizer.save_pretrained(folder)
+    source = tokenizer_source(part, read_config(part), None)
+    assert source.get(()).pad_token_id < rows
+    (notice,) = source.notices
+    assert f"'<fill>' (id {rows}) has no embedding in the model, which has {rows}" in notice
+    assert "'[UNK]'" in notice

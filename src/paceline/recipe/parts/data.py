@@ -167,7 +167,8 @@ class DataPart(Part):
     overflow: Literal["head", "tail", "head+tail", "windows"] = Field(
         "head",
         description=f"{entry_of('overflow').description} head: the beginning. tail: the end. head+tail: both, in the"
-        " shares of data.head. windows: all, in pieces that overlap, whose logits are joined.",
+        " shares of data.head. windows: all, in pieces that overlap, whose logits are joined. Where it is not set, tail"
+        " for a tokenizer whose truncation_side is left.",
     )
     head: float = Field(
         0.25, gt=0, lt=1, description="With overflow: head+tail, share of the kept tokens that are the beginning's."
