@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,13 @@ def flipped(at: float) -> Callable[[bytes], bytes]:
     return damage
 
 
+def laughs() -> bytes:
+    """YAML of 400 bytes that stands for 9 ** 9 values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    return "\n".join(lines).encode()
+
+
 DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
     "first bit": flipped(0.0),
     "a bit in the middle": flipped(0.5),
@@ -34,8 +42,18 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
     "one byte short": lambda content: content[:-1],
     "empty": lambda content: b"",
     "zeros": lambda content: bytes(len(content)),
+    "nested": lambda content: b"[" * 100_000,
+    "a long number": lambda content: b'{"seed": ' + b"9" * 5000 + b"}",
+    "aliases of aliases": lambda content: laughs(),
     "missing": lambda content: None,
 }
+IRREGULAR: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+}
+"""What may stand in a file's place: opening it waits for ever, fails, or never ends."""
+
 KINDS = (
     "cache/*/flat.npy",
     "cache/*/meta.json",
@@ -114,7 +132,7 @@ SOME = {("run/model/model.safetensors", "a bit in the middle"), ("run/metrics.js
 
 def each() -> list[object]:
     found = []
-    for at, (kind, damage) in enumerate(itertools.product(KINDS, DAMAGES)):
+    for at, (kind, damage) in enumerate(itertools.product(KINDS, [*DAMAGES, *IRREGULAR])):
         is_fast = at % (3 * len(DAMAGES) + 1) == 0 or (kind, damage) in SOME
         found.append(pytest.param(kind, damage, marks=() if is_fast else pytest.mark.slow, id=f"{kind}: {damage}"))
     return found
@@ -133,8 +151,7 @@ def test_no_verb_stumbles_over_a_damaged_file(
         monkeypatch.chdir(place)
         monkeypatch.setenv("PACELINE_CACHE", str(place / "cache"))
         (path,) = place.glob(kind)
-        content = DAMAGES[damage](path.read_bytes())
-        path.unlink() if content is None else path.write_bytes(content)
+        plant(path, damage)
         done = paceline(*arguments)
         assert done.code in (0, 2), f"{verb}: {done}"
         assert done.code == 0 or "paceline: " in done.err, f"{verb}: {done}"
@@ -142,6 +159,15 @@ def test_no_verb_stumbles_over_a_damaged_file(
             assert (place / "labelled.csv").read_bytes() == finished.labelled, f"{kind}: other labels, without a word"
         if done.code == 0 and verb == "resume" and kind != "run/recipe.yaml":
             assert weights(place) == finished.longer, f"{kind}: other weights, without a word"
+
+
+def plant(path: Path, damage: str) -> None:
+    content = None if damage in IRREGULAR else DAMAGES[damage](path.read_bytes())
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    elif damage in IRREGULAR:
+        IRREGULAR[damage](path)
 
 
 def weights(place: Path) -> bytes:

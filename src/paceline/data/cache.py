@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.contract.files import fsync_file, fsync_folder
+from paceline.contract.files import fsync_file, fsync_folder, is_irregular
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 
 FORMAT = 2
@@ -109,6 +109,8 @@ def load(folder: Path) -> Dataset | None:
     if not folder.exists():
         return None
     try:
+        if strange := next(filter(is_irregular, folder.iterdir()), None):
+            raise DamagedEntry(f"{strange.name} is no regular file")
         content = (folder / "meta.json").read_bytes()
         if hashlib.sha256(content).hexdigest() != (folder / "meta.sha256").read_text(encoding="ascii"):
             raise DamagedEntry("meta.json does not have its digest")

@@ -23,6 +23,7 @@ from paceline.contract.label_names import (
     sorted_names,
 )
 from paceline.data.dataset import Origins
+from paceline.machine.facts import beyond_main_memory
 
 _NEAR = 0.75
 """Likeness, up to 1, from which a label is taken for a misspelt one."""
@@ -225,6 +226,12 @@ def _values(
 ) -> NDArray[np.int64] | NDArray[np.float32]:
     if kind == "classification":
         return np.array([rows[label] for label in labels], dtype=np.int64)
+    if why := beyond_main_memory(4 * len(labels) * num_classes):
+        raise DataError(
+            f"{len(labels):,} samples with {num_classes:,} labels",
+            why=why,
+            fix="leave rare labels out, or give fewer rows",
+        )
     values = np.zeros((len(labels), num_classes), dtype=np.float32)
     for sample, label in enumerate(labels):
         values[sample, [rows[name] for name in label]] = 1

@@ -208,24 +208,26 @@ def _kept_for_train(
     room = targets["train"]
     if room is None:
         room = len(rows) - sum(value or 0 for value in targets.values())
-    kept: list[int] = []
+    kept: dict[int, None] = {}
     for name in sorted(members, key=lambda name: len(members[name])):
-        if not set(members[name]) & set(kept) and len(groups[members[name][0]]) <= room:
-            kept.append(members[name][0])
-            room -= len(groups[kept[-1]])
+        first = members[name][0]
+        if kept.keys().isdisjoint(members[name]) and len(groups[first]) <= room:
+            kept[first] = None
+            room -= len(groups[first])
     few = sorted(name for name, found in members.items() if len(found) < num_splits)
     if not few:
-        return kept, ()
+        return [*kept], ()
     shown = ", ".join(few[:5]) + (f" and {len(few) - 5:,} more" if len(few) > 5 else "")
-    return kept, (f"classes with fewer different samples than splits are put into train first: {shown}",)
+    return [*kept], (f"classes with fewer different samples than splits are put into train first: {shown}",)
 
 
 def _fill(owner: Ids, sizes: Ids, strata: Ids, split: int, wanted: int, random: np.random.Generator) -> None:
     """Give ``split`` groups that sum to ``wanted`` rows, each stratum its proportional part."""
     free = np.flatnonzero(owner == -1)
-    left = {stratum: free[strata[free] == stratum] for stratum in np.unique(strata[free])}
-    quotas = _quotas(wanted, np.array([sizes[members].sum() for members in left.values()]), random)
-    for members, quota in zip(left.values(), quotas, strict=True):
+    free = free[np.argsort(strata[free], kind="stable")]
+    left = np.split(free, np.flatnonzero(np.diff(strata[free])) + 1) if len(free) else []
+    quotas = _quotas(wanted, np.array([sizes[members].sum() for members in left]), random)
+    for members, quota in zip(left, quotas, strict=True):
         wanted -= _take(owner, sizes, members, split, int(quota))
     if wanted:
         # a stratum of copies could not give its part to the row: other strata make up for it

@@ -114,7 +114,7 @@ def this_machine() -> Facts:
         platform=platform.platform(),
         cpu_model=_cpu_model(Path("/proc/cpuinfo")),
         cpu_count=_cpu_count(),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=main_memory_bytes(),
         gpus=visible(_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")),
         versions=versions,
         torch_cuda=_torch_cuda() if versions["torch"] else None,
@@ -227,12 +227,21 @@ def cpu_quota(limit: str | None) -> float | None:
     return int(quota) / int(period)
 
 
-def _memory_bytes() -> int | None:
+def main_memory_bytes() -> int | None:
+    """Main memory that this process may use: the machine's, cut to its control group's limit; None where unknown."""
     found = re.search(r"^MemTotal:\s*(\d+) kB", _read(Path("/proc/meminfo")) or "", re.MULTILINE)
     total = int(found[1]) * 1024 if found else None
     limit = _control_group_file("memory.max", "memory/memory.limit_in_bytes")
     limits = [int(limit)] if limit and limit.isdecimal() else []
     return min([total, *limits]) if total else None
+
+
+def beyond_main_memory(num_bytes: int) -> str:
+    """Sentence that so many bytes are more than this process may use; empty where they are not, or nothing is known."""
+    total = main_memory_bytes()
+    if total is None or num_bytes <= total:
+        return ""
+    return f"that takes {num_bytes / 2**30:,.1f} GiB of main memory, and there are {total / 2**30:,.1f}"
 
 
 def _control_group_file(current: str, *older: str) -> str | None:

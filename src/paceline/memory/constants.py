@@ -64,13 +64,13 @@ def constants_for(gpu: Gpu) -> Constants:
 
 def _measured_here() -> dict[str, Any]:
     file = measured_file()
-    if not file.exists():
+    if not file.is_file():
         return {}
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
         for entry in told.values():
             entry["context"] + sum(entry["workspaces"]) + len(entry["source"])
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         why = "it is not what paceline calibrate writes"
         raise UserError(f"{file} cannot be read", why, f"rm {file}, then paceline calibrate") from None
     return dict(told)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 import tokenizers
 
 from paceline.contract.errors import ModelError, PacelineError, in_a_line
-from paceline.contract.files import write_atomically
+from paceline.contract.files import is_irregular, write_atomically
 from paceline.models.config import max_positions
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, fetch
 from paceline.recipe.parts import ModelPart
@@ -346,8 +346,10 @@ def _write_vocabulary(path: Path, vocabulary: dict[str, int]) -> None:
 
 def _read_vocabulary(path: Path) -> dict[str, int] | None:
     """A vocabulary from the cache; None when it cannot be read or was damaged, and is trained anew."""
+    if is_irregular(path):
+        return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and all(token in found for token in SPECIAL_TOKENS) else None

@@ -82,9 +82,19 @@ def rate_table(
         parts: schedule of each group; its warm-up rises to the scaled rate.
         total_steps: updates of the run.
         scaling: multiplies every rate; ``lr_factor``.
+
+    Raises:
+        RecipeError: a rate that fp32 cannot hold; and as ``factors``.
     """
     columns = [rate * scaling * factors(part, total_steps) for rate, part in zip(base_rates, parts, strict=True)]
-    return np.stack(columns, axis=1)
+    rates = np.stack(columns, axis=1)
+    if (highest := rates.max(initial=0)) > np.finfo(np.float32).max:
+        raise RecipeError(
+            f"a learning rate of {highest:g}",
+            "optimizer.lr times what scales it is no number that fp32 has",
+            "--set optimizer.lr=5e-5, and optimizer.lr_scaling=none",
+        )
+    return rates
 
 
 def lr_factor(part: OptimizerPart, batch_size: int) -> float:

@@ -27,6 +27,10 @@ LOOKED_AHEAD = 2000
 """Steps among which the largest is looked for: on 8 ranks a fifth of a second at 32 texts a rank, 0.6 s at 128."""
 
 
+MOST_STEPS = 50_000_000
+"""Steps of a run. Their learning rates are computed before the first: of more, the table would fill the memory."""
+
+
 @final
 class Course:
     """The steps that one rank of a run takes, in their order.
@@ -38,7 +42,7 @@ class Course:
         mesh: the ranks; samples are split over its data axis.
 
     Raises:
-        RecipeError: there is no step.
+        RecipeError: there is no step, or more than ``MOST_STEPS``.
     """
 
     def __init__(self, recipe: Recipe, dataset: Dataset, build: Build, mesh: Mesh) -> None:
@@ -63,6 +67,12 @@ class Course:
                 f"--set loop.batch_size={len(train)}, or --set loop.drop_last=false",
             )
         self.total_steps = min(loop.max_steps or sys.maxsize, self.steps_per_epoch * loop.epochs)
+        if self.total_steps > MOST_STEPS:
+            raise RecipeError(
+                f"a run of {self.total_steps:,} steps",
+                f"{loop.epochs:,} epochs of {self.steps_per_epoch:,} steps; at most {MOST_STEPS:,} steps are planned",
+                f"--set loop.max_steps={MOST_STEPS // 10}",
+            )
         self.start = OrderState(seed=recipe.seed, epoch=0, step=0, batch_size=loop.batch_size)
 
     def under(self, recipe: Recipe) -> Course:

@@ -52,7 +52,7 @@ from paceline.models.tokenizers import Pretrained, WordPieceTrainer, cuts_on_the
 from paceline.optim.schedule import lr_decision
 from paceline.prepare.assemble import assemble_build
 from paceline.prepare.beside import Beside
-from paceline.prepare.labels import check_threshold, weights_of, weights_told
+from paceline.prepare.labels import check_scores, check_threshold, weights_of, weights_told
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
 from paceline.recipe.parts import ModelPart
@@ -401,6 +401,7 @@ def build_for(
     if images is None:
         images = _image_settings(recipe, dataset)
     check_threshold(recipe.task, dataset)
+    check_scores(recipe.task, dataset)
     weights = weights_of(recipe.task, dataset)
     return assemble_build(
         recipe,

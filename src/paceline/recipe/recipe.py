@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from paceline.contract.errors import RecipeError, excerpt
 from paceline.contract.redaction import without_credentials
+from paceline.recipe.bounds import BoundedLoader, require_bounded
 from paceline.recipe.explain import explain_problem, setting_paths
 from paceline.recipe.parts import (
     EXECUTION,
@@ -74,6 +75,7 @@ class Recipe(Part):
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
         """A recipe from nested plain data, as YAML gives it."""
+        require_bounded(settings)
         try:
             recipe = cls.model_validate(settings)
         except ValidationError as error:
@@ -145,10 +147,6 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
         raise _not_plain_yaml(f"{name}{place}", problem, note) from None
     if found is None:
         raise RecipeError(f"{name}: the recipe is empty", "it names neither model nor data", _EXAMPLE)
-    try:
-        _copy(found if isinstance(found, dict) else {})
-    except RecursionError:
-        raise RecipeError(f"{name}: an alias stands for what it is in", "that has no end", "write it out") from None
     if not isinstance(found, dict):
         raise RecipeError(f"{name}: a recipe is a mapping", f"found {excerpt(str(found))}", _EXAMPLE)
     return found
@@ -227,8 +225,8 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield path, value
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 3e-5, 10:20, off and no as YAML 1.2 does.
+class _Loader(BoundedLoader):
+    """Loader that reads 3e-5, 10:20, off and no as YAML 1.2 does.
 
     It refuses a key given twice, and punctuation without quotes that would be a comment or null.
     """

@@ -16,6 +16,7 @@ from paceline.contract.redaction import without_credentials
 from paceline.observe.collect import Collected, collect
 from paceline.observe.data_facts import data_facts
 from paceline.observe.formats import amount, duration, figure, rate, share, size
+from paceline.recipe.bounds import BoundedLoader
 from paceline.report.curves import curves
 from paceline.report.memory import memory
 from paceline.report.page import page_of
@@ -135,7 +136,7 @@ def _headline_metric(run: Collected, metrics: Mapping[str, float]) -> str | None
 
 def _parsed(text: str) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(text)
+        found = yaml.load(text, Loader=BoundedLoader)
     except yaml.YAMLError:
         return {}  # edited by hand since: it is shown as it is, and only the choice of the headline rests on it
     return found if isinstance(found, dict) else {}

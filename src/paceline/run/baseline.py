@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.contract.errors import DataError, RecipeError
 from paceline.data.dataset import Dataset
 from paceline.data.labels import encode_known_labels
+from paceline.machine.facts import beyond_main_memory
 from paceline.recipe.parts import DataPart
 from paceline.seams import Alone, Batch, Task
 
@@ -27,9 +28,12 @@ def check_baseline(dataset: Dataset, *, has_texts: bool) -> None:
     """Refuse, before the first step, a baseline that cannot be fitted to these data.
 
     Raises:
-        RecipeError: they are no texts, or have no classes.
+        RecipeError: they are no texts, have no classes, or too many for the main memory.
     """
     why = "it is fitted on texts" if not has_texts else "it is for classes" if dataset.kind == "regression" else ""
+    num_samples = max((len(ids) for split, ids in dataset.splits.items() if split != "train"), default=0)
+    # probabilities in fp64, and their logarithms
+    why = why or beyond_main_memory(16 * num_samples * len(dataset.label_names))
     if why:
         raise RecipeError("observe.baseline = tfidf: cannot be fitted to these data", why, "leave it out")
 

@@ -47,6 +47,9 @@ from paceline.techniques.tta import require_kin
 WINDOW = 4096
 """Rows that are held at a time when labelling: enough to sort by length, few enough for any memory."""
 
+_MOST_SCORES = 2**24
+"""Probabilities that are held at a time: a model of very many classes has smaller windows."""
+
 _READ_AS = (
     *("text", "pair", "label", "label_separator", "decimal"),
     *("encoding", "delimiter", "quote", "image_bits", "on_bad_row", "bad_rows_allowed"),
@@ -120,7 +123,8 @@ def predict_rows(
     part, size = _data_part(recipe, data, settings), recipe.loop.evaluated_together
     build = None
     with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
-        for dataset, table in prepare_to_predict(part, _given(recipe, loaded), WINDOW, rows=rows, tell=tell):
+        window = max(1, min(WINDOW, _MOST_SCORES // max(1, len(loaded.saved.label_names))))
+        for dataset, table in prepare_to_predict(part, _given(recipe, loaded), window, rows=rows, tell=tell):
             with explained(partial(_situation, recipe)):
                 unused_tokens(recipe, loaded.model, dataset, loaded.tokenizer)  # raises where one of them is used
                 build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset, tell)

@@ -53,7 +53,7 @@ def _in_use(path: Path, content: bytes) -> RunFolderError:
     try:
         owner = json.loads(content)
         who = f"process {int(owner['pid'])} on {ascii(owner['host'])[1:-1]}, since {ascii(owner['started'])[1:-1]}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         who = "a process that has only just begun"
     return RunFolderError(
         f"{path}: in use by another run", who, "wait for it, stop it, or choose another folder with --out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast, final
 
 import numpy as np
@@ -35,6 +35,12 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
 
 OF_ALL_SCORES: Mapping[str, OfScores] = {**OF_CLASS_SCORES, **OF_NUMBERS}
 """Metrics for which the scores of the split are gathered in the first rank's main memory. The others keep none."""
+
+
+def needs_scores(names: Iterable[str]) -> bool:
+    """Whether one of these metrics is computed of all scores of a split at once."""
+    return any(name in OF_ALL_SCORES or ":" in name for name in names)
+
 
 _OWN_COUNTS = 3
 """Whole numbers beside those of classes: samples whose labels are all right, samples, and samples of NaN scores."""
@@ -83,7 +89,7 @@ class SplitMeter(Meter):
         self._matrix = torch.zeros(matrix, matrix, device=device, dtype=torch.int64)
         self._rows: list[Tensor] = []
         """fp64 [batches, 2] each: loss sum and what it is divided by; of numbers also the fields of ``ErrorSums``."""
-        self._needs_scores = any(name in OF_ALL_SCORES or name in self._custom for name in names)
+        self._needs_scores = needs_scores(names)
         self._kept: tuple[list[Tensor], list[Tensor]] = ([], [])
         """Scores and labels on the host, where a metric needs all of them."""
         self._remarks: dict[str, str] = {}

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -237,6 +237,21 @@ def test_a_damaged_entry_is_made_anew(tmp_path: Path, file: str, damage: str) ->
     assert _same(first_again, second)
     assert any("is damaged" in notice for notice in second.notices)
     assert _prepare(part, cache).notices == first.notices, "the new entry is whole and knows nothing of the damage"
+    assert list(cache.iterdir()) == [entry], "nothing is left over"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("file", ["flat.npy", "labels.npy", "meta.json", "meta.sha256"])
+@pytest.mark.parametrize("plant", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_an_entry_with_a_pipe_in_it_is_encoded_again(tmp_path: Path, file: str, plant: Callable[[Path], None]) -> None:
+    part, cache = _part(_write(tmp_path / "data.jsonl", _rows())), tmp_path / "cache"
+    first = _prepare(part, cache)
+    [entry] = cache.iterdir()
+    (entry / file).unlink()
+    plant(entry / file)
+    second = _prepare(part, cache)
+    assert _same(first, second)
+    assert any(f"{file} is no regular file" in notice for notice in second.notices)
     assert list(cache.iterdir()) == [entry], "nothing is left over"
 
 

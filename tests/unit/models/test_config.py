@@ -147,3 +147,10 @@ def test_classes_are_those_of_a_head_that_is_there(
     part = ModelPart(source=str(tmp_path))
     assert checkpoint_labels(part, read_config(part)) == expected
     assert checkpoint_labels(ModelPart(config={"model_type": "bert"}), read_config(part)) == ()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"hidden_size": ' + "9" * 5000 + "}", '{"a": ' * 100_000])
+def test_a_configuration_that_python_cannot_read_is_damaged(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match="not JSON"):
+        read_config(ModelPart(source=str(tmp_path)))

@@ -109,6 +109,16 @@ def test_a_damaged_vocabulary_of_cached_data_is_kept_again(tmp_path: Path) -> No
     assert trained(tiny_bert_config(), tmp_path).settle("data") is not None
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("content", [None, b"[" * 100_000, b'{"[PAD]": ' + b"9" * 5000 + b"}"])
+def test_a_vocabulary_that_cannot_be_read_is_trained_again(tmp_path: Path, content: bytes | None) -> None:
+    expected = trained(tiny_bert_config(), tmp_path).get(TEXTS).get_vocab()
+    [path] = (tmp_path / "tokenizers").iterdir()
+    path.unlink()
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    assert trained(tiny_bert_config(), tmp_path).get(TEXTS).get_vocab() == expected
+
+
 def raising(number: int) -> Callable[..., None]:
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))

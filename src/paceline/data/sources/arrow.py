@@ -79,7 +79,7 @@ def _json(path: Path, name: str) -> dict[str, Any]:
         raise _incomplete(name, f"{path.name} is missing") from None
     except OSError as error:
         raise unreadable(name, error) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _incomplete(name, f"{path.name}: {error}") from None
     return found if isinstance(found, dict) else {}
 

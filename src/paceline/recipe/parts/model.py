@@ -47,7 +47,9 @@ class ModelPart(Part):
         description="auto: the model's own, or one trained on the training texts when the weights are random;"
         " otherwise a Hub name or folder.",
     )
-    vocabulary_size: int = Field(8000, ge=100, description="Size of a tokenizer trained on the training texts.")
+    vocabulary_size: int = Field(
+        8000, ge=100, le=1_000_000, description="Size of a tokenizer trained on the training texts."
+    )
     train: str = Field(
         "all",
         pattern=r"^(all|head|lora|features|last:[1-9]\d*)$",
