@@ -13,6 +13,7 @@ import numpy as np
 from paceline.contract.errors import DataError, nearest
 from paceline.data.dataset import Origins, Tokens
 from paceline.data.docstrings import LIBRARIES, MOST_PER_LIBRARY, collect
+from paceline.data.sources.images import load, require_pillow, stack
 from paceline.data.table import Table
 from paceline.recipe.parts import DataPart, RandomPart
 
@@ -42,7 +43,7 @@ def builtin_fingerprint(part: DataPart) -> str:
         packages = [library for library, package in LIBRARIES.items() if package]
         depends: object = [platform.python_version(), *map(version, packages)]
     elif name == "digits":
-        depends = version("scikit-learn")
+        depends = [version("scikit-learn"), part.image_size]
     else:
         depends = [version("numpy"), part.random.model_dump(mode="json")]
     return hashlib.sha256(json.dumps([name, depends]).encode()).hexdigest()
@@ -81,8 +82,13 @@ def _digits(part: DataPart) -> Table:
 
     found = load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)  # scikit-learn's values are 0..16
+    if part.image_size is not None:
+        require_pillow(part.source)
+        pixels = stack([load(digit, part.image_size, file=part.source, line=None, column=None) for digit in pixels])
+    else:
+        pixels = pixels[..., np.newaxis]
     return Table(
-        images=pixels[..., np.newaxis],
+        images=pixels,
         labels=[str(digit) for digit in found.target],
         kind="classification",
         origins=_nowhere(part, len(pixels)),
@@ -92,6 +98,13 @@ def _digits(part: DataPart) -> Table:
 
 def _random(part: DataPart) -> Table:
     shapes = part.random
+    size = part.image_size
+    if shapes.image is not None and size is not None and (size, size) != tuple(shapes.image[:2]):
+        raise DataError(
+            f"data.image_size = {size}: no effect on {part.source}",
+            why="its images are made in the size of data.random.image",
+            fix=f"leave data.image_size out, or --set data.random.image=[{size},{size},{shapes.image[2]}]",
+        )
     random = np.random.default_rng(0)
     # shared out in turn, so that every class is there if there are enough samples, then shuffled
     labels = random.permutation(np.arange(shapes.samples) % shapes.classes)

@@ -33,6 +33,24 @@ def test_digits_are_images() -> None:
     assert len(table) == 1797
 
 
+def test_digits_are_resized() -> None:
+    """A recipe that asked for larger digits trained on 8 x 8 pixels, without a word."""
+    small, large = (DataPart(source="builtin:digits", image_size=size) for size in (None, 16))
+    images, original = read_builtin(large).images, read_builtin(small).images
+    assert images is not None
+    assert original is not None
+    assert images.shape == (1797, 16, 16, 1)
+    assert np.abs(images[:, ::2, ::2].mean() - original.mean()) < 3
+    assert builtin_fingerprint(large) != builtin_fingerprint(small)
+
+
+def test_random_images_are_made_in_one_size() -> None:
+    random = RandomPart(samples=4, image=(10, 10, 3))
+    with pytest.raises(DataError, match=r"image_size = 12: no effect(.|\n)*data.random.image=\[12,12,3\]"):
+        read_builtin(DataPart(source="builtin:random", random=random, image_size=12))
+    assert read_builtin(DataPart(source="builtin:random", random=random, image_size=10)).images is not None
+
+
 @pytest.mark.parametrize("length", [7, (3, 9)])
 def test_random_tokens(length: int | tuple[int, int]) -> None:
     part = DataPart(source="builtin:random", random=RandomPart(samples=64, classes=3, length=length, vocabulary=300))
