@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from paceline.bench.ladder import Ladder
 from paceline.bench.page import charts
 from paceline.bench.standings import Standing
 from paceline.contract.files import write_atomically
-from paceline.report.page import styles
+from paceline.report.page import standalone
 
 NAMES = {"rate": "rate", "whole": "whole_job", "quality": "time_against_quality", "memory": "memory"}
 
@@ -32,16 +31,6 @@ def write_figures(ladder: Ladder, folder: Path, say: Callable[[str], None]) -> l
         say(f"{folder}: SVG alone; pip install matplotlib adds PNG and PDF")
         return written
     return written + _by_matplotlib(ladder.rows, folder)
-
-
-def standalone(figure: str) -> str:
-    """The picture within a ``<figure>`` as a file: with the style sheet's colours on white."""
-    found = re.search(r"<svg .*</svg>", figure, re.DOTALL)
-    assert found is not None
-    picture = found[0].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    head, _, rest = picture.partition(">")
-    own = "svg { background: #fff; font-family: sans-serif; }"
-    return f"{head}><style>{styles()}{own}</style>{rest}\n"
 
 
 def _by_matplotlib(rows: Sequence[Standing], folder: Path) -> list[Path]:

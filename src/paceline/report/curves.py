@@ -42,6 +42,11 @@ def curves(run: Collected) -> list[Markup]:
     return [chart for chart in charts if chart]
 
 
+def loss_and_metrics(run: Collected) -> dict[str, list[Series]]:
+    """Return the curves of the loss and of each metric over the steps, by name."""
+    return {"loss": _loss(run), **{name: _metric(run, name) for name in _metric_names(run)}}
+
+
 def smooth(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Centred mean over ``window`` values (fewer at the ends), of those that are finite; shape [n] in and out."""
     finite = np.isfinite(values)

@@ -64,3 +64,13 @@ def styles() -> str:
     rules = text[:dark] + text[text.index("* { box-sizing") : text.index("@media (max-width")]
     kept = (":root", "svg", ".grid", ".line", "rect", "circle", "path", ".p")
     return "".join(rule for rule in re.findall(r"[^{}]+\{[^{}]*\}", rules) if rule.strip().startswith(kept))
+
+
+def standalone(figure: str) -> str:
+    """Return the picture within a ``<figure>`` as a file has it: with the style sheet's colours on white."""
+    found = re.search(r"<svg .*</svg>", figure, re.DOTALL)
+    assert found is not None
+    picture = found[0].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    head, _, rest = picture.partition(">")
+    own = "svg { background: #fff; font-family: sans-serif; }"
+    return f"{head}><style>{styles()}{own}</style>{rest}\n"

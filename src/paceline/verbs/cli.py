@@ -157,15 +157,29 @@ def schema() -> None:
 
 
 @app.command()
-def report(run: RunFolder) -> None:
+def report(
+    run: RunFolder,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also loss and metrics as figures: SVG, with matplotlib PDF and PNG."),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Also a table of all steps, as metrics.csv.")] = None,
+) -> None:
     """Write a run's report.html again.
 
     \b
     paceline report runs/reviews
+    paceline report runs/reviews --figures figures --csv metrics.csv
     """
     from paceline.verbs.report import report as write_report
 
     typer.echo(f"wrote {write_report(run)}")
+    if figures is None and csv is None:
+        return
+    from paceline.verbs.report import export
+
+    for path in export(run, figures, csv, typer.echo):
+        typer.echo(f"wrote {path}")
 
 
 @app.command()
