@@ -293,6 +293,20 @@ def test_a_folder_of_images_a_class(
     check_runs_again(paceline, folder)
 
 
+def test_a_table_of_pictures_is_as_a_folder_of_them(paceline: Paceline, train: Train, tmp_path: Path) -> None:
+    data = write_images(tmp_path / "pictures", 40, ("cat", "dog"), 8)
+    files = sorted(path.relative_to(tmp_path) for path in data.glob("*/*.png"))
+    lines = ["file_name,label", *(f"{path},{path.parent.name}" for path in files)]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    folder = train({"model": {"config": tiny_vit_config()}, "data": {"source": "table.csv"}})
+    by_table, by_folder = predicted(paceline, folder, tmp_path / "table.csv"), predicted(paceline, folder, data)
+    assert [row["file_name"] for row in by_table] == list(map(str, files))
+    assert [row["prediction"] for row in by_table] == [row["prediction"] for row in by_folder]
+    check_evaluate(paceline, folder)
+    done = paceline("evaluate", folder, "--data", "table.csv")
+    assert done.code == 0, done.err
+
+
 def test_images_are_resized_for_training_and_for_prediction_alike(
     paceline: Paceline, train: Train, tmp_path: Path
 ) -> None:

@@ -27,7 +27,9 @@ def texts_of(subject: Subject) -> tuple[Sequence[str], Sequence[str] | None]:
         raise NotApplicable("the samples are bare tokens, and have no tokenizer")
     dataset = subject.dataset
     try:
-        table = read(subject.recipe.data, task=dataset.kind, rows=subject.rows, head=dataset.label_names)
+        table = read(
+            subject.recipe.data, task=dataset.kind, rows=subject.rows, head=dataset.label_names, modality="text"
+        )
     except UserError as error:
         raise NotApplicable(f"the texts cannot be read twice: {error.what}") from None
     if table.texts is None or len(table) != len(dataset):

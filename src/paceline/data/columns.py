@@ -44,7 +44,11 @@ PAIR_NAMES = (
 )
 """Column names that belong together as first and second text."""
 
-IMAGE_NAMES = ("image", "images", "img", "picture", "pixel_values")
+IMAGE_NAMES = (
+    ("image", "images", "img", "picture", "pixel_values", "图片", "图像"),
+    ("file_name", "filename", "image_path", "image_file", "img_path", "filepath", "file_path", "path", "file"),
+)
+"""Names of image columns by rank."""
 
 LABEL_NAMES = (
     ("label", "labels", "标签"),
@@ -68,7 +72,7 @@ SPLITS = {
 
 def known_names() -> frozenset[str]:
     """Names by which columns are found, or known to be none of those; as ``normal`` gives them."""
-    ranks = (*TEXT_NAMES, *PAIR_NAMES, IMAGE_NAMES, *LABEL_NAMES, *SPLIT_NAMES)
+    ranks = (*TEXT_NAMES, *PAIR_NAMES, *IMAGE_NAMES, *LABEL_NAMES, *SPLIT_NAMES)
     return frozenset(name for rank in ranks for name in rank) | IDENTIFIER_NAMES
 
 
@@ -105,6 +109,8 @@ def find_roles(
     file: str,
     labelled: bool = True,
     image_columns: Sequence[str] = (),
+    picture_names: Sequence[str] = (),
+    modality: str = "any",
 ) -> Roles:
     """The role of each column of a file.
 
@@ -115,6 +121,8 @@ def find_roles(
         file: for messages.
         labelled: whether a label is needed; when not, neither label nor split is read.
         image_columns: columns that hold images.
+        picture_names: columns that name files of images, which are no texts.
+        modality: ``image`` takes images where there are texts, too; ``text`` takes no names of files.
 
     Raises:
         DataError: a named column is missing, or a role cannot be found or is ambiguous; lists the columns.
@@ -124,11 +132,13 @@ def find_roles(
     places = part.label if isinstance(part.label, tuple) and label and label[0] not in part.label else ()
     split = _split(part, search) if labelled else None
     taken = {*label, *([split] if split else [])} if labelled else _set_aside(part, columns)
-    is_image = part.text in image_columns
-    if part.text == "auto" and image_columns and search.by_rank(TEXT_NAMES[:2], taken, "text") is None:
-        content, pair, is_image = _image(search, image_columns), None, True
+    usable = [name for name in (*image_columns, *(picture_names if modality != "text" else ())) if name not in taken]
+    is_image = part.text in usable
+    no_texts = {*taken, *picture_names}
+    if part.text == "auto" and usable and (modality == "image" or not _has_text(search, no_texts)):
+        content, pair, is_image = _image(search, usable), None, True
     else:
-        content, pair = _texts(part, search, sample, taken)
+        content, pair = _texts(part, search, sample, no_texts)
     playing = [name for name in (content, pair, *label, split) if name]
     if len(set(playing)) < len(playing):
         twice = next(name for name in playing if playing.count(name) > 1)
@@ -252,8 +262,13 @@ def _split(part: DataPart, search: _Search) -> str | None:
     return search.by_rank(SPLIT_NAMES, [], "split")
 
 
+def _has_text(search: _Search, taken: Iterable[str]) -> bool:
+    return search.by_rank(TEXT_NAMES[:2], taken, "text") is not None
+
+
 def _image(search: _Search, image_columns: Sequence[str]) -> str:
-    known = [name for name in image_columns if normal(name) in IMAGE_NAMES] or list(image_columns)
+    ranked = ([name for name in image_columns if normal(name) in rank] for rank in IMAGE_NAMES)
+    known = next(filter(None, ranked), list(image_columns))
     if len(known) > 1:
         raise search.ambiguous("text", known)
     return known[0]

@@ -104,13 +104,17 @@ def outline(
         else:
             if found is not None:
                 return _outline_of(_put_aside(found, part, task, quarantine, picture, head))
-    table = read(part, task=task.type, rows=rows, quarantine=quarantine, picture=picture, head=head)
+    table = read(part, task=task.type, rows=rows, quarantine=quarantine, picture=picture, head=head, modality=modality)
     if rows is None:
         require_unchanged(part, states, content)
     if task.type not in ("auto", table.kind) and table.kind is not None:
         # files are read as the task has it; what is built in has labels of one kind
         raise DataError(f"task.type = {task.type}: {part.source} is for {table.kind}", fix="leave task.type out")
-    remember = _unkept if entry is None else partial(_remember, entry=entry, quarantine=quarantine, damage=damage)
+    remember = (
+        _unkept
+        if entry is None or table.names_files
+        else partial(_remember, entry=entry, quarantine=quarantine, damage=damage)
+    )
     return _outline(table, part, tokenizer, modality, remember, head)
 
 
@@ -232,7 +236,9 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
 
     part = _as_trained(part.model_copy(update={"allow_single_class": True}), given)
     states = file_states(part) if rows is None else {}
-    table = read(part, task=given.kind, rows=rows, picture=given.picture, known=given.label_names)
+    table = read(
+        part, task=given.kind, rows=rows, picture=given.picture, known=given.label_names, modality=given.modality
+    )
     if rows is None:
         require_unchanged(part, states)
     if table.kind != given.kind or table.labels is None:
@@ -261,7 +267,8 @@ def prepare_to_predict(
     from paceline.data.sources import read_unlabelled
 
     part = _as_trained(part, given)
-    for table in read_unlabelled(part, size, rows=rows, tell=tell, picture=given.picture):
+    modality = given.modality
+    for table in read_unlabelled(part, size, rows=rows, tell=tell, picture=given.picture, modality=modality):
         _require_kin(table, part, given)
         labels = empty_labels(len(table), given.kind, given.label_names)
         yield _for_inference(table, labels, part, given), table
@@ -425,7 +432,8 @@ def _put_aside(
 
     if quarantine is None or part.on_bad_row == "stop" or not found.notices:
         return found
-    told = read(part, task=task.type, quarantine=quarantine, picture=picture, head=head).notices
+    modality = "image" if isinstance(found.inputs, Images) else "text"
+    told = read(part, task=task.type, quarantine=quarantine, picture=picture, head=head, modality=modality).notices
     return replace(found, notices=told + found.notices[len(told) :])
 
 

@@ -33,6 +33,8 @@ class Table:
     """The original rows, kept only where they are written out again (predict)."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role -> column name, as given or guessed."""
+    names_files: bool = False
+    """Whether images are in files that the rows name, so that the source's own files do not say if they changed."""
     notices: tuple[str, ...] = ()
     """Guesses and warnings that the user should read."""
 

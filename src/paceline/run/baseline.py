@@ -83,7 +83,7 @@ def _texts(part: DataPart, dataset: Dataset, rows: object | None) -> Sequence[st
     """The text of each sample, both texts of a pair in one."""
     from paceline.data.sources import read
 
-    table = read(part, task=dataset.kind, rows=rows, head=dataset.label_names)
+    table = read(part, task=dataset.kind, rows=rows, head=dataset.label_names, modality="text")
     changed = DataError("the data have changed since the run began", fix="give data that can be read twice")
     if table.texts is None or table.labels is None or len(table) != len(dataset):
         raise changed

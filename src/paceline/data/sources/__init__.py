@@ -5,7 +5,8 @@ from __future__ import annotations
 from paceline.data.sources.fingerprint import file_states, require_unchanged, source_fingerprint
 from paceline.data.sources.images import Picture
 from paceline.data.sources.locate import fitting
-from paceline.data.sources.reader import locate_files, read, read_unlabelled
+from paceline.data.sources.opening import locate_files
+from paceline.data.sources.reader import read, read_unlabelled
 
 __all__ = [
     "Picture",

@@ -18,6 +18,7 @@ from paceline.data.sources import images
 from paceline.data.sources.cells import Cell, WrittenList, blanks_around, indicator_cell, label_cell
 from paceline.data.sources.image_depth import Depth
 from paceline.data.sources.lines import holds_nul
+from paceline.data.sources.picture_files import picture_path, require_local
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, MAX_LABEL_CHARACTERS, Row, Unusable
 from paceline.recipe.parts import DataPart
 
@@ -37,6 +38,8 @@ class Gathered:
     lines: array[int] = field(default_factory=lambda: array("q"))
     file_index: array[int] = field(default_factory=lambda: array("i"))
     files: list[str] = field(default_factory=list)
+    names_files: bool = False
+    """Whether a row's image is in a file that the row names."""
     num_stripped: int = 0
     """Rows whose label has blanks around it, which are left out."""
     first_stripped: str = ""
@@ -86,6 +89,7 @@ class Gatherer:
         roles: the columns that are read.
         part: says what cuts a label cell into several, and the side to which images are resized.
         picture: resizes and crops images in place of that.
+        pictures: the folder below which images are that cells name; None: cells hold them.
         depth: makes 8 bits of their pixels, and counts what is not read of them.
         keep_rows: whether the original rows are kept too.
     """
@@ -95,6 +99,7 @@ class Gatherer:
     bad: BadRows
     part: DataPart
     picture: images.Picture | None = None
+    pictures: Path | None = None
     depth: Depth | None = None
     keep_rows: bool = False
 
@@ -131,11 +136,17 @@ class Gatherer:
                 into.splits.append(named)
             if self.keep_rows:
                 # an image is not written out again, and would be held twice
-                left_out = roles.content if roles.is_image else None
+                left_out = roles.content if roles.is_image and self.pictures is None else None
                 into.rows.append({column: cell for column, cell in row.values.items() if column != left_out})
 
     def _image(self, row: Row) -> images.Pixels:
         value = _value(row, self.roles.content)
+        if self.pictures is not None and isinstance(value, str) and value.strip():
+            require_local(value, row.file, row.line or None, self.roles.content)
+            value, named = picture_path(self.pictures, value), True
+        else:
+            named = False
+        self.into.names_files |= named
         if not images.is_image(value):
             raise DataError(
                 "no image",
@@ -146,7 +157,7 @@ class Gatherer:
                 why=f"the column holds images, this cell {type(value).__name__}",
                 fix="put the image in, or remove the row",
             )
-        column, size = None if isinstance(value, Path) else self.roles.content, self.part.image_size
+        column, size = None if isinstance(value, Path) and not named else self.roles.content, self.part.image_size
         line = row.line or None
         return images.load(value, size, self.picture, depth=self.depth, file=row.file, line=line, column=column)
 

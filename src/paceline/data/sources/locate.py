@@ -73,7 +73,8 @@ def locate(name: str, setting: str) -> Path:
 def open_sources(path: Path, name: str, part: DataPart, bad: BadRows, *, labelled: bool) -> Iterator[Source]:
     """The rows of a file or folder that ``locate`` found; several where it holds splits or pieces of its own."""
     if not path.is_dir():
-        yield from _open_file(path, name, part, bad)
+        for source in _open_file(path, name, part, bad):
+            yield replace(source, folder=path.parent)
     elif is_saved(path):
         yield from read_saved(path, name)
     elif is_cifar(path):
@@ -83,7 +84,11 @@ def open_sources(path: Path, name: str, part: DataPart, bad: BadRows, *, labelle
         for file in tables.files:
             for source in _open_file(file.path, file.name, part, bad):
                 yield replace(
-                    source, split=file.split, notices=(*notices, *source.notices), is_piece=len(tables.files) > 1
+                    source,
+                    split=file.split,
+                    notices=(*notices, *source.notices),
+                    folder=file.path.parent,
+                    is_piece=len(tables.files) > 1,
                 )
                 notices = ()
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
 from paceline.contract.errors import DataError
@@ -56,6 +57,8 @@ class Source:
     roles: Roles | None = None
     """Where the source settles them itself (a folder), so that nothing is to be found or guessed."""
     notices: tuple[str, ...] = ()
+    folder: Path | None = None
+    """Where the names of files in cells begin; None where cells name none."""
     is_piece: bool = False
     """Whether there are others of the same source, so that this one may be empty."""
 

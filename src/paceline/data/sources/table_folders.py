@@ -108,13 +108,13 @@ def _tables_of(files: Sequence[Path]) -> list[Path]:
 
 
 def _holds_classes(top: Entries) -> bool:
-    """Whether a folder holds samples in folders of classes: two of them, or some below folders of splits."""
+    """Whether a folder holds samples in two folders of classes, in itself or in a folder of a split."""
     classes = 0
     for folder in top.folders:
         inside = entries_of(folder)
         if folder.name.lower() in SPLITS and inside.folders:
-            deeper = (entries_of(each) for each in inside.folders)
-            if any(sample_kind(path) for each in deeper for path in (*each.files, *each.broken)):
+            deeper = [entries_of(each) for each in inside.folders]
+            if sum(any(sample_kind(path) for path in (*each.files, *each.broken)) for each in deeper) > 1:
                 return True
         elif folder.name.lower() not in SPLITS or len(top.folders) > len(_splits_of(top)):
             classes += any(sample_kind(path) for path in (*inside.files, *inside.broken))
@@ -160,6 +160,9 @@ def _passed_over(name: str, top: Entries, unnamed: Sequence[Path]) -> list[str]:
     if unnamed:
         names = ", ".join(path.name for path in unnamed[:_SHOWN])
         notices.append(f"{name}: ignored {len(unnamed):,} table(s) that name no split: {names}")
-    others = Counter(path.suffix or "suffixless" for path in top.files if path not in set(_tables_of(top.files)))
+    tables = set(_tables_of(top.files))
+    # pictures there may be those that a table names
+    left = [path for path in top.files if path not in tables and sample_kind(path) != "image"]
+    others = Counter(path.suffix or "suffixless" for path in left)
     notices += [f"{name}: ignored {count:,} {suffix} file(s)" for suffix, count in sorted(others.items())]
     return notices
