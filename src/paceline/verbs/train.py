@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from paceline.contract.errors import CheckpointError, RecipeError
 from paceline.contract.exclusive import exclusive
@@ -37,6 +37,8 @@ def train(
     data: object | None = None,
     *,
     out: str | Path | None = None,
+    gpus: int | Literal["all"] | None = None,
+    processes: int | None = None,
     started: float | None = None,
     place: Place | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
@@ -49,6 +51,8 @@ def train(
             texts and labels as a tuple, a list of dicts, ...; by split as a dict of these), or another source as text.
         out: the run folder; None: ``runs/<name>-<time>``. Where torchrun, or a scheduler that has requeued the job,
             starts the ranks again, the run that they had begun there goes on.
+        gpus: train on this many GPUs of this machine, or all of them, a process each; ``--gpus`` on the command line.
+        processes: train with this many processes on the CPU; ``--processes`` on the command line.
         started: when the run began, on the clock of ``time.perf_counter``; None: now. The command line gives the start
             of its process, so that the interpreter's seconds are counted too.
         place: who this process is among the ranks of the run; None: as the environment says, else alone.
@@ -67,6 +71,11 @@ def train(
         >>> paceline.train(recipe).final["test"]["accuracy"]
     """
     recipe, data = _settled(recipe, data)
+    if gpus is not None or processes is not None:
+        from paceline.verbs.launch.from_python import train_on_ranks
+
+        ranks: dict[str, Any] = {"gpus": gpus, "processes": processes}
+        return train_on_ranks(recipe, data, **ranks, out=out, timeout_seconds=timeout_seconds)
     watch, place = Stopwatch(started), place or find_place(os.environ)
     if data is None and recipe.data.source == "memory":
         raise RecipeError(
