@@ -327,7 +327,7 @@ def test_a_finished_run_is_refused_unless_it_is_made_longer(pretrained: Path, re
     train(recipe(pretrained, reviews), out=folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
     for settings in ([], ["observe.log_every=3"], ["loop.max_steps=11"]):
-        with pytest.raises(CheckpointError, match="epochs=MORE"):
+        with pytest.raises(CheckpointError, match=r"epochs=\d"):
             resume(folder, settings)
     assert before == {name: (folder / name).read_bytes() for name in before}, "a refused resume changed the folder"
     longer = resume(folder, ["loop.epochs=4", "loop.max_steps=17"])

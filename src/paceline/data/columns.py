@@ -211,14 +211,16 @@ class _Search:
             fix=f"--set data.{role}={found[0]}",
         )
 
-    def unknown(self, role: str) -> DataError:
-        free = next((name for name in self.names if normal(name) not in IDENTIFIER_NAMES), "COLUMN")
+    def unknown(self, role: str, taken: Iterable[str] = ()) -> DataError:
+        """Return the error for a role that no column's name is known for; one that is left can only be it."""
+        free = [name for name in self.names if name not in {*taken} and normal(name) not in known_names()]
+        is_delimited = self.file.removesuffix(".gz").endswith((".csv", ".tsv", ".txt"))
+        header = "; if the first line is data, add a line before it that names the columns, for example text,label"
         return DataError(
             f"no {role} column found",
             file=self.file,
             why=f"none of the columns {self.listing} has a name known for it",
-            fix=f"--set data.{role}={free if len(self.names) == 1 else 'COLUMN'}; if the first line is data,"
-            " add a line before it that names the columns, for example text,label",
+            fix=f"--set data.{role}={free[0] if len(free) == 1 else 'COLUMN'}{header if is_delimited else ''}",
         )
 
 
@@ -250,7 +252,7 @@ def _label(part: DataPart, search: _Search) -> tuple[str, ...]:
         return (search.named(part.label, "data.label"),)
     guess = search.by_rank(LABEL_NAMES, taken, "label")
     if guess is None:
-        raise search.unknown("label")
+        raise search.unknown("label", taken)
     return (guess,)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from pathlib import Path
 
@@ -25,16 +26,25 @@ def way_to_more(recipe: Recipe, *, stopped_early: bool) -> str:
     if stopped_early:
         return "--set loop.early_stopping=null trains on"
     unlimited = "" if recipe.loop.max_steps is None else " --set loop.max_steps=null"
-    return f"--set loop.epochs=MORE{unlimited} trains on"
+    return f"--set loop.epochs={recipe.loop.epochs + 1}{unlimited} trains on"
 
 
 def way_on(path: Path) -> str:
-    """What is to be done with a run that is there: without a checkpoint there is nothing to resume."""
+    """Return the command that continues a run, or uses its model; without a checkpoint there is nothing to resume."""
     if has_checkpoint(path):
-        return f"go on with it: paceline train {path} --resume{_switches(path)}"
+        return f"go on with it: paceline train {path} --resume{_switches(path)}{_more(path)}"
     if (path / "model").exists():  # fitted, without a step
         return f"use its model: paceline evaluate {path}{_switches(path)}"
     return f"no step of it is saved: remove {path}"
+
+
+def _more(path: Path) -> str:
+    """Return the settings with which a run that has ended trains on; empty while it has not."""
+    try:
+        status = json.loads((path / "summary.json").read_text(encoding="utf-8"))["status"]
+        return f" {way_to_more(Recipe.load(path / 'recipe.yaml'), stopped_early=status == 'stopped early')}"
+    except (OSError, ValueError, KeyError, TypeError, RecipeError):
+        return ""  # the error of whatever reads them says so
 
 
 def _switches(path: Path) -> str:

@@ -137,3 +137,14 @@ def test_of_other_columns_and_of_choices_nothing_is_said():
         assert not [notice for notice in roles_of(columns, **settings).notices if "not read" in notice]
     told = roles_of(["question", "answer", "body", "label"], text="auto").notices
     assert "text columns that are not read: 'body'" in told
+
+
+@pytest.mark.parametrize(
+    ("file", "advises_a_header"),
+    [("a.csv", True), ("a.tsv.gz", True), ("a.jsonl", False), ("DataFrame", False), ("a.parquet", False)],
+)
+def test_the_column_that_is_left_is_named_and_a_header_is_advised_where_there_is_one(file, advises_a_header):
+    with pytest.raises(DataError, match="no label column found") as caught:
+        find_roles(DataPart(source=file), ["message", "queue"], [], file=file, labelled=True)
+    assert caught.value.fix.startswith("--set data.label=queue")
+    assert ("add a line before it" in caught.value.fix) is advises_a_header

@@ -12,6 +12,7 @@ from paceline.contract.errors import DataError
 from paceline.data.sources import read
 from paceline.data.sources.lines import Lines
 from paceline.recipe.parts import DataPart
+from paceline.verbs.data import KNOWN
 
 BIG = "x" * 20_000_000
 
@@ -426,3 +427,11 @@ def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data.csv")
     with pytest.raises(DataError, match="is no regular file"):
         read(DataPart(source=str(tmp_path / "data.csv")))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_missing_download_names_the_command_that_fetches_it(tmp_path, name):
+    folder = tmp_path / "data" / name
+    with pytest.raises(DataError, match="no such file") as caught:
+        read(DataPart(source=str(folder / "train.jsonl")))
+    assert caught.value.fix == f"paceline data {name} {folder}"

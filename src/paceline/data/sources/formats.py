@@ -6,6 +6,9 @@ from pathlib import Path
 
 from paceline.data.sources.images import SUFFIXES as IMAGE_SUFFIXES
 
+DOWNLOADS = ("imdb", "cifar10")
+"""Folders that ``paceline data`` writes, by the names of their data sets."""
+
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
 BINARY = (".parquet", ".arrow", ".xlsx")

@@ -15,7 +15,7 @@ from paceline.data.sources.cifar import files_of_cifar, is_cifar, read_cifar
 from paceline.data.sources.delimited import read_delimited
 from paceline.data.sources.excel import read_excel
 from paceline.data.sources.folders import files_of, read_folder
-from paceline.data.sources.formats import BINARY, DELIMITERS, FORMATS, file_format
+from paceline.data.sources.formats import BINARY, DELIMITERS, DOWNLOADS, FORMATS, file_format
 from paceline.data.sources.json_array import read_json
 from paceline.data.sources.json_lines import read_json_lines
 from paceline.data.sources.lines import Lines, refuse_lfs_note, unreadable
@@ -153,9 +153,8 @@ def _missing(path: Path, name: str, setting: str) -> DataError:
         why = "of standard input predict alone reads, and only texts without labels"
         return DataError(f"{setting} = '-': no such file", why=why, fix="write the rows into a .csv or .jsonl file")
     if not folder.is_dir():
-        return DataError(
-            f"{setting} = {name!r}: no such file", why=f"there is no folder {str(folder)!r}", fix="correct the path"
-        )
+        fix = f"paceline data {folder.name} {folder}" if folder.name in DOWNLOADS else "correct the path"
+        return DataError(f"{setting} = {name!r}: no such file", why=f"there is no folder {str(folder)!r}", fix=fix)
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     # what was meant is of the same kind; among much else, a random neighbour is no help
     alike = [other for other in names if file_format(Path(other)) == file_format(path)]
