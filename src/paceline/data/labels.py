@@ -171,7 +171,7 @@ def match_known(labels: Collection[str], names: Sequence[str]) -> tuple[dict[str
     return rows | by_number, (numbered(by_number, names),) if by_number else ()
 
 
-def unknown_label(name: str, names: Sequence[str], *, column: str | None, **place: Any) -> DataError:
+def unknown_label(name: str, names: Sequence[str], *, column: str | None, fix: str = "", **place: Any) -> DataError:
     """The refusal of a label that a model with the classes ``names`` does not know; ``place`` is its file and line."""
     # digits in common make no numbers alike, and positive is not near negative
     is_number = math.isfinite(number_of(name))
@@ -181,7 +181,7 @@ def unknown_label(name: str, names: Sequence[str], *, column: str | None, **plac
         **place,
         column=column,
         why=f"did you mean {close[0]!r}?" if close else f"known: {listed(sorted_names(names))}",
-        fix=_known_fix(name, names),
+        fix=fix or _known_fix(name, names),
     )
 
 

@@ -487,6 +487,18 @@ def _predict(rows: Any, size: int = 10, **changes: Any) -> list[tuple[Dataset, T
     return list(prepare_to_predict(_part("rows"), _given(**changes), size, rows=rows, tell=lambda notice: None))
 
 
+def test_lists_of_0_and_1_name_the_models_classes_by_place(tmp_path: Path) -> None:
+    rows = [{**row, "label": [1, number % 2]} for number, row in enumerate(_rows(6))]
+    file = _write(tmp_path / "new.jsonl", rows)
+    given = _given(kind="multi_label")
+    with pytest.raises(DataError, match=r"new\.jsonl:1, column 'label': label '0' is unknown") as caught:
+        prepare_to_evaluate(_part(file, label="auto"), given)
+    names = ",".join(given.label_names)
+    assert f"--set 'data.label=[{names}]', if the places of the lists" in str(caught.value)
+    dataset = prepare_to_evaluate(_part(file, label=given.label_names), given)
+    assert dataset.labels.tolist() == [[1.0, number % 2] for number in range(6)]
+
+
 def test_rows_with_labels_unknown_to_the_model_are_dropped_and_counted(tmp_path: Path) -> None:
     rows = _rows(6)
     rows[1]["label"], rows[4]["label"] = "new", "newer"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -113,4 +114,8 @@ def _unknown_classes(
         unknown = next((name for name in names if name not in rows), None)
         if unknown is not None and index not in ignored:
             file, line = gathered.place(index)
-            yield index, unknown_label(unknown, classes, column=column, file=file, line=line)
+            fix = ""
+            if found.num_places == len(classes):
+                setting = shlex.join(["--set", f"data.label=[{','.join(classes)}]"])
+                fix = f"{setting}, if the places of the lists are the model's classes in this order"
+            yield index, unknown_label(unknown, classes, column=column, fix=fix, file=file, line=line)

@@ -47,6 +47,8 @@ class Interpreted:
     labels: Labels
     problems: tuple[LabelProblem, ...] = ()
     notices: tuple[str, ...] = field(default=())
+    num_places: int = 0
+    """Length of the lists, where they are read by place and the places have no names."""
 
 
 def interpret(
@@ -112,6 +114,7 @@ def _lists(cells: Sequence[Cell], task: str, column: str, file: str, places: Seq
     rows = [cell.items if isinstance(cell, WrittenList) else cell for cell in cells]
     known = [row for row in rows if isinstance(row, tuple)]
     named, notices = name_labels(known, task, column, file, places)
+    num_places = len(known[0]) if notices and not places else 0
     if task == "classification" and any(len(names) != 1 for names in named):
         raise _one_label_a_row(task, column, file)
     following = iter(named)
@@ -125,7 +128,7 @@ def _lists(cells: Sequence[Cell], task: str, column: str, file: str, places: Seq
         return Interpreted(kind=task, labels=one, problems=problems, notices=notices)
     if task == "auto":
         notices = (_guess("multi_label", column, "it holds lists"), *notices)
-    return Interpreted(kind="multi_label", labels=labels, problems=problems, notices=notices)
+    return Interpreted(kind="multi_label", labels=labels, problems=problems, notices=notices, num_places=num_places)
 
 
 def _one_label_a_row(task: str, column: str, file: str) -> DataError:

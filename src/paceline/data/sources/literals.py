@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from itertools import cycle
+from typing import Any
 
 from paceline.data.sources.notation import to_number
 
@@ -36,12 +38,26 @@ def read_list(text: str) -> tuple[Item, ...] | None:
         return None
     if not body:
         return ()
+    if opening != "(":
+        try:
+            return _flat(json.loads(text))
+        except (ValueError, RecursionError):
+            pass  # not JSON: as Python or numpy writes it
     pairs = _scan(body, (":", ",")) if opening == "{" else None
     if pairs and len(pairs) % 2 == 0:
         return chosen_names(dict(zip(pairs[::2], pairs[1::2], strict=True)))
     items = _scan(body, (",", "") if "," not in body else (",",))
     is_tuple = opening != "(" or "," in body  # (1) is a number in brackets
     return tuple(items) if items is not None and is_tuple else None
+
+
+def _flat(value: object) -> tuple[Item, ...] | None:
+    """The items of a list or a mapping out of JSON; None where one is null, not finite, or a list itself."""
+    if isinstance(value, Mapping):
+        return chosen_names(value)
+    items: list[Any] = value if isinstance(value, list) else [None]
+    is_flat = all(isinstance(item, str) or (isinstance(item, int | float) and item - item == 0) for item in items)
+    return tuple(items) if is_flat else None
 
 
 def chosen_names(indicators: Mapping[Item, object]) -> tuple[Item, ...] | None:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 _SIGNS = r"[%‰$€£¥₩₹₽₺元円]|(?:US\$|USD|EUR|GBP|CNY|RMB|JPY|CHF|INR|kr|Rs)\.?"
 _MARKED = re.compile(rf"([-+]?)\s*({_SIGNS})?\s*([-+]?[\d.,].*?)\s*({_SIGNS})?", re.IGNORECASE)
 _SPELLINGS = str.maketrans({"−": "-", "٫": ".", "٬": None, "’": "'"})
+_LONGEST = 60
+"""Characters of a number in another notation; of longer ones many ways to cut them would be tried."""
+
 _FRACTION = re.compile(r"([-+]?)(\d*)\s*(\D)")
 
 
@@ -103,8 +106,15 @@ def _choose_point(numeric: Mapping[str, Mapping[str, float]], counts: Counter[st
 def _readings(text: str) -> tuple[str, dict[str, float]]:
     """The sign at a cell's number, and the number by what may stand before its decimals."""
     plain = to_number(text)
-    if plain is not None and not ("." in text and math.isfinite(plain)):
-        return "", {".": plain, ",": plain}
+    if plain is not None:
+        numbers = {".": plain}
+        if "." not in text or not math.isfinite(plain):
+            numbers[","] = plain
+        elif _PATTERNS[","].fullmatch(text):
+            numbers[","] = float(text.replace(".", ""))
+        return "", numbers
+    if len(text) > _LONGEST:
+        return "", {}
     spelled = _fraction(text)
     if spelled is not None:
         return "", {".": spelled, ",": spelled}
@@ -112,15 +122,13 @@ def _readings(text: str) -> tuple[str, dict[str, float]]:
         text = unicodedata.normalize("NFKC", text).translate(_SPELLINGS)
     match = _MARKED.fullmatch(text)
     if match is None or (match[2] and match[4]) or (match[1] and match[3][0] in "+-"):
-        return "", {} if plain is None else {".": plain}
+        return "", {}
     digits = match[1] + match[3]
     numbers = {
         point: float(re.sub(rf"[{other} ']", "", digits).replace(point, "."))
         for point, other in ((".", ","), (",", "."))
         if _PATTERNS[point].fullmatch(digits)
     }
-    if plain is not None:
-        numbers["."] = plain
     return (match[2] or match[4] or "").upper().rstrip("."), numbers
 
 
