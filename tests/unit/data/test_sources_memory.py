@@ -204,6 +204,8 @@ def test_images_with_and_without_labels() -> None:
         (np.array(PAIRS), "ndarray:1: the row is no dict", "pandas.DataFrame(data"),
         ([*PAIRS, "alone"], "rows:5: the row is no dict", '{"text"'),
         ([], "rows: no rows", "give rows"),
+        ((np.zeros((2, 3, 8, 8), np.uint8), [0, 1]), "rows:1: the row is no dict", "[height, width, channels]"),
+        (MapStyle([(torch.zeros(3, 8, 8), 0)]), "Dataset:1: the row is no dict", "no fractions"),
         (np.array([b"a"]), "found bytes", "decode()"),
         (Stream([pandas.DataFrame(DICTS)]), "no dicts", "with_format(None)"),  # type: ignore[list-item]
         ([("a", "b", "c")], "rows:1: the row is no dict", '{"text"'),

@@ -94,6 +94,7 @@ def test_splits_are_known_by_words_of_names(tmp_path: Path, names: tuple[str, ..
 def test_pieces_are_one_table(tmp_path: Path, names: tuple[str, ...]) -> None:
     part = folder(tmp_path / "set", *names)
     (tmp_path / "set/_SUCCESS").touch()
+    (tmp_path / "set/~$reviews.csv").touch()
     (tmp_path / "set/.part-0.crc").touch()
     table = read(part)
     assert (table.splits, len(table)) == (None, 2 * len(names))

@@ -228,10 +228,14 @@ def _named(row: Any) -> Any:
 
 
 def _no_row(name: str, number: int, values: object) -> DataError:
-    is_array = hasattr(values, "dtype") and getattr(values, "ndim", None) != 0
-    fix = 'pandas.DataFrame(data, columns=["text", "label"])' if is_array else '{"text": "...", "label": "..."}'
+    sample = values[0] if isinstance(values, tuple) and values else values
+    fix = '{"text": "...", "label": "..."}'
     if isinstance(values, bytes):
         fix = "data=[text.decode() for text in data]"
+    elif getattr(sample, "ndim", 0) > 1:
+        fix = "images are arrays [height, width, channels] of uint8, or Pillow's: no channels first, no fractions"
+    elif getattr(values, "ndim", 0) == 1:
+        fix = 'pandas.DataFrame(data, columns=["text", "label"])'
     return DataError(
         "the row is no dict",
         file=name,

@@ -101,7 +101,7 @@ def _stem(path: Path) -> str:
 def _tables_of(files: Sequence[Path]) -> list[Path]:
     """Return the tables among files; JSON files count where no others do, since settings are kept in such, too."""
     tables = [path for path in files if file_format(path) in FORMATS and path.name not in _SETTINGS]
-    tables = [path for path in tables if not path.name.startswith("_")]
+    tables = [path for path in tables if not path.name.startswith(("_", "~$"))]  # ~$: open in Excel
     if all(file_format(path) == ".json" for path in tables):
         return tables
     return [path for path in tables if file_format(path) != ".json" or split_named(path)]
