@@ -62,7 +62,7 @@ def class_names_in(metadata: Mapping[bytes, bytes] | None) -> dict[str, ClassNam
     """Return the classes of each column that has some: of the metadata that datasets writes into Arrow's schemas."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"].items()
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return {}
     columns = {}
     for column, feature in features:
