@@ -74,9 +74,17 @@ class BadRows:
         return (f"dropped {count:,} of {total:,} rows ({share:.2%}): {kinds}{where}",)
 
 
+def cell_text(value: Any) -> str:
+    """A cell as a message shows it: text as it is, of others what ``repr`` gives where that has an end."""
+    try:
+        return value if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError):  # integers of over 4,300 digits; lists in lists in lists
+        return f"a value of type {type(value).__name__} that is too large to show"
+
+
 def row_text(values: Mapping[str, Any]) -> str:
     """A row as ``column=value`` on one line, each value shortened, for excerpts."""
-    return ", ".join(f"{column}={excerpt(str(value), 80)}" for column, value in values.items())
+    return ", ".join(f"{column}={excerpt(cell_text(value), 80)}" for column, value in values.items())
 
 
 def _json_line(error: DataError, row: str) -> bytes:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from paceline.contract.errors import DataError, nearest
+from paceline.contract.errors import DataError, excerpt, nearest
+from paceline.contract.label_names import listed
 from paceline.recipe.parts import DataPart
 
 TEXT_NAMES = (
@@ -59,6 +61,9 @@ LABEL_NAMES = (
 
 SPLIT_NAMES = (("split", "fold", "subset", "partition"),)
 
+_LISTED = 30
+"""Columns that a message names."""
+
 IDENTIFIER_NAMES = frozenset({"id", "ids", "idx", "index", "guid", "uuid", "uid", "file", "filename", "path", "url"})
 """Columns that hold words and are still no text to learn from."""
 
@@ -68,6 +73,11 @@ SPLITS = {
     **dict.fromkeys(("test", "testing", "测试", "测试集"), "test"),
 }
 """How a split may be written, in lower case, and its name here."""
+
+
+def column_list(names: Sequence[str]) -> str:
+    """Names of columns for a message: the first of them, shortened."""
+    return listed([excerpt(name) for name in names[:_LISTED]] + list(names[_LISTED:]), _LISTED)
 
 
 def known_names() -> frozenset[str]:
@@ -180,10 +190,14 @@ class _Search:
 
     @property
     def listing(self) -> str:
-        return ", ".join(map(repr, self.names))
+        return column_list(self.names)
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.names)
 
     def named(self, name: str, setting: str) -> str:
-        if name in self.names:
+        if name in self._known:
             return name
         raise DataError(
             f"no column {name!r}",
@@ -194,7 +208,8 @@ class _Search:
 
     def by_rank(self, ranks: Sequence[Sequence[str]], taken: Iterable[str], role: str) -> str | None:
         """The one free column whose name is of the earliest rank; None when no name is known."""
-        free = [name for name in self.names if name not in set(taken)]
+        gone = set(taken)
+        free = [name for name in self.names if name not in gone]
         for rank in ranks:
             found = [name for name in free if normal(name) in rank]
             if len(found) > 1:
@@ -207,7 +222,7 @@ class _Search:
         return DataError(
             f"which column is the {role}?",
             file=self.file,
-            why=f"{', '.join(map(repr, found))} could each be it; the columns are {self.listing}",
+            why=f"{column_list(found)} could each be it; the columns are {self.listing}",
             fix=f"--set data.{role}={found[0]}",
         )
 

@@ -76,7 +76,8 @@ def encode_labels(
     if kind == "regression":
         return Labels(_targets(labels, origins, target), (target,))
     names = class_names([labels[sample] for sample in splits["train"]], kind)
-    names = tuple(dict.fromkeys((*(name for name in order if name in names), *names)))
+    trained = set(names)
+    names = tuple(dict.fromkeys((*(name for name in order if name in trained), *names)))
     whole = kept_head(names, class_names(labels, kind), head)
     known = {*names, *(whole or ())}
     for split, samples in splits.items():
@@ -98,10 +99,10 @@ def encode_labels(
             fix="give data with at least two classes, or accept it with data.allow_single_class=true",
         )
     if whole is None:
-        absent = [excerpt(name) for name in order if name not in names]
+        absent = [excerpt(name) for name in order if name not in trained]
         left_out = f"label column {listed(absent)} is 1 in no row of train and is left out"
         return Labels(_indices(labels, kind, names), names, (left_out,) * bool(absent))
-    absent = [excerpt(name) for name in whole if name not in names]
+    absent = [excerpt(name) for name in whole if name not in trained]
     notices = () if not absent else (f"the model's head is kept whole; train has no sample of {listed(absent)}",)
     return Labels(_indices(labels, kind, whole), whole, notices)
 

@@ -8,7 +8,12 @@ from decimal import Decimal
 from typing import Any
 
 from paceline.contract.errors import DataError
+from paceline.data.bad_rows import cell_text
 from paceline.data.sources.literals import Item, chosen_names, read_list
+from paceline.data.sources.rows import MAX_LABEL_CHARACTERS
+
+_MOST_BITS = 3_322
+"""Of an integer with as many digits as a label may have characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ def label_cell(value: object, separator: str | None) -> Cell | None:
     if value is None:
         return None if separator is None else ()
     if isinstance(value, bool | int | float):
+        _require_short(value)
         return value if separator is None else (value,)
     raise TypeError(f"a label is text, a number or a list of names, not {type(value).__name__}")
 
@@ -85,18 +91,24 @@ def indicator_cell(values: Mapping[str, Any], columns: Sequence[str]) -> tuple[s
     chosen = []
     for column in columns:
         value = values[column]
-        text = str(value).strip().lower()
+        text = cell_text(value).strip().lower()
         if text in ("1", "1.0", "true"):
             chosen.append(column)
         elif text not in ("0", "0.0", "false"):
             raise DataError(
                 "neither 0 nor 1",
                 column=column,
-                found=str(value),
+                found=text,
                 why="several label columns say of each class whether the row belongs to it",
                 fix="write 0 or 1, or name a single label column: --set data.label=COLUMN",
             )
     return tuple(chosen)
+
+
+def _require_short(value: object) -> None:
+    """Refuse integers that have no text in Python, and are no class in any case."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise TypeError(f"an integer of over {MAX_LABEL_CHARACTERS:,} digits")
 
 
 def _item(value: object) -> Item:
@@ -108,6 +120,7 @@ def _item(value: object) -> Item:
         value = value.strip()
     if not isinstance(value, str | bool | int | float) or value == "" or value != value:
         raise TypeError("a list of labels holds something that is no name")
+    _require_short(value)
     return value
 
 

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from paceline.contract.errors import DataError, excerpt
+from paceline.contract.label_names import listed
 from paceline.data.bad_rows import BadRows
 from paceline.data.sources.dialect import Dialect, detect_dialect
 from paceline.data.sources.header import SecondHeader, name_blanks
@@ -108,7 +109,7 @@ def _rows(
 
 
 def _wrong_width(cells: list[str], lines: Lines, line: int, columns: tuple[str, ...]) -> DataError:
-    why = f"{len(cells)} cell{'s' * (len(cells) != 1)}; the header names {len(columns)}: {', '.join(columns)}"
+    why = f"{len(cells)} cell{'s' * (len(cells) != 1)}; the header names {len(columns)}: {listed(columns, 30)}"
     found = lines.first.rstrip("\r\n")
     if len(cells) < len(columns):
         return DataError(

@@ -17,18 +17,17 @@ from typing import Any
 from xml.etree import ElementTree
 
 from paceline.contract.errors import DataError, excerpt
+from paceline.contract.label_names import listed
 from paceline.data.bad_rows import BadRows
+from paceline.data.columns import column_list
 from paceline.data.sources.header import HIGHEST_HEADER, Names, SecondHeader, find_header, require_header
 from paceline.data.sources.lines import unreadable
-from paceline.data.sources.rows import Row, Source, Unusable, damaged, not_installed, repeated
+from paceline.data.sources.rows import Row, Source, Unusable, damaged, not_installed, repeated, require_plausible_size
 from paceline.recipe.parts import DataPart
 
 _PIECE_ROWS = 1000
 _PROTECTED = b"\xd0\xcf\x11\xe0"
 """How the older format begins, in which a workbook with a password is wrapped, too."""
-
-_LARGEST_RATIO, _LARGE_BYTES = 200, 2**28
-"""What a workbook expands to is refused when it is large and so many times its file: real sheets are 10 to 30 times."""
 
 _PIECE_BYTES = 2**20
 _FORMULA = re.compile(rb"<(?:\w+:)?f[ >/]")
@@ -138,14 +137,7 @@ def _refuse_bomb(path: Path, name: str) -> None:
     with zipfile.ZipFile(path) as parts:
         # zipfile gives no more of a part than this, whatever is in it
         size = sum(part.file_size for part in parts.infolist())
-    packed = path.stat().st_size
-    if size > max(_LARGE_BYTES, _LARGEST_RATIO * packed):
-        raise DataError(
-            f"its {packed:,} bytes expand to {size:,}",
-            file=name,
-            why="that is no table but an attempt to fill the memory, or a program's mistake",
-            fix="save it as CSV UTF-8",
-        )
+    require_plausible_size(size, path.stat().st_size, name, "save it as CSV UTF-8")
 
 
 def _cells(sheets: Sequence[Any], name: str) -> Iterator[tuple[int, list[str]]]:
@@ -240,7 +232,7 @@ def _header(cells: Iterator[tuple[int, list[str]]], name: str, part: DataPart) -
             f"column {columns.index('', 1) + 1} has no name",
             file=name,
             line=line,
-            why=f"row {line} must name the columns; it holds {', '.join(map(repr, columns))}",
+            why=f"row {line} must name the columns; it holds {column_list(columns)}",
             fix="name the column, or delete it; a merged cell names its first column alone",
         )
     if (twice := repeated(columns)) is not None:
@@ -261,7 +253,7 @@ def _rows(
                     file=name,
                     line=line,
                     found=row[-1],
-                    why=f"row {header.line:,} names {len(columns)} columns: {', '.join(columns)}",
+                    why=f"row {header.line:,} names {len(columns)} columns: {listed(columns, 30)}",
                     fix="name its column, or delete the cell; a merged cell of the header names its first column alone",
                 )
                 bad.report(error, ", ".join(row))

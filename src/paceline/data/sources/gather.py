@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from paceline.contract.errors import DataError, excerpt, nearest
-from paceline.data.bad_rows import BadRows, row_text
+from paceline.data.bad_rows import BadRows, cell_text, row_text
 from paceline.data.columns import SPLITS, Roles
 from paceline.data.dataset import Origins
 from paceline.data.sources import images
@@ -153,7 +153,7 @@ class Gatherer:
                 file=row.file,
                 line=row.line or None,
                 column=self.roles.content,
-                found=str(value),
+                found=cell_text(value),
                 why=f"the column holds images, this cell {type(value).__name__}",
                 fix="put the image in, or remove the row",
             )
@@ -352,7 +352,7 @@ def _at(row: Row, column: str | None, problem: str, value: object, why: str, fix
         file=row.file,
         line=row.line or None,
         column=column,
-        found=value if isinstance(value, str) else repr(value),
+        found=cell_text(value),
         why=why,
         fix=fix,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.errors import DataError
-from paceline.data.bad_rows import BadRows
-from paceline.data.sources.json_lines import KINDS, KeyTwiceError, unique
+from paceline.data.bad_rows import BadRows, cell_text
+from paceline.data.sources.json_lines import KINDS, KeyTwiceError, too_large, unique
 from paceline.data.sources.lines import Lines
 from paceline.data.sources.rows import Row, Source
 
@@ -49,7 +50,11 @@ def _array(value: Any, name: str) -> list[Any]:
             return rows
         arrays = [key for key, held in compound.items() if isinstance(held, list) and held and type(held[0]) is dict]
         found = ", ".join(f"{key!r}: {_kind(held)}" for key, held in list(value.items())[:10]) or "nothing"
-        fix = f"jq -c '.[\"{arrays[0]}\"][]' {name} > {arrays[0]}.jsonl takes one of them" if arrays else _EXAMPLE
+        fix = (
+            f"jq -c '.[\"{arrays[0]}\"][]' {shlex.quote(name)} > {arrays[0]}.jsonl takes one of them"
+            if arrays
+            else _EXAMPLE
+        )
         raise DataError(
             "an object where an array of rows is needed",
             file=name,
@@ -84,7 +89,7 @@ def _rows(array: list[Any], name: str, bad: BadRows) -> Iterator[Row]:
             why=f"found {_kind(values)}; the number is that of the element",
             fix='write {"text": "...", "label": "..."}',
         )
-        bad.report(error, str(values))
+        bad.report(error, cell_text(values))
 
 
 def _no_json(error: ValueError | RecursionError, text: str, name: str) -> DataError:
@@ -97,7 +102,7 @@ def _no_json(error: ValueError | RecursionError, text: str, name: str) -> DataEr
             fix="name each key once",
         )
     if not isinstance(error, json.JSONDecodeError):
-        return DataError("the file is not JSON", file=name, why="nested too deeply", fix=_EXAMPLE)
+        return DataError("the file is not JSON", file=name, why=too_large(error), fix=_EXAMPLE)
     if error.msg == "Extra data" and text.lstrip().startswith("{"):
         lines = re.sub(r"\.json(\.gz)?$", r".jsonl\1", name, flags=re.IGNORECASE)
         return DataError(

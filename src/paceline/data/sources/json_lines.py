@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.errors import DataError
 from paceline.data.bad_rows import BadRows
-from paceline.data.sources.lines import Lines
+from paceline.data.sources.lines import Lines, filtered
 from paceline.data.sources.rows import Row, Source
 
 
@@ -61,7 +63,9 @@ def _no_object(values: object, lines: Lines, line: str) -> DataError:
         line=lines.number,
         found=line.strip(),
         why="the file is one JSON array" if whole_file else f"found a {KINDS.get(type(values), 'value')}",
-        fix=f"jq -c '.[]' {lines.name} > rows.jsonl" if whole_file else 'write {"text": "...", "label": "..."}',
+        fix=f"jq -c '.[]' {shlex.quote(lines.name)} > rows.jsonl"
+        if whole_file
+        else 'write {"text": "...", "label": "..."}',
     )
 
 
@@ -75,6 +79,17 @@ KINDS: dict[type, str] = {
 }
 
 
+def too_large(error: ValueError | RecursionError) -> str:
+    """Return why Python reads no value that JSON allows."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return f"an integer of over {sys.get_int_max_str_digits():,} digits"
+
+
+_LINE_ENDS = r"tr '\r' '\n'"
+_FINAL_COMMA = "sed 's/,[[:space:]]*$//'"
+
+
 def _no_json(error: ValueError | RecursionError, lines: Lines, line: str) -> DataError:
     if isinstance(error, KeyTwiceError):
         return DataError(
@@ -86,16 +101,22 @@ def _no_json(error: ValueError | RecursionError, lines: Lines, line: str) -> Dat
             why="only one of the values could be kept",
             fix="name each key once",
         )
-    why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-    fix = "write one whole JSON object a line"
+    why, fix = too_large(error), "write one whole JSON object a line"
     if isinstance(error, json.JSONDecodeError):
         why = f"{error.msg.removesuffix(' at')} at character {error.colno:,}"
         if error.pos >= len(line.rstrip()) or error.msg.startswith("Unterminated string"):
             why += "; the line is cut off"
             if not line.endswith("\n"):
                 fix = "the file ends here: copy or download it again, or remove this line"
+        name = shlex.quote(lines.name)
         if lines.number == 1 and line.lstrip().startswith("["):
-            fix = f"the file seems to be one JSON array: jq -c '.[]' {lines.name} > rows.jsonl"
+            fix = f"the file seems to be one JSON array: jq -c '.[]' {name} > rows.jsonl"
+        elif line.strip() in ("{", "}") or (lines.number > 1 and line.startswith((" ", "\t"))):
+            fix = f"the file seems to have objects over several lines: jq -c . {name} > rows.jsonl"
+        elif error.msg == "Extra data" and line[error.pos :].strip() == ",":
+            fix = f"remove the comma at the end of each line: {filtered(lines.name, _FINAL_COMMA)}"
+        elif "\r" in line.strip():
+            fix = f"lines end in LF or CRLF: {filtered(lines.name, _LINE_ENDS)}"
     return DataError(
         "the line is not JSON", file=lines.name, line=lines.number, found=line.rstrip("\r\n"), why=why, fix=fix
     )

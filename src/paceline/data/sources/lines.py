@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal, Self, cast
 from paceline.contract.errors import DataError
 from paceline.contract.files import LFS_NOTE, lfs_note
 from paceline.data.sources.encoding import detect
-from paceline.data.sources.rows import MAX_CELL_CHARACTERS
+from paceline.data.sources.rows import MAX_CELL_CHARACTERS, require_plausible_size
 
 MAX_LINE_BYTES = 4 * MAX_CELL_CHARACTERS
 """Bounds what one line may take of the memory; a cell that is too long is reported by its column below this."""
@@ -289,6 +289,20 @@ def filtered(file: str, command: str) -> str:
     if path.suffix.lower() == ".gz":
         return f"gzip -dc {typed} | {command} > fixed{Path(path.stem).suffix}"
     return f"{command} < {typed} > fixed{path.suffix}"
+
+
+def require_plausible_gzip(path: Path, name: str) -> None:
+    """Refuse a compressed file that would fill the memory; what is wrong with it otherwise, its reader says.
+
+    Raises:
+        DataError: what it expands to is large, and many times the file.
+    """
+    packed, size = path.stat().st_size, 0
+    fix = f"gzip -dk {shlex.quote(name)} unpacks it, if it is data; then give the file without .gz"
+    with contextlib.suppress(EOFError, OSError, zlib.error), gzip.open(path, "rb") as file:
+        while piece := file.read(2**20):
+            size += len(piece)
+            require_plausible_size(size, packed, name, fix)
 
 
 def refuse_lfs_note(path: Path, name: str) -> None:

@@ -18,7 +18,7 @@ from paceline.data.sources.folders import files_of, read_folder
 from paceline.data.sources.formats import BINARY, DELIMITERS, DOWNLOADS, FORMATS, file_format
 from paceline.data.sources.json_array import read_json
 from paceline.data.sources.json_lines import read_json_lines
-from paceline.data.sources.lines import Lines, refuse_lfs_note, unreadable
+from paceline.data.sources.lines import Lines, refuse_lfs_note, require_plausible_gzip, unreadable
 from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import SAMPLE_ROWS, Source
 from paceline.data.sources.table_folders import find_tables
@@ -108,6 +108,8 @@ def files_of_folder(folder: Path, name: str) -> list[Path]:
 
 def _open_file(path: Path, name: str, part: DataPart, bad: BadRows) -> list[Source]:
     refuse_lfs_note(path, name)
+    if path.suffix.lower() == ".gz":
+        require_plausible_gzip(path, name)
     suffix = file_format(path)
     if suffix in DELIMITERS:
         return [read_delimited(path, name, DELIMITERS[suffix], bad, part)]

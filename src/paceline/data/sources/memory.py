@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.errors import DataError
+from paceline.data.bad_rows import cell_text
 from paceline.data.columns import SPLITS, Roles
 from paceline.data.sources import images
 from paceline.data.sources.class_names import ClassNames, class_names_in, class_names_of
@@ -240,7 +241,7 @@ def _no_row(name: str, number: int, values: object) -> DataError:
         "the row is no dict",
         file=name,
         line=number,
-        found=repr(values),
+        found=cell_text(values),
         why=f"found {type(values).__name__}; rows are dicts, or all (text, label) tuples",
         fix=fix,
     )

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.errors import DataError
+from paceline.contract.label_names import listed
 from paceline.data.bad_rows import BadRows
-from paceline.data.columns import Roles, find_roles
+from paceline.data.columns import Roles, column_list, find_roles
 from paceline.data.sources import images
 from paceline.data.sources.fingerprint import files_named
 from paceline.data.sources.hub import PREFIX, read_hub
@@ -154,7 +155,7 @@ def _no_rows(source: Source, *, in_memory: bool) -> DataError:
     if in_memory:
         return DataError("no rows", file=source.name, why="at least 1 is needed", fix="give rows")
     header = (
-        f"its only line names the columns: {', '.join(source.columns)}" if source.columns else "it holds no usable row"
+        f"its only line names the columns: {listed(source.columns, 30)}" if source.columns else "it holds no usable row"
     )
     return DataError(
         "only a header, no rows" if source.columns else "the file is empty",
@@ -232,12 +233,13 @@ def _found_roles(
 def _require_columns(roles: Roles, source: Source, columns: Sequence[str]) -> None:
     needed = [roles.content, *([roles.pair] if roles.pair else []), *roles.label]
     needed += [roles.split] if roles.split and source.split is None else []
+    known = set(columns)
     for name in needed:
-        if columns and name not in columns:
+        if columns and name not in known:
             raise DataError(
                 f"no column {name!r}",
                 file=source.name,
-                why=f"the columns are {', '.join(map(repr, columns))}; all files need those of the first",
+                why=f"the columns are {column_list(columns)}; all files need those of the first",
                 fix=f"rename the column to {name!r}, as in the first file"
                 + ", or name one table of the folder alone: --data FILE" * source.is_piece,
             )

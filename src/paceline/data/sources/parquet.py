@@ -8,9 +8,22 @@ from typing import Any
 
 from paceline.contract.errors import DataError
 from paceline.data.sources.class_names import ClassNames, class_names_in
-from paceline.data.sources.rows import Row, Source, damaged, not_installed, repeated
+from paceline.data.sources.rows import (
+    LARGE_BYTES,
+    Row,
+    Source,
+    damaged,
+    not_installed,
+    repeated,
+    require_plausible_size,
+)
 
 _BATCH_ROWS = 1024
+
+_MANY_ROWS = 1_000_000
+"""Above this, rows take a byte of the file at least: a text takes more, however well it is compressed."""
+
+_FIX = "write the table again from its source; if it is right, write it as CSV or JSON lines"
 
 
 def read_parquet(path: Path, name: str) -> Source:
@@ -38,15 +51,45 @@ def read_parquet(path: Path, name: str) -> Source:
     if (twice := repeated(columns)) is not None:
         file.close()
         raise DataError("a column is named twice", file=name, column=twice, fix="give each column its own name")
-    return Source(name=name, rows=_rows(file, name, classes, errors), columns=columns)
+    packed = path.stat().st_size
+    try:
+        _require_plausible_rows(file.metadata, packed, name)
+    except DataError:
+        file.close()
+        raise
+    return Source(name=name, rows=_rows(file, packed, name, classes, errors), columns=columns)
+
+
+def _require_plausible_rows(metadata: Any, packed: int, name: str) -> None:
+    """Refuse a file that would fill the memory by what it says of itself, before a page of it is read."""
+    size = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
+    require_plausible_size(size, packed, name, _FIX)
+    if metadata.num_rows > max(_MANY_ROWS, packed):
+        raise DataError(
+            f"{metadata.num_rows:,} rows in {packed:,} bytes",
+            file=name,
+            why="rows of less than a byte are no texts but one row again and again",
+            fix=_FIX,
+        )
+
+
+def _batch_rows(metadata: Any, packed: int) -> int:
+    """Rows that are read at once: few where a small file may repeat a large value by its dictionary."""
+    chunks = (
+        metadata.row_group(group).column(column).total_uncompressed_size
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    )
+    largest = max(chunks, default=0)
+    return max(1, min(_BATCH_ROWS, max(LARGE_BYTES // max(1, largest), packed // 2**14)))
 
 
 def _rows(
-    file: Any, name: str, classes: Mapping[str, ClassNames], errors: tuple[type[Exception], ...]
+    file: Any, packed: int, name: str, classes: Mapping[str, ClassNames], errors: tuple[type[Exception], ...]
 ) -> Iterator[Row]:
-    line = 0
+    line = size = 0
     with file:
-        batches = file.iter_batches(batch_size=_BATCH_ROWS)
+        batches = file.iter_batches(batch_size=_batch_rows(file.metadata, packed))
         while True:
             try:
                 batch = next(batches, None)
@@ -55,6 +98,9 @@ def _rows(
                 raise damaged("parquet", name, error, line + 1) from None
             if batch is None:
                 return
+            # a dictionary holds a value once, the rows hold it again and again
+            size += sum(len(cell) for values in rows for cell in values.values() if isinstance(cell, str | bytes))
+            require_plausible_size(size, packed, name, _FIX)
             for values in rows:
                 line += 1
                 for column, names in classes.items():

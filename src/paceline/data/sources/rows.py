@@ -16,6 +16,9 @@ MAX_CELL_CHARACTERS = 10_000_000
 MAX_LABEL_CHARACTERS = 1000
 """A label above this is no name of a class; most likely it is the text."""
 
+LARGE_BYTES, LARGEST_RATIO = 2**28, 200
+"""What a file expands to is refused above both: so many bytes, and so many times the file. Tables are 2 to 30 times."""
+
 SAMPLE_ROWS = 100
 """Rows looked at to learn the columns of a source that has no header, and which of them hold words."""
 
@@ -61,6 +64,27 @@ class Source:
     """Where the names of files in cells begin; None where cells name none."""
     is_piece: bool = False
     """Whether there are others of the same source, so that this one may be empty."""
+
+
+def require_plausible_size(size: int, packed: int, name: str, fix: str) -> None:
+    """Refuse a file whose content would fill the memory, before it is read.
+
+    Args:
+        size: bytes of the content, or as many as were counted so far.
+        packed: bytes of the file.
+        name: of the file, for messages.
+        fix: of the error.
+
+    Raises:
+        DataError: the content is large, and so many times the file that it is no data.
+    """
+    if size > max(LARGE_BYTES, LARGEST_RATIO * packed):
+        raise DataError(
+            f"its {packed:,} bytes expand to {size:,} or more",
+            file=name,
+            why="that is no table but an attempt to fill the memory, or a program's mistake",
+            fix=fix,
+        )
 
 
 def repeated(columns: Sequence[str]) -> str | None:
