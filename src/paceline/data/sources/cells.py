@@ -13,7 +13,7 @@ from paceline.data.sources.literals import Item, chosen_names, read_list
 from paceline.data.sources.rows import MAX_LABEL_CHARACTERS
 
 _MOST_BITS = 3_322
-"""Of an integer with as many digits as a label may have characters."""
+"""Bits of an integer with as many digits as a label may have characters."""
 
 
 @dataclass(frozen=True, slots=True)
