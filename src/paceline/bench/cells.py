@@ -283,7 +283,7 @@ def _of_ours(trained: Trained, bench: Bench) -> Record:
         unwell = _unwell(outcome)
         return {**unwell, "status": "refused"} if outcome.code == UserError.exit_code else unwell
     try:
-        phases, quality = dict(told["seconds"]), told["final"]["test"]["accuracy"]
+        phases, quality = dict(told["seconds"]), _number(told["final"]["test"]["accuracy"])
     except (KeyError, TypeError, ValueError):
         return {"status": "rubbish", "why": "it ended well, and left no whole summary"}
     rate = trained.samples_per_second(bench.extent.warm_up)

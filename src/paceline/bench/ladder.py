@@ -17,7 +17,7 @@ from paceline.bench.cells import Bench, Cell, matmul_rate, measure, turns
 from paceline.bench.folder import CELLS, NEEDS, make_room, read_plan, take, write_plan
 from paceline.bench.records import CUT_OFF, Record, Records
 from paceline.bench.rungs import EVERY, LADDERS, OURS, Rung, chosen, obstacle, without
-from paceline.bench.standings import Standing, standings
+from paceline.bench.standings import Standing, common_seeds, standings
 from paceline.bench.work import Extent, Source
 from paceline.contract.errors import DiskFullError, RunFolderError, UserError
 from paceline.contract.files import write_atomically
@@ -348,8 +348,18 @@ class Climb:
         if extent.steps < full.steps:
             notices.append(f"{extent.steps:,} of the recipe's {full.steps:,} steps")
         dropped = [name for name, told in self._states.items() if told[0] == "dropped"]
-        if sum(each["status"] == "ok" and each["rung"] == self._rungs[0].name for each in self._records) == 1:
+        rows = self._rows()
+        if any(row.verdict == "first" and row.n == 1 for row in rows):
             notices.append("one cell of the first rung has no spread: what differs is a guess; --repeats 3 measures it")
+        if len({row.n for row in rows if row.n}) > 1:
+            seeds = len(common_seeds(each for each in self._records if each["status"] == "ok"))
+            of = "that of the one seed" if seeds == 1 else f"the median of the {seeds} seeds"
+            told = (
+                f"quality is {of} that all have"
+                if seeds
+                else "none has the seeds of all others, and quality is of other seeds"
+            )
+            notices.append(f"rungs have different numbers of cells (n): {told}")
         load = max((each.get("load") or 0.0 for each in self._records), default=0.0)
         if load > BUSY * self._facts.cpu_count:
             told = f"load {load:.1f} on {self._facts.cpu_count} CPUs"
@@ -357,9 +367,7 @@ class Climb:
         if dropped:
             notices.append(f"dropped for the budget, the longest first: {', '.join(dropped)}")
         about = {**plan, "extent": asdict(extent), "repeats": self._repeats, "rungs": [r.name for r in self._rungs]}
-        return Ladder(
-            name=self._recipe.name, folder=self._folder, rows=self._rows(), about=about, notices=tuple(notices)
-        )
+        return Ladder(name=self._recipe.name, folder=self._folder, rows=rows, about=about, notices=tuple(notices))
 
 
 def _read_by(recipe: Recipe) -> str:

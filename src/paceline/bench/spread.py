@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ class Spread:
 
     @property
     def median(self) -> float:
-        """The middle."""
-        return statistics.median(self.values)
+        """The middle; NaN where a value is."""
+        return math.nan if any(map(math.isnan, self.values)) else statistics.median(self.values)
 
     @property
     def low(self) -> float:

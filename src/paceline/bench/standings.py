@@ -53,6 +53,7 @@ class Standing:
     energy_joules: Spread | None = None
     """What its GPUs took from the start of the process to its end."""
     quality: Spread | None = None
+    """Over the seeds of which every measured rung has a cell: medians of other seeds cannot be compared."""
     losses: tuple[float, ...] = ()
     """Mean loss of each of ``POINTS`` pieces, over the cells."""
     verdict: str = ""
@@ -60,7 +61,7 @@ class Standing:
     told: str = ""
     """What differs, and by how much."""
     is_best: bool = False
-    """The highest rate among those that learn the same."""
+    """The highest rate among those that learn the same, where there are at least two."""
 
     @property
     def n(self) -> int:
@@ -87,6 +88,8 @@ def compared(rung: Rung, records: Sequence[Record], first: Sequence[Record], hel
         return "by design", "it learns something else"
     ours = {each["seed"]: each for each in records}
     theirs = {each["seed"]: each for each in first}
+    if any(math.isnan(each["quality"]) for each in records):
+        return "different", "its quality is NaN"
     seeds = sorted(ours.keys() & theirs.keys())
     pairs = [(ours[seed], theirs[seed]) for seed in seeds] or [(records[-1], first[-1])]
     if told := _losses_differ(rung, pairs, first):
@@ -145,7 +148,9 @@ def standings(
     for each in records:
         by_rung.setdefault(each["rung"], []).append(each)
     good = {name: [each for each in some if each["status"] == "ok"] for name, some in by_rung.items()}
-    base = next((rung for rung in rungs if good.get(rung.name) and not rung.by_design), None)
+    learned = {name for name, some in good.items() if some and not any(math.isnan(each["quality"]) for each in some)}
+    base = next((rung for rung in rungs if rung.name in learned and not rung.by_design), None)
+    seeds = common_seeds(each for some in good.values() for each in some)
     rows = []
     for rung in rungs:
         mine = good.get(rung.name, [])
@@ -154,17 +159,25 @@ def standings(
             continue
         verdict, told = "first", ""
         if base is None or rung.name != base.name:
-            verdict, told = compared(rung, mine, good[base.name], heldout_rows) if base else ("by design", "")
+            verdict, told = compared(rung, mine, good[base.name] if base else [], heldout_rows)
         why = [states[rung.name][1]] if rung.name in states else []
-        rows.append(_measured(rung, mine, verdict, told, "; ".join(why + _lost(by_rung[rung.name]))))
+        rows.append(_measured(rung, mine, seeds, verdict, told, "; ".join(why + _lost(by_rung[rung.name]))))
     rates = [row.rate.median for row in rows if row.rate and row.verdict in ("first", "same")]
-    best = max(rates, default=None)
+    best = max(rates) if len(rates) > 1 else None  # one alone is the fastest of nothing
     return [
         Standing(**{**vars(row), "is_best": True})
         if row.rate and row.rate.median == best and row.verdict in ("first", "same")
         else row
         for row in rows
     ]
+
+
+def common_seeds(records: Iterable[Record]) -> frozenset[int]:
+    """Return the seeds of which every rung of the records, all of them measured, has a cell."""
+    seeds: dict[str, set[int]] = {}
+    for each in records:
+        seeds.setdefault(each["rung"], set()).add(each["seed"])
+    return frozenset(set.intersection(*seeds.values())) if seeds else frozenset()
 
 
 def _lost(records: Sequence[Record]) -> list[str]:
@@ -185,7 +198,10 @@ def _without_figures(rung: Rung, records: Sequence[Record], states: Mapping[str,
     return Standing(rung=rung, state="missing", why="not measured yet")
 
 
-def _measured(rung: Rung, records: Sequence[Record], verdict: str, told: str, why: str) -> Standing:
+def _measured(
+    rung: Rung, records: Sequence[Record], seeds: frozenset[int], verdict: str, told: str, why: str
+) -> Standing:
+    alike = [each for each in records if each["seed"] in seeds] or records
     trajectories = [pieces(each["losses"]) for each in records if each["losses"]]
     return Standing(
         rung=rung,
@@ -203,7 +219,7 @@ def _measured(rung: Rung, records: Sequence[Record], verdict: str, told: str, wh
         peak_host_bytes=Spread.of(records, "peak_host_bytes"),
         peak_gpu_bytes=Spread.of(records, "peak_reserved_bytes"),
         energy_joules=Spread.of(records, "energy_joules"),
-        quality=Spread.of(records, "quality"),
+        quality=Spread.of(alike, "quality"),
         losses=tuple(statistics.fmean(point) for point in zip(*trajectories, strict=True)) if trajectories else (),
         verdict=verdict,
         told=told,

@@ -25,7 +25,10 @@ def shown(ladder: Ladder) -> str:
     lines += list(_not_measured(ladder.rows))
     lines += list(_claims(ladder.rows))
     lines += [f"Note: {notice}." for notice in ladder.notices]
+    alike = [row for row in ladder.rows if row.rate and row.verdict in ("first", "same")]
     best = next((row for row in ladder.rows if row.is_best), None)
+    if len(alike) == 1:
+        lines.append(f"Nothing to compare: of the rungs that learn the same, {alike[0].rung.name} alone was measured.")
     if best and best.rate:
         lines.append(f"Fastest that learns the same: {best.rung.name}, {best.rung.change}.")
         if close := _close(best, best.rate, ladder.rows):

@@ -58,6 +58,7 @@ def test_the_same_losses_and_quality_are_the_same_and_the_fastest_is_named() -> 
         ({"losses": [*curve()[:70], *[float("nan")] * 10]}, "piece 8 of 8"),
         ({"quality": 0.6}, "quality -20.0%"),
         ({"quality": 0.95}, "quality +15.0%"),
+        ({"quality": math.nan}, "its quality is NaN"),
     ],
 )
 def test_what_learns_something_else_is_flagged_and_never_crowned(fields: dict[str, Any], told: str) -> None:
@@ -125,8 +126,84 @@ def test_pieces_are_means_of_like_lengths() -> None:
     assert pieces([]) == ()
 
 
+def test_one_seed_that_went_astray_decides_neither_way() -> None:
+    """Of three pairs the median counts: their mean would leave the band, or hide that two of them do."""
+    one_astray = [record(OTHER, seed, quality=quality) for seed, quality in enumerate((0.8, 0.8, 0.5))]
+    assert verdict(*one_astray).verdict == "same"
+    one_right = [record(OTHER, seed, quality=quality) for seed, quality in enumerate((0.75, 0.75, 0.9))]
+    assert verdict(*one_right).verdict == "different"
+    losses = [record(OTHER, seed, losses=curve(start)) for seed, start in enumerate((2.0, 2.01, 4.0))]
+    assert verdict(*losses).verdict == "same"
+    row = verdict(*[record(OTHER, seed, samples_per_second=rate) for seed, rate in enumerate((1.0, 100.0, 110.0))])
+    assert row.rate is not None
+    assert row.rate.median == 100.0
+
+
+def test_quality_that_is_nan_is_no_ground_to_compare_with() -> None:
+    """The first rung learned nothing: what others learned is not the same, and it is not the fastest."""
+    broken = [record(FIRST, quality=math.nan, samples_per_second=900.0)]
+    rows = standings([FIRST, OTHER], [*broken, record(OTHER)], {}, ROWS)
+    assert [row.verdict for row in rows] == ["different", "first"]
+    assert not any(row.is_best for row in rows)
+    mixed = [record(FIRST, quality=0.8), record(FIRST, 1, quality=math.nan)]
+    rows = standings([FIRST, OTHER], [*mixed, record(OTHER), record(OTHER, 1)], {}, ROWS)
+    assert [row.verdict for row in rows] == ["different", "first"]
+    assert rows[0].quality is not None
+    assert math.isnan(rows[0].quality.median)
+
+
+def test_one_measured_rung_is_the_fastest_of_nothing() -> None:
+    rows = standings([FIRST, OTHER], [record(FIRST)], {}, ROWS)
+    assert not any(row.is_best for row in rows)
+    rows = standings([FIRST, OTHER], [record(FIRST), record(OTHER, quality=0.1)], {}, ROWS)
+    assert not any(row.is_best for row in rows), "the other learned something else"
+
+
+def test_quality_is_of_the_seeds_that_all_rungs_have() -> None:
+    firsts = [record(FIRST, seed, quality=quality) for seed, quality in enumerate((0.9, 0.5, 0.5))]
+    rows = standings([FIRST, OTHER], [*firsts, record(OTHER, quality=0.9)], {}, ROWS)
+    assert [(row.quality.median, row.n) for row in rows if row.quality] == [(0.9, 3), (0.9, 1)]
+
+
+@pytest.mark.parametrize(
+    ("claim", "rates", "whole", "verdict"),
+    [
+        ("mixed precision trains 3 times as fast", {"lightning": 100.0, "lightning_bf16": 252.0}, {}, "not here"),
+        ("mixed precision trains 3 times as fast", {"lightning": 100.0, "lightning_bf16": 299.6}, {}, "holds here"),
+        ("from 22.63 to 3.15 minutes", {}, {"plain": 69.0, "ddp": 10.0}, "not here"),
+        ("from 22.63 to 3.15 minutes", {}, {"plain": 70.0, "ddp": 10.0}, "holds here"),
+        ("Lightning's Trainer", {"plain_dynamic": 100.0, "lightning": 111.0}, {}, "not here"),
+        ("Lightning's Trainer", {"plain_dynamic": 100.0, "lightning": 110.0}, {}, "holds here"),
+        ("torch.compile", {"lightning_bf16": 100.0, "lightning_compile": 116.0}, {}, "not here"),
+        ("an SVM", {}, {"plain": 20.0, "features_svm": 10.0, "paceline": 9.0}, "not here"),
+        ("an SVM", {}, {"plain": 20.0, "features_svm": 10.0, "paceline": 11.0}, "holds here"),
+    ],
+)
+def test_a_claim_holds_where_its_figure_reaches_what_it_says(
+    claim: str, rates: dict[str, float], whole: dict[str, float], verdict: str
+) -> None:
+    names = {**rates, **whole}
+    rungs = [Rung(name=name, contender="x", change="") for name in names]
+    records = [
+        record(rung, samples_per_second=rates.get(rung.name, 1.0), whole_seconds=whole.get(rung.name, 10.0))
+        for rung in rungs
+    ]
+    (answer,) = (each for each in answers(standings(rungs, records, {}, ROWS)) if each.claim.startswith(claim))
+    assert answer.verdict == verdict, answer.measured
+
+
+def test_a_claim_compares_jobs_with_the_same_caches_and_says_who_learned_something_else() -> None:
+    claim = Claim(text="b is done first", rungs=("b",), beside=("a",), low=1, of="whole")
+    a, b = (Rung(name=name, contender="x", change="") for name in "ab")
+    warm = [record(b, 1, whole_seconds=5.0)]
+    (answer,) = answers(standings([a, b], [record(a), *warm], {}, ROWS), [claim])
+    assert (answer.verdict, answer.measured) == ("not measured", "needs cells of b and a with the same caches")
+    (answer,) = answers(standings([a, b], [record(a), record(b, quality=0.1)], {}, ROWS), [claim])
+    assert answer.measured == "b 1.00 x a (b learned something else)"
+
+
 def test_claims_are_held_against_what_was_measured() -> None:
-    claim = Claim(text="b is 3 times as fast", rungs=("b",), beside=("a",), low=2.5, high=9)
+    claim = Claim(text="b is 3 times as fast", rungs=("b",), beside=("a",), low=3, high=9)
     whole = Claim(text="b is done first", rungs=("b",), beside=("a",), low=1, high=9, of="whole")
     a, b = (Rung(name=name, contender="x", change="") for name in "ab")
 

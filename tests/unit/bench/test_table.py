@@ -37,6 +37,12 @@ def test_bars_figures_and_reasons_stand_in_it() -> None:
     assert "Not told apart" not in text, "nothing is near it"
 
 
+def test_one_rung_alone_is_compared_with_nothing() -> None:
+    text = told({"a": [100, 110, 90]})
+    assert "fastest" not in text.lower()
+    assert "Nothing to compare: of the rungs that learn the same, a alone was measured." in text
+
+
 def test_what_is_as_fast_within_its_spread_is_named() -> None:
     text = told({"a": [100, 190, 90], "b": [200, 210, 180], "c": [150, 160, 170]})
     assert "Not told apart from it: a; their spreads meet." in text

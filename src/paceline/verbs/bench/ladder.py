@@ -12,6 +12,7 @@ from paceline.bench.ladder import Climb, Ladder, Outlook, Wanted
 from paceline.bench.records import Records
 from paceline.bench.rungs import EVERY, LADDERS, chosen, obstacle
 from paceline.contract.files import disk_errors, write_atomically
+from paceline.contract.plain import plain as spelled_out
 from paceline.machine.facts import Facts, this_machine
 from paceline.recipe import Recipe
 
@@ -121,7 +122,7 @@ def plain(found: Ladder) -> dict[str, Any]:
 
 def printed(found: Ladder) -> str:
     """``plain`` as JSON."""
-    return json.dumps(plain(found), indent=2, ensure_ascii=False)
+    return json.dumps(spelled_out(plain(found)), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def told(found: Ladder) -> str:
