@@ -70,6 +70,8 @@ class DataRecord:
     """Tokens that the tokenizer knows, those added to it included; None for images."""
     max_positions: int | None = None
     """Tokens of a text that the model takes at most; None: any number, or not known."""
+    num_labels: int = 0
+    """Labels in all, those that ``labels`` leaves out included; 0 for regression, and in records of older releases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,6 +393,8 @@ class RunRecord:
     """None in summaries of older releases."""
     baseline: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics by split as ``final`` has them, of ``observe.baseline``; empty without one."""
+    saved_step: int | None = None
+    """Step of the saved model; None in summaries of older releases."""
     saved: str = "weights"
     """What the saved model is made of: ``weights``, those that were trained, or ``ema``, their average."""
     final_scores: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)

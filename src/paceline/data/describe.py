@@ -35,13 +35,15 @@ def described(
         vocabulary_size: tokens that the tokenizer knows; None for images.
     """
     train, inputs = dataset.splits["train"], dataset.inputs
+    num_labels = 0 if dataset.kind == "regression" else len(dataset.label_names)
     if not isinstance(inputs, Tokens):
-        return DataRecord(labels=_label_counts(dataset, train), lengths=None)
+        return DataRecord(labels=_label_counts(dataset, train), num_labels=num_labels, lengths=None)
     whole = inputs.lengths if inputs.whole is None else inputs.whole
     lengths = text_lengths(whole[train], max_length, positions)
     most = int(inputs.num_windows[train].max())
     return DataRecord(
         labels=_label_counts(dataset, train),
+        num_labels=num_labels,
         lengths=replace(lengths, overflow=overflow.kind, windows=most, max_windows=overflow.max_windows),
         vocabulary_size=vocabulary_size,
         max_positions=positions,

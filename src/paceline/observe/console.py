@@ -38,7 +38,7 @@ from paceline.observe.formats import (
     share,
     size,
 )
-from paceline.observe.pace import Pace
+from paceline.observe.pace import Evaluations, Pace
 from paceline.observe.summary_facts import Facts, near, summary_facts
 
 REDRAW_SECONDS = 0.1
@@ -100,6 +100,7 @@ class Plain(Observer):
                 step = self._run.take(record)
                 self._say(_line(_position(self._run, step) + _progress(self._run, step)))
             case EvaluationRecord():
+                self._run.pace.add_evaluation(record)
                 self._say(_line(_evaluation(self._run, record)))
             case Notice():
                 for line in _notice(record):
@@ -158,6 +159,7 @@ class Bar(Observer):
                     self._drawn_at = now
                     self._live.update(_BarLines(self._run, record), refresh=True)
             case EvaluationRecord():
+                self._run.pace.add_evaluation(record)
                 parts = [_styled([fact]) for fact in _evaluation(self._run, record)]
                 lines = _wrapped(parts, self._console.width, indent=len(parts[0]) + 2)
                 self._console.print(*lines, sep="\n")
@@ -192,6 +194,7 @@ class _Run:
     @classmethod
     def of(cls, started: RunStarted) -> _Run:
         run = cls(started.first_step, started.total_steps, started.steps_per_epoch)
+        run.pace = Pace(started.first_step, started.total_steps, Evaluations.of(started))
         observe = started.recipe.get("observe", {})
         run.has_report, run.metrics_every = bool(observe.get("report", True)), observe.get("metrics_every") or 0
         return run
@@ -294,7 +297,9 @@ def _progress(run: _Run, record: StepRecord) -> Facts:
     if pace.num_skipped:
         facts.append(("skipped", f"{pace.num_skipped:,}"))
     if pace.seconds_left is not None and record.step < pace.total_steps:
-        facts.append(("left", duration(pace.seconds_left)))
+        count = pace.evaluations_not_counted
+        more = f" + {count:,} evaluation{'s' * (count > 1)}" if count else ""
+        facts.append(("left", f"{duration(pace.seconds_left)}{more}"))
     return facts
 
 

@@ -34,8 +34,8 @@ def sparkline(counts: Sequence[int]) -> str:
 def _labels(record: DataRecord) -> str:
     named = list(record.labels.items())[:MOST_LABELS]
     told = ", ".join(f"{printable(name)} {count:,}" for name, count in named)
-    more = len(record.labels) - len(named)
-    return f"{told}, and {more} more" if more else told
+    more = max(record.num_labels, len(record.labels)) - len(named)
+    return f"{told}, and {more:,} more" if more else told
 
 
 def _tokens(lengths: TextLengths) -> str:

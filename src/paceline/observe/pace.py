@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
-from paceline.contract.records import StepRecord
+from paceline.contract.records import EvaluationRecord, RunStarted, StepRecord
 
 WARM_UP_STEPS = 2
 """Steps at the start of a process that compile, allocate and fill caches: no measure of speed."""
@@ -17,11 +18,58 @@ HORIZON_STEPS = 500
 """The time left is judged by this many steps: batches differ in length, and the next ones are like the last many."""
 
 
-class Pace:
-    """How a run is doing. ``first_step`` is 0, or the step that the run resumes after."""
+@dataclass(frozen=True)
+class Evaluations:
+    """Evaluations that a run has before it.
 
-    def __init__(self, first_step: int, total_steps: int) -> None:
+    Args:
+        every: steps from one to the next, and one at the end; 0: at the end alone.
+        validation: samples of each.
+        at_end: samples that are evaluated once more after the last step, those of the test split.
+    """
+
+    every: int = 0
+    validation: int = 0
+    at_end: int = 0
+
+    @classmethod
+    def of(cls, started: RunStarted) -> Evaluations:
+        """Return those of a run that is about to begin."""
+        cadence = started.recipe.get("loop", {}).get("evaluate_every", "epoch")
+        every = {"epoch": started.steps_per_epoch, "never": 0}.get(cadence, cadence)
+        validation, test = (started.samples.get(split, 0) for split in ("validation", "test"))
+        # a threshold is tuned on validation, which is then measured by it
+        tuned = 2 * validation if started.recipe.get("task", {}).get("threshold") == "tuned" else 0
+        return cls(every=int(every), validation=validation, at_end=test + tuned)
+
+    def ahead(self, step: int, total_steps: int, evaluated: int) -> tuple[int, int]:
+        """Return how many are to come, and the samples of all of them.
+
+        Args:
+            step: the last that was made. evaluated: the newest step that was.
+        """
+        every = self.every or max(total_steps, 1)
+        before = step - 1 if step > evaluated else step  # the evaluation of a step follows it
+        passes = -(-total_steps // every) - before // every if self.validation and before < total_steps else 0
+        return passes + (self.at_end > 0), passes * self.validation + self.at_end
+
+
+_NONE = Evaluations()
+
+
+class Pace:
+    """Speed and progress of a run.
+
+    Args:
+        first_step: 0, or the step that the run resumes after.
+        evaluations: those that the time left includes.
+    """
+
+    def __init__(self, first_step: int, total_steps: int, evaluations: Evaluations = _NONE) -> None:
         self.step, self.total_steps = first_step, total_steps
+        self._evaluations, self._evaluated = evaluations, first_step
+        self._sample_seconds: float | None = None
+        """Of an evaluation, the newest one's."""
         self.num_skipped = 0
         self._seen = 0
         self._window: deque[StepRecord] = deque()
@@ -42,6 +90,12 @@ class Pace:
         self._window_seconds += record.seconds
         while len(self._window) > WINDOW_STEPS and self._window_seconds - self._window[0].seconds > WINDOW_SECONDS:
             self._window_seconds -= self._window.popleft().seconds
+
+    def add_evaluation(self, record: EvaluationRecord) -> None:
+        """Take an evaluation into account."""
+        self._evaluated = record.step
+        if record.samples:
+            self._sample_seconds = record.seconds / record.samples
 
     @property
     def loss(self) -> float:
@@ -72,10 +126,18 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last step, evaluations not included; None during the warm-up."""
+        """Until the end, with the evaluations to come where the time of one is known; None during the warm-up."""
         if not self._horizon:
             return None
-        return sum(self._horizon) / len(self._horizon) * max(self.total_steps - self.step, 0)
+        training = sum(self._horizon) / len(self._horizon) * max(self.total_steps - self.step, 0)
+        _, samples = self._evaluations.ahead(self.step, self.total_steps, self._evaluated)
+        return training + samples * (self._sample_seconds or 0.0)
+
+    @property
+    def evaluations_not_counted(self) -> int:
+        """Evaluations to come that ``seconds_left`` leaves out, for none has been measured."""
+        passes, _ = self._evaluations.ahead(self.step, self.total_steps, self._evaluated)
+        return passes if self._sample_seconds is None else 0
 
     def _per_second(self, amount: int) -> float | None:
         return amount / self._window_seconds if self._window_seconds > 0 else None

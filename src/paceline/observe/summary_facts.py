@@ -40,7 +40,9 @@ def summary_facts(record: RunRecord, *, has_report: bool) -> Facts:
     if record.loss_scaling is not None:
         rows.append(("fp16", _scaling(record.loss_scaling)))
     if record.best_step is not None:
-        rows.append(("best", f"step {record.best_step:,}"))
+        other = record.saved_step is not None and record.saved_step != record.best_step
+        saved = f"; saved is the model of step {record.saved_step:,}" if other else ""
+        rows.append(("best", f"step {record.best_step:,}{saved}"))
     if record.final_scores:
         rows.append(("saved", _SAVED[record.saved]))
     for split, metrics in record.final.items():

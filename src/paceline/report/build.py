@@ -77,7 +77,7 @@ def _content(run: Collected) -> dict[str, Any]:
         "matrix": _matrix(run),
         "decisions": _decisions(run),
         "notices": _Listed.of([(notice.level, notice.message) for notice in run.notices]),
-        "checkpoints": _Listed.of(run.checkpoints[::-1]),
+        "checkpoints": _checkpoints(run),
         # a run refuses secrets in its recipe; the file may be older, or have been edited
         "recipe": without_credentials(run.recipe).splitlines(),
         "environment": list(_flat(run.manifest))[:500],
@@ -95,6 +95,16 @@ class _Listed:
     @classmethod
     def of(cls, rows: Any, limit: int = LONGEST_LIST) -> _Listed:
         return cls(list(rows[:limit]), max(len(rows) - limit, 0))
+
+
+def _checkpoints(run: Collected) -> dict[str, Any]:
+    """Checkpoints that are there, the newest first, the step of the best, and how many were removed since."""
+    there = [one for one in run.checkpoints if (run.folder / "checkpoints" / Path(one.folder).name).is_dir()]
+    return {
+        "listed": _Listed.of(there[::-1]),
+        "best": next((one.step for one in reversed(there) if one.is_best), None),
+        "num_removed": len(run.checkpoints) - len(there),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -221,6 +221,7 @@ def _summary(
         memory=memory,
         data=data_record(prepared),
         baseline=baseline,
+        saved_step=next((found.step for found in final.values()), progress.step),
         saved=saved(final, job.recipe.saves),
         final_scores={split: found.scores for split, found in final.items() if found.scores},
         loss_scaling=progress.scaling,

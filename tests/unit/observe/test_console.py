@@ -7,6 +7,7 @@ from rich.console import Console
 
 from paceline.contract.records import MetricsRecord, Notice
 from paceline.observe.console import Bar, Plain, Silence, console_observer
+from paceline.observe.summary_facts import summary_facts
 
 
 class Terminal(io.StringIO):
@@ -70,7 +71,7 @@ def test_plain_lines_tell_the_whole_run(records):
     assert [line.split()[1] for line in steps] == ["1/20", "10/20", "20/20"], "the first step, every tenth, the last"
     for fact in ("epoch 1/2", "loss 0.5000", "lr 5.00e-05/1.00e-03", "80 samples/s", "800 tokens/s", "padding 20.0%"):
         assert fact in steps[1], steps[1]
-    assert "left 1.00 s" in steps[1]
+    assert "left 1.00 s + 1 evaluation" in steps[1], "of the test split, whose time is not known"
     assert "peak 3 GiB" in steps[1]
     text = "\n".join(lines)
     assert "592 k of 67 M parameters trained" in text
@@ -265,3 +266,9 @@ def test_an_evaluation_that_does_not_fit_goes_on_below_its_figures(records):
     at = next(index for index, line in enumerate(lines) if "validation" in line)
     below = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", lines[at + 1])
     assert below.startswith(" " * 13), "a continued line looks like a new one"
+
+
+def test_a_model_that_is_not_the_best_steps_is_said_to_be_another(records):
+    assert ("best", "step 20") in summary_facts(records.summary(saved_step=20), has_report=True)
+    last = summary_facts(records.summary(best_step=10, saved_step=20), has_report=True)
+    assert ("best", "step 10; saved is the model of step 20") in last

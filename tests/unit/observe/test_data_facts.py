@@ -45,7 +45,11 @@ def test_windows_cut_nothing_and_are_told() -> None:
 
 
 def test_many_labels_are_counted() -> None:
-    rows = dict(data_facts(DataRecord(labels={f"l{n}": 9 - n for n in range(9)}, lengths=None)))
+    few = {f"l{n}": 9 - n for n in range(9)}
+    assert dict(data_facts(DataRecord(labels=few, num_labels=1300, lengths=None)))["labels"].endswith(
+        ", and 1,292 more"
+    )
+    rows = dict(data_facts(DataRecord(labels=few, lengths=None)))
     assert rows == {"labels": "l0 9, l1 8, l2 7, l3 6, l4 5, l5 4, l6 3, l7 2, and 1 more"}
 
 

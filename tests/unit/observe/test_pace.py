@@ -1,9 +1,10 @@
 import math
+from dataclasses import replace
 
 import pytest
 
-from paceline.contract.records import StepRecord
-from paceline.observe.pace import WINDOW_STEPS, Pace
+from paceline.contract.records import EvaluationRecord, StepRecord
+from paceline.observe.pace import WINDOW_STEPS, Evaluations, Pace
 
 
 def step(number, *, seconds=0.1, loss=1.0, samples=8, tokens=80, slots=100, counted=8, skipped=False):
@@ -72,3 +73,51 @@ def test_images_have_neither_tokens_nor_padding():
     assert pace.tokens_per_second is None
     assert pace.padding_share is None
     assert pace.samples_per_second == pytest.approx(80)
+
+
+def evaluation(step: int, *, seconds: float = 2.0, samples: int = 20) -> EvaluationRecord:
+    return EvaluationRecord(
+        split="validation", step=step, epoch=0, loss=1.0, metrics={}, samples=samples, seconds=seconds
+    )
+
+
+@pytest.mark.parametrize(
+    ("every", "step", "evaluated", "passes"),
+    [
+        (10, 3, 0, 4),  # of steps 10, 20, 30 and 35
+        (10, 10, 0, 4),  # the one of step 10 follows it
+        (10, 10, 10, 3),
+        (10, 31, 30, 1),
+        (35, 3, 0, 1),
+        (0, 3, 0, 1),
+    ],
+)
+def test_evaluations_to_come(every: int, step: int, evaluated: int, passes: int) -> None:
+    with_test = Evaluations(every=every, validation=20, at_end=5)
+    assert with_test.ahead(step, 35, evaluated) == (passes + 1, 20 * passes + 5)
+    assert Evaluations(every=every, at_end=5).ahead(step, 35, evaluated) == (1, 5)
+    assert Evaluations(every=every, validation=20).ahead(step, 35, evaluated) == (passes, 20 * passes)
+
+
+def test_the_time_left_has_the_evaluations_to_come_once_one_is_measured() -> None:
+    """Seen: 4 minutes left, and 6 it took."""
+    pace = Pace(0, 30, Evaluations(every=10, validation=20, at_end=10))
+    for number in range(1, 11):
+        pace.add(step(number))
+    assert pace.seconds_left == pytest.approx(2.0)
+    assert pace.evaluations_not_counted == 4, "not known, and said to be left out"
+    pace.add_evaluation(evaluation(10))
+    for number in range(11, 13):
+        pace.add(step(number))
+    assert pace.seconds_left == pytest.approx(1.8 + 2 * 2.0 + 1.0)
+    assert pace.evaluations_not_counted == 0
+
+
+def test_evaluations_are_those_of_the_recipe(records) -> None:
+    loop = {"loop": {"evaluate_every": "epoch"}, "task": {"threshold": 0.5}}
+    started = records.started(recipe=loop, samples={"train": 80, "validation": 20, "test": 10}, steps_per_epoch=10)
+    assert Evaluations.of(started) == Evaluations(every=10, validation=20, at_end=10)
+    often = replace(started, recipe={"loop": {"evaluate_every": 3}})
+    assert Evaluations.of(often).every == 3
+    never = replace(started, recipe={"loop": {"evaluate_every": "never"}, "task": {"threshold": "tuned"}})
+    assert Evaluations.of(never) == Evaluations(every=0, validation=20, at_end=50)

@@ -60,6 +60,7 @@ def assert_inert(html):
 
 def test_a_whole_run_is_told(records, tmp_path):
     write(tmp_path, records.run())
+    (tmp_path / "checkpoints" / "step-20").mkdir(parents=True)
     html = built(tmp_path)
     assert_inert(html)
     text = re.sub(r"\s+", " ", Page(html).text)
@@ -259,3 +260,13 @@ def test_the_training_samples_are_told(records, tmp_path):
         text = Page(html).text
         assert "<no> 3, yes 1" in text
         assert "97.5% of texts, 81.0% of all tokens" in text
+
+
+def test_checkpoints_that_were_removed_since_are_counted_and_not_listed(records, tmp_path):
+    write(tmp_path, [records.started(), *(records.checkpoint(n) for n in (1, 2, 3, 4)), records.summary()])
+    for number in (3, 4):
+        (tmp_path / "checkpoints" / f"step-{number}").mkdir(parents=True)
+    html = built(tmp_path)
+    assert re.findall(r"<code>(step-\d)</code>", html) == ["step-4", "step-3"]
+    assert html.count('<td class="text">best') == 1, "the newest of the best ones"
+    assert "2 others were written and removed again" in Page(html).text
