@@ -69,7 +69,7 @@ class Pace:
         self.step, self.total_steps = first_step, total_steps
         self._evaluations, self._evaluated = evaluations, first_step
         self._sample_seconds: float | None = None
-        """Of an evaluation, the newest one's."""
+        """Seconds of a sample in the newest evaluation."""
         self.num_skipped = 0
         self._seen = 0
         self._window: deque[StepRecord] = deque()
