@@ -64,7 +64,7 @@ def main() -> None:
         code = ended.code
         raise
     except BaseException:
-        code = 1
+        code = "a bug, whose traceback Python prints"
         raise
     finally:
         if last_resort.asked_by is None:
@@ -76,6 +76,8 @@ def main() -> None:
                 leave_word(last_resort.asked_by)
             _end_soon(last_resort, code if isinstance(code, int) else 1 if code else 0)
         flush_output(is_failing=bool(code))
+        if isinstance(code, int) and _is_in_torch():
+            os._exit(code)
 
 
 def _told(stopped: Preempted, number: signal.Signals) -> int:
@@ -90,6 +92,13 @@ def _told(stopped: Preempted, number: signal.Signals) -> int:
     word = "interrupted" if number is signal.SIGINT else f"stopped by {number.name}"
     sys.stderr.write(f"paceline: {word}\n")
     return 128 + number
+
+
+def _is_in_torch() -> bool:
+    """Return whether a thread is still in torch's C++, and would abort this process on its way back."""
+    from paceline.contract.last_resort import IN_TORCH
+
+    return any(thread.name.startswith(IN_TORCH) for thread in sys.modules["threading"].enumerate())
 
 
 def _makes_run() -> bool:

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
+from torch.distributed import TCPStore
 
+from paceline.distributed.sockets import listen
 from paceline.testing.ports import free_port
 from tests.e2e.whole_runs import recipe
 
@@ -287,3 +289,48 @@ def test_a_disk_that_hangs_under_a_checkpoint_is_told(place: Path) -> None:
     assert "paceline: rank 1: rank 0 of 2 has not reached" in errors, errors
     assert "last seen at 'saving a checkpoint'" in errors, errors
     finished(place, str(place / "run"), "--resume")
+
+
+CONNECTING = """
+import atexit, os, sys
+import paceline.verbs.cli as cli
+
+atexit.register(print, "Python ends", flush=True)
+
+def main():
+    from paceline.distributed.stores import open_store
+    from paceline.distributed.waiting import Waiting
+    from paceline.machine.cluster import find_place
+    place = find_place(os.environ)
+    print("connects", flush=True)
+    open_store(place, 60, Waiting(place, 60))
+
+cli.main = main
+sys.argv[:] = ["paceline", "train"]
+from paceline.__main__ import main
+main()
+"""
+
+
+@pytest.mark.usefixtures("real_interpreters")
+def test_a_store_that_answers_while_python_ends_aborts_nothing(tmp_path: Path) -> None:
+    """Torch's C++ comes back to an interpreter that is going away."""
+    with listen() as listening:
+        port = listening.getsockname()[1]
+        variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [sys.executable, "-c", CONNECTING]
+        with subprocess.Popen(
+            command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == "connects\n"
+            time.sleep(1)
+            process.terminate()
+            process.stdout.readline()  # Python ends, or the process has
+            store = TCPStore(
+                "127.0.0.1", port, 2, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            )
+            told = process.stderr.read()
+    del store
+    assert (process.returncode, told) == (75, "")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, final
 
-from paceline.contract.errors import DiskFullError, RunFolderError
+from paceline.contract.errors import DiskFullError, RunFolderError, UserError
 
 
 def cache_folder() -> Path:
@@ -144,6 +144,24 @@ def require_room(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise _full(folder, needed, free, what)
+
+
+def require_open_files(needed: int) -> None:
+    """Raise this process's limit of open files where that is lower, as far as the system lets it.
+
+    Raises:
+        UserError: it does not.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"{hard} open files at most (ulimit -n)", f"this run opens up to {needed} at a time", "ulimit -n 1024"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ WORDS_SECONDS: Final = 1.0
 
 LOOK_SECONDS = 0.1
 
+IN_TORCH: Final = "paceline-torch-"
+"""How names of threads begin that wait in torch's C++: one that comes back while Python ends aborts the process."""
+
 CLOSED: Final = 0
 """In the pipe: nothing is watched any more; no signal has this number."""
 

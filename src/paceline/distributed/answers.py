@@ -14,6 +14,8 @@ from typing import Any, final
 
 from torch.distributed.distributed_c10d import Store
 
+from paceline.contract.last_resort import IN_TORCH
+
 LAST_SECONDS = 5.0
 """How long an answer may take once something has failed: everybody has waited for the time-out then."""
 
@@ -72,7 +74,7 @@ class AnsweringStore:
                 answers.put((None, error))
 
         # a thread that waits for ever is no hindrance to the end of the process
-        thread = threading.Thread(target=ask, name="paceline-ask", daemon=True)
+        thread = threading.Thread(target=ask, name=f"{IN_TORCH}ask", daemon=True)
         thread.start()
         try:
             value, error = answers.get(timeout=self._timeout)

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import Store
 
 from paceline.contract.errors import RecipeError, UserError, nearest
+from paceline.contract.last_resort import IN_TORCH
 from paceline.distributed.exchange import Exchange
 from paceline.machine.cluster import Place, check_gpus
 
@@ -158,6 +159,6 @@ def abort_group() -> None:
             dist.distributed_c10d._abort_process_group()
 
     # NCCL has been seen to hang in this too (NVIDIA/nccl issue 1013)
-    thread = threading.Thread(target=abort, name="paceline-abort", daemon=True)
+    thread = threading.Thread(target=abort, name=f"{IN_TORCH}abort", daemon=True)
     thread.start()
     thread.join(ABORT_SECONDS)

@@ -56,11 +56,14 @@ class Exchange:
         self._turn = self._firsts = 0
         self._own = ""
 
-    def all(self, at: str, value: Any = None) -> list[Any]:
+    def all(
+        self, at: str, value: Any = None, *, report: Callable[[Callable[[], list[int]]], None] | None = None
+    ) -> list[Any]:
         """Each rank's value, in rank order. Waits on while a rank that goes first on its machine shows signs of life.
 
         Args:
             at: what this is, for people; the same on all ranks.
+            report: called while this rank waits, with a function that returns the ranks that have not come yet.
 
         Raises:
             LostRank: a rank failed or did not arrive in time.
@@ -71,7 +74,7 @@ class Exchange:
         with self._reaching_store():
             self._store.set(f"at/{self._rank}", at)
             self._store.set(keys[self._rank], json.dumps([at, value]))
-            self._until(lambda: self._store.check(keys), lambda: self._absent(keys), at, _PULSE)
+            self._until(lambda: self._store.check(keys), lambda: self._absent(keys), at, _PULSE, report)
             found = [json.loads(text) for text in self._store.multi_get(keys)]
             # whoever is in this turn has read all of the last one
             self._store.delete_key(f"{self._turn - 1}/{self._rank}")
@@ -176,12 +179,15 @@ class Exchange:
         missing: Callable[[], list[int]],
         at: str,
         pulse: str | None = None,
+        report: Callable[[Callable[[], list[int]]], None] | None = None,
     ) -> None:
         """Wait until ``ready``, for as long as the time-out, or after the last change of the counter ``pulse``."""
         pause, since, beats = _SHORTEST_PAUSE, time.monotonic(), 0
         while not ready():
             if pause == _LONGEST_PAUSE:
                 self._raise_failure(at)
+                if report:
+                    report(missing)
                 if pulse and (now := self._store.add(pulse, 0)) != beats:
                     since, beats = time.monotonic(), now
             if time.monotonic() - since > self.timeout_seconds:

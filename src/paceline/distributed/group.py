@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from paceline.contract.errors import UserError
+from paceline.contract.files import require_open_files
 from paceline.contract.spans import span
 from paceline.distributed.agree import agree
 from paceline.distributed.backends import OPENING, abort_group, backend_of, gpu_of, listening, new_group, open_group
@@ -28,6 +29,7 @@ from paceline.distributed.failures import LOST_CONNECTION, tell_launcher
 from paceline.distributed.reach import check_reach
 from paceline.distributed.roll_call import call_roll
 from paceline.distributed.stores import leaving, open_store
+from paceline.distributed.waiting import Waiting
 from paceline.machine.cluster import Place
 from paceline.machine.facts import version_of
 from paceline.seams import Alone, Link, World
@@ -61,10 +63,14 @@ def joined(
 
     Raises:
         RecipeError: a backend that is not there, or does not suit the device.
-        UserError: an address that cannot be used, no GPU for this rank, different library versions.
+        UserError: an address that cannot be used, no GPU for this rank, different library versions, a limit of open
+            files that is too low.
         LostRank: a rank failed, ended, or did not arrive; it is named.
     """
-    if place.world_size == 1:
+    size = place.world_size
+    # each rank has a socket for every other, and rank 0's store one more
+    require_open_files(16 if size == 1 else 24 + 4 * size)
+    if size == 1:
         yield Alone()
         return
     group_backend = backend_of(backend, device)
@@ -77,10 +83,11 @@ def joined(
     # torchrun's agent keeps its store when it starts ranks again, and for the next run of one program
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     turn = next(_joins) if place.started == "torchrun" else 0
-    store = PrefixStore(f"paceline/{attempt}/{turn}", open_store(place, timeout_seconds))
+    waiting = Waiting(place, timeout_seconds)
+    store = PrefixStore(f"paceline/{attempt}/{turn}", open_store(place, timeout_seconds, waiting))
     exchange = Exchange(store, place.rank, place.world_size, timeout_seconds)
     try:
-        present = call_roll(exchange, place)
+        present = call_roll(exchange, place, waiting)
         # here, so that the others hear of a rank without a GPU in what they exchange next
         if device.type == "cuda":
             device = gpu_of(present.place, device)

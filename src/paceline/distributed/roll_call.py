@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from dataclasses import dataclass, replace
@@ -10,6 +11,8 @@ from typing import get_args
 
 from paceline.contract.errors import UserError
 from paceline.distributed.exchange import Exchange
+from paceline.distributed.stores import meeting_point
+from paceline.distributed.waiting import Waiting
 from paceline.machine.cluster import Place
 from paceline.machine.jobs import JobStarter
 
@@ -28,7 +31,7 @@ class Present:
     """Whether there is one, and nobody has said otherwise, as where containers of one name share it."""
 
 
-def call_roll(exchange: Exchange, place: Place) -> Present:
+def call_roll(exchange: Exchange, place: Place, waiting: Waiting) -> Present:
     """Wait for all ranks, and count who is on which machine; a collective.
 
     Raises:
@@ -42,7 +45,8 @@ def call_roll(exchange: Exchange, place: Place) -> Present:
     # where each process was left a GPU of its own, each counts from 0
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     local = None if place.is_local_guessed else [place.local_rank, place.local_world_size]
-    found = exchange.all("joining", [[_machine(), gpus], local, place.world_size])
+    report = functools.partial(waiting.report, meeting_point(place))
+    found = exchange.all("joining", [[_machine(), gpus], local, place.world_size], report=report)
     _check_sizes(place, [size for _, _, size in found])
     machines: dict[str, list[int]] = {}
     for rank, ((machine, _), _, _) in enumerate(found):

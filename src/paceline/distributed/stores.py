@@ -21,15 +21,17 @@ from torch.distributed import DistNetworkError, FileStore, TCPStore  # type: ign
 from torch.distributed.distributed_c10d import Store
 
 from paceline.contract.errors import UserError
+from paceline.contract.last_resort import IN_TORCH
 from paceline.distributed.exchange import GRACE_SECONDS, LostRank, seconds
 from paceline.distributed.sockets import STORE_FD, listen
+from paceline.distributed.waiting import Waiting
 from paceline.machine.cluster import LOOPBACK, Place
 from paceline.machine.jobs import node_address
 
 PAUSE_SECONDS = 0.05
 
 
-def open_store(place: Place, timeout_seconds: float) -> Store:
+def open_store(place: Place, timeout_seconds: float, waiting: Waiting) -> Store:
     """The store of this run.
 
     Under torchrun it is the agent's; else rank 0 opens one at the address of ``place.init_method`` (``tcp://HOST:PORT``,
@@ -44,7 +46,7 @@ def open_store(place: Place, timeout_seconds: float) -> Store:
     host, port = _address(place)
     if place.rank == 0 and not _is_agents():
         return _serve(host, port, place, timeout_seconds)
-    return _connect(host, port, place.world_size, timeout_seconds)
+    return _connect(host, port, place.world_size, timeout_seconds, waiting)
 
 
 @contextmanager
@@ -76,6 +78,14 @@ def on_one_machine(place: Place) -> bool:
 def _is_agents() -> bool:
     """Whether the store is that of torchrun's agent, which outlives the ranks."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def meeting_point(place: Place) -> str:
+    """Return where ranks meet, as messages show it."""
+    if path := _meeting_file(place):
+        return path
+    host, port = _address(place)
+    return f"{host}:{port}"
 
 
 def _meeting_file(place: Place) -> str:
@@ -158,9 +168,9 @@ def _descriptor_at(host: str, port: int) -> int | None:
     return listen(port, host).detach()
 
 
-def _connect(host: str, port: int, world_size: int, timeout_seconds: float) -> Store:
+def _connect(host: str, port: int, world_size: int, timeout_seconds: float, waiting: Waiting) -> Store:
     deadline = time.monotonic() + timeout_seconds
-    _await_listener(host, port, deadline, timeout_seconds)
+    _await_listener(host, port, deadline, timeout_seconds, waiting)
     made: list[Store | Exception] = []
 
     def connect() -> None:
@@ -171,9 +181,10 @@ def _connect(host: str, port: int, world_size: int, timeout_seconds: float) -> S
             made.append(error)
 
     # where a socket accepts and never answers, TCPStore waits for ever, deaf to signals
-    thread = threading.Thread(target=connect, name="paceline-connect", daemon=True)
+    thread = threading.Thread(target=connect, name=f"{IN_TORCH}connect", daemon=True)
     thread.start()
     while thread.is_alive() and time.monotonic() < deadline:
+        waiting.report(f"{host}:{port}", lambda: [0])
         thread.join(PAUSE_SECONDS)
     if not made:
         why = f"what listens there has not answered as a store within {seconds(timeout_seconds)}"
@@ -183,7 +194,7 @@ def _connect(host: str, port: int, world_size: int, timeout_seconds: float) -> S
     return made[0]
 
 
-def _await_listener(host: str, port: int, deadline: float, timeout_seconds: float) -> None:
+def _await_listener(host: str, port: int, deadline: float, timeout_seconds: float, waiting: Waiting) -> None:
     """Return once somebody listens; TCPStore would wait too, but with pages of warnings."""
     while True:
         try:
@@ -195,6 +206,7 @@ def _await_listener(host: str, port: int, deadline: float, timeout_seconds: floa
             if time.monotonic() > deadline:
                 why = f"no answer within {seconds(timeout_seconds)}: {error.strerror or error}"
                 raise _no_answer(host, port, why) from None
+            waiting.report(f"{host}:{port}", lambda: [0])
             time.sleep(PAUSE_SECONDS)
 
 

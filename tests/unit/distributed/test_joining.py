@@ -26,6 +26,7 @@ from paceline.distributed.exchange import LostRank
 from paceline.distributed.failures import REPORT_FD
 from paceline.distributed.group import joined
 from paceline.distributed.sockets import STORE_FD, listen
+from paceline.distributed.waiting import Waiting
 from paceline.machine.cluster import LAUNCHER, Place
 from paceline.seams import Alone
 from paceline.testing.distributed import RankError, run_processes
@@ -76,7 +77,7 @@ def test_ranks_meet_in_a_file(size: int, tmp_path: Path) -> None:
 def leaves_often(rank: int, folder: str, times: int) -> None:
     for number in range(times):
         place = at(rank, 2, f"file://{folder}/{number}")
-        store = stores.open_store(place, 20)
+        store = stores.open_store(place, 20, Waiting(place, 20))
         store.add("here", 1)
         while store.add("here", 0) < 2:  # so that both leave at the same time
             pass
@@ -312,7 +313,8 @@ def test_a_store_for_several_machines_listens_where_they_meet_and_nowhere_else()
 @LINUX
 def test_a_store_at_an_address_that_is_not_this_machines_listens_on_every_one() -> None:
     """It may be passed on to this machine."""
-    store = stores.open_store(at(0, 2, f"tcp://192.0.2.1:{free_port()}", local_world_size=1), 1)
+    place = at(0, 2, f"tcp://192.0.2.1:{free_port()}", local_world_size=1)
+    store = stores.open_store(place, 1, Waiting(place, 1))
     assert listening_addresses() & {"0" * 8, "0" * 32}
     del store
 

@@ -512,6 +512,19 @@ def test_a_rank_that_fails_of_its_own_is_told_beside_one_that_was_stopped(tmp_pa
     assert (exit_code, err) == (2, "paceline: rank 1: no data\n")
 
 
+def test_ranks_that_wait_for_one_which_was_stopped_are_stopped(tmp_path: Path) -> None:
+    """They have not met it, and so do not hear of it."""
+    code = TOLD + (
+        "from paceline.contract.stop import Stop\n"
+        "with failures_told(), Stop('nothing is lost'):\n"
+        "    if rank == 1: raise Preempted('stopped by SIGUSR1')\n"
+        f"    {WAIT}"
+    )
+    began = time.monotonic()
+    assert ended(tmp_path, 3, code) == (75, "", "paceline: stopped by SIGUSR1\n")
+    assert time.monotonic() - began < 30, "they were waited for"
+
+
 def test_a_rank_that_does_not_listen_yet_was_stopped_all_the_same(tmp_path: Path) -> None:
     """In the hundredths of a second in which Python starts, a signal ends the process itself."""
     launching = LAUNCH.replace("grace_seconds=", "makes_run=True, grace_seconds=")

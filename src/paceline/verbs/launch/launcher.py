@@ -117,6 +117,7 @@ class _Supervision:
         self._passed_on: set[int] = set()
         self._is_interrupted = False
         self._failed_at: float | None = None
+        self._stopped_at: float | None = None
         self._cause: Failure | None = None
 
     def run(self) -> int:
@@ -128,6 +129,8 @@ class _Supervision:
             for rank in self._ranks:
                 rank.look()
             self._pass_on_signals()
+            if any(rank.code == PREEMPTED for rank in self._ranks):
+                self._stop_together(time.monotonic())
             if self._failures() and not self._is_interrupted:
                 self._end_together(time.monotonic())
         if self._is_interrupted:
@@ -167,6 +170,13 @@ class _Supervision:
                     rank.send(number)
             if self._is_interrupted:
                 self._err.say(f"{self._host}paceline: interrupted")
+
+    def _stop_together(self, now: float) -> None:
+        """Ask the others to stop, for one has stopped; those that have not met it yet would wait for the time-out."""
+        if self._stopped_at is None:
+            self._stopped_at = now
+        if now >= self._stopped_at + SETTLE_SECONDS and signal.SIGTERM not in self._passed_on:
+            self._noted.append(signal.SIGTERM)
 
     def _end_together(self, now: float) -> None:
         """One has failed: hear what the others have to say, which tells the cause; then end them."""
