@@ -64,27 +64,22 @@ def joined(
     Raises:
         RecipeError: a backend that is not there, or does not suit the device.
         UserError: an address that cannot be used, no GPU for this rank, different library versions, a limit of open
-            files that is too low.
+            files that is too low, a process group that the program has opened itself.
         LostRank: a rank failed, ended, or did not arrive; it is named.
     """
     size = place.world_size
     # each rank has a socket for every other, and rank 0's store one more
     require_open_files(16 if size == 1 else 24 + 4 * size)
+    _refuse_open_group(size)
     if size == 1:
         yield Alone()
         return
     group_backend = backend_of(backend, device)
-    if dist.is_initialized():
-        why = "this process has joined its ranks already, and can do so once"
-        raise UserError("torch.distributed: a process group is open", why, "torch.distributed.destroy_process_group()")
     # imported with a group open, its functions would keep that as a default, and rank 0's store would listen for good
     from torch.distributed import nn  # noqa: F401
 
-    # torchrun's agent keeps its store when it starts ranks again, and for the next run of one program
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    turn = next(_joins) if place.started == "torchrun" else 0
     waiting = Waiting(place, timeout_seconds)
-    store = PrefixStore(f"paceline/{attempt}/{turn}", open_store(place, timeout_seconds, waiting))
+    store = _open_own_store(place, timeout_seconds, waiting)
     exchange = Exchange(store, place.rank, place.world_size, timeout_seconds)
     try:
         present = call_roll(exchange, place, waiting)
@@ -113,6 +108,39 @@ def joined(
         dist.destroy_process_group()
         exchange.close()
         del store
+
+
+def _open_own_store(place: Place, timeout_seconds: float, waiting: Waiting) -> PrefixStore:
+    """Open the ranks' store under a prefix of this start and run.
+
+    torchrun's agent keeps its store when it starts ranks again, and for the next run of one program.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    turn = next(_joins) if place.started == "torchrun" else 0
+    return PrefixStore(f"paceline/{attempt}/{turn}", open_store(place, timeout_seconds, waiting))
+
+
+def _refuse_open_group(size: int) -> None:
+    """Refuse a process group of several ranks that the program has opened itself.
+
+    In it a run of one process would train on its own in every rank, and transformers saves weights in rank 0 alone.
+
+    Raises:
+        UserError: says how paceline starts or joins the ranks.
+    """
+    if not dist.is_initialized():
+        return
+    if size > 1:
+        why = "this process has joined its ranks already, and can do so once"
+        raise UserError("torch.distributed: a process group is open", why, "torch.distributed.destroy_process_group()")
+    ranks = dist.get_world_size()
+    if ranks > 1:
+        raise UserError(
+            f"torch.distributed: this process is rank {dist.get_rank()} of {ranks} in an open process group",
+            "paceline opens the group of its ranks itself, and each of them would train alone",
+            f"without init_process_group: torchrun --nproc-per-node {ranks} SCRIPT, or in a single process"
+            f" paceline.train(RECIPE, gpus={ranks}) in place of mp.spawn",
+        )
 
 
 @contextmanager

@@ -476,6 +476,25 @@ def test_a_rank_without_a_gpu_is_refused_and_the_others_hear_of_it() -> None:
     assert seconds < LONG_SECONDS, "nobody waits for the time-out"
 
 
+def trains_in_a_group_of_its_own(rank: int, size: int, folder: str) -> str:
+    """As the tutorials' ``setup(rank, world_size)`` under mp.spawn: a group is open, and no variable says so."""
+    dist.init_process_group("gloo", rank=rank, world_size=size, store=dist.FileStore(f"{folder}/store", size))
+    alone = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, init_method=None, started="alone")
+    try:
+        with pytest.raises(UserError) as caught, joined(alone, device=CPU, timeout_seconds=20):
+            pass
+    finally:
+        dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_a_group_that_the_program_opened_is_not_ignored(tmp_path: Path) -> None:
+    """Each rank trained alone, without a word, and rank 1 saved no weights."""
+    for rank, message in enumerate(run_processes(trains_in_a_group_of_its_own, 2, 2, str(tmp_path))):
+        assert f"this process is rank {rank} of 2 in an open process group" in message
+        assert "torchrun --nproc-per-node 2" in message
+
+
 def test_an_open_group_is_not_opened_again() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
