@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from paceline.contract.errors import DataError
 from paceline.data.dataset import Tokens
+from paceline.data.long_texts import PIECE_CHARACTERS, head_of
 from paceline.data.overflow import HEAD, Overflow, overlapping, pieces, pieces_of_pair
 
-_CHUNK = 1000
+_CHUNK, _CHUNK_CHARACTERS = 1000, 2_000_000
 """Texts given to the tokenizer at once: enough to keep its threads busy, few enough to stay small in memory."""
 
 
@@ -62,6 +63,10 @@ def encode_texts(
     _require_room(tokenizer, pairs is not None, max_length)
     if overflow != HEAD:
         return _encode_and_cut(tokenizer, texts, pairs, max_length, overflow, keep_going)
+    texts, beyond = _heads(tokenizer, texts, max_length)
+    if pairs is not None:
+        pairs, beyond_second = _heads(tokenizer, pairs, max_length)
+        beyond = beyond + beyond_second
     dtype = _dtype_of(tokenizer)
     found: list[NDArray[np.unsignedinteger]] = []
     kept = _kept_types(tokenizer, texts, pairs, max_length)
@@ -81,7 +86,7 @@ def encode_texts(
                 second += (len(each) - sum(each) for each in given)
     short = np.array(lengths, dtype=np.int64)
     offsets = np.concatenate(([0], short.cumsum()))
-    whole = _whole_lengths(tokenizer, texts, pairs, short, cut, max_length, keep_going)
+    whole = _whole_lengths(tokenizer, texts, pairs, short, cut, max_length, keep_going) + beyond
     return Tokens(
         flat=np.concatenate(found) if found else np.empty(0, dtype=dtype),
         offsets=offsets,
@@ -89,6 +94,19 @@ def encode_texts(
         pairs=pairs is not None,
         **_of_tokenizer(tokenizer, kept, second, types),
     )
+
+
+def _heads(tokenizer: Any, texts: Sequence[str], max_length: int) -> tuple[Sequence[str], NDArray[np.int64]]:
+    """The beginnings of very long texts, the others whole; and the tokens that each has behind that."""
+    beyond = np.zeros(len(texts), dtype=np.int64)
+    if not tokenizer.is_fast or max(map(len, texts), default=0) <= PIECE_CHARACTERS:
+        return texts, beyond
+    heads = list[str]()
+    with _truncating(tokenizer, None):
+        for at, text in enumerate(texts):
+            head, beyond[at] = head_of(tokenizer.backend_tokenizer, text, max_length)
+            heads.append(head)
+    return heads, beyond
 
 
 def _encode_and_cut(
@@ -290,7 +308,14 @@ def _encoded(
 
 
 def _chunks(texts: Sequence[str], pairs: Sequence[str] | None) -> list[tuple[list[str], list[str] | None]]:
-    starts = [*range(0, len(texts), _CHUNK), len(texts)]
+    starts, size = [0] if len(texts) else [], 0
+    for at, text in enumerate(texts):
+        characters = len(text) + (0 if pairs is None else len(pairs[at]))
+        if at > starts[-1] and (at - starts[-1] >= _CHUNK or size + characters > _CHUNK_CHARACTERS):
+            starts.append(at)
+            size = 0
+        size += characters
+    starts.append(len(texts))
     return [(list(texts[a:b]), None if pairs is None else list(pairs[a:b])) for a, b in pairwise(starts)]
 
 
