@@ -41,6 +41,9 @@ def build_recipe(
             why = "a recipe is a YAML file; the first of them seems to be data, too"
             raise RecipeError(f"{target} with --data {data}: two sources of data", why, "leave one of them out")
         target, data = None, str(target)
+    for option, value, key in (("--model", model, "model.source"), ("--data", data, "data.source")):
+        if value and any(change.partition("=")[0].strip() == key for change in settings):
+            raise RecipeError(f"{option} {value}: {key} is set twice", "--set names it too", "leave one of them out")
     plain = read_yaml(target) if target else {}
     if model:
         plain["model"] = {**_without(plain.get("model"), "config", "factory", "revision"), "source": model}

@@ -25,7 +25,7 @@ from paceline.verbs.commands.evaluate import evaluate
 from paceline.verbs.commands.launch import app as launch_app
 from paceline.verbs.commands.lr import lr
 from paceline.verbs.commands.memory import memory
-from paceline.verbs.commands.options import unfolded
+from paceline.verbs.commands.options import SingleOptions, unfolded
 from paceline.verbs.commands.plan import plan
 from paceline.verbs.commands.predict import predict
 from paceline.verbs.commands.trace import trace
@@ -76,7 +76,7 @@ app.add_typer(launch_app, name="launch")
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
 
 for verb in (train, lr, trace, plan, memory, calibrate, check, evaluate, predict):
-    app.command()(unfolded(verb))
+    app.command(cls=SingleOptions)(unfolded(verb))
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from paceline.verbs.cli import app
 from paceline.verbs.commands.options import Changes, Source, Trusting, unfolded
 from paceline.verbs.commands.ranks import Joining, Launch
 
@@ -73,3 +74,35 @@ def test_the_command_can_still_be_looked_at() -> None:
     parameters = inspect.signature(unfolded(fetch), eval_str=True).parameters
     assert {"model", "often", "gpus", "settings"} <= parameters.keys()
     assert not {"source", "ranks", "changes"} & parameters.keys()
+
+
+class TestSingleOptions:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--data", "a.csv", "--data", "b.csv"], "--data a.csv and --data b.csv: given twice"),
+            (["--data=a.csv", "--data", "b c.csv"], "--data a.csv and --data 'b c.csv': given twice"),
+            (["--lr", "1", "--epochs", "2", "--lr", "3"], "--lr 1 and --lr 3: given twice"),
+        ],
+    )
+    def test_with_two_values_are_refused(self, words: list[str], message: str) -> None:
+        done = CliRunner().invoke(app, ["train", "--model", "m", *words])
+        assert done.exit_code == 2
+        assert message in done.stderr
+        assert "leave one of them out" in done.stderr
+
+    @pytest.mark.parametrize(
+        "words", [["--data", "a.csv", "--data", "a.csv"], ["--set", "seed=1", "--set", "name=x", "--data", "a.csv"]]
+    )
+    def test_with_one_value_and_repeatable_ones_are_not(self, words: list[str]) -> None:
+        done = CliRunner().invoke(app, ["train", "--model", "m", *words])
+        assert "given twice" not in done.stderr
+        assert "a.csv" in done.stderr
+
+    @pytest.mark.parametrize(("option", "key"), [("--data", "data.source"), ("--model", "model.source")])
+    def test_that_are_set_too_are_refused(self, option: str, key: str) -> None:
+        words = {"--data": "a.csv", "--model": "m"}
+        typed = [word for pair in words.items() for word in pair]
+        done = CliRunner().invoke(app, ["train", *typed, "--set", f"{key}=other"])
+        assert done.exit_code == 2
+        assert f"{option} {words[option]}: {key} is set twice" in done.stderr

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from paceline.verbs.commands.bench import ladder as measure_ladder
 from paceline.verbs.commands.bench import loader as measure_loader
-from paceline.verbs.commands.options import unfolded
+from paceline.verbs.commands.options import SingleOptions, unfolded
 from paceline.verbs.commands.ranks import gpus_typed
 
 LADDER = "ladder"
@@ -45,8 +45,8 @@ def bench() -> None:
     """
 
 
-app.command(LADDER)(unfolded(measure_ladder))
-app.command("loader")(unfolded(measure_loader))
+app.command(LADDER, cls=SingleOptions)(unfolded(measure_ladder))
+app.command("loader", cls=SingleOptions)(unfolded(measure_loader))
 
 
 @app.command("comm")

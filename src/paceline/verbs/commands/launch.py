@@ -13,7 +13,7 @@ import typer
 
 from paceline.contract.errors import UserError
 from paceline.contract.interpreter import python
-from paceline.verbs.commands.options import Changes, Source, Trusting, unfolded
+from paceline.verbs.commands.options import Changes, SingleOptions, Source, Trusting, unfolded
 from paceline.verbs.commands.ranks import gpus_typed
 
 if TYPE_CHECKING:
@@ -256,5 +256,5 @@ def _check_ranks(recipe: Recipe, machines: int, gpus: Gpus | None, processes: in
         require_cut(recipe, ranks)
 
 
-app.command("slurm")(unfolded(slurm))
-app.command("torchrun")(unfolded(torchrun))
+app.command("slurm", cls=SingleOptions)(unfolded(slurm))
+app.command("torchrun", cls=SingleOptions)(unfolded(torchrun))

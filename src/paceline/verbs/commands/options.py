@@ -6,14 +6,18 @@ import copy
 import functools
 import inspect
 import os
+import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 from typer.models import OptionInfo
 
+from paceline.contract.errors import UserError
 from paceline.verbs.short import BatchSize, Epochs, MaxLength, Rate, Seed, all_settings
 
 if TYPE_CHECKING:
@@ -48,6 +52,48 @@ def with_views(settings: Sequence[str] | None, tta: str | None) -> Sequence[str]
     if any(change.partition("=")[0].strip() == "techniques.tta" for change in changes):
         raise RecipeError(f"--tta {tta}: techniques.tta is set twice", "--set names it too", "leave one of them out")
     return [*changes, f"techniques.tta=[{tta}]"]
+
+
+class SingleOptions(TyperCommand):
+    """A command that refuses an option with two values, of which only the last would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words that were typed.
+
+        Raises:
+            UserError: an option that takes one value has several.
+        """
+        for option in self.params:
+            names = getattr(option, "opts", [])
+            if getattr(option, "is_flag", True) or option.multiple or not names[0].startswith("-"):
+                continue
+            values = dict.fromkeys(_values_of(names, args))
+            if len(values) > 1:
+                name = max(names, key=len)
+                shown = " and ".join(f"{name} {shlex.quote(value)}" for value in values)
+                raise UserError(f"{shown}: given twice", "the last one would win, and the first be lost", _ONE[name])
+        return super().parse_args(ctx, args)
+
+
+_ONE = defaultdict(
+    lambda: "leave one of them out",
+    {
+        "--data": "leave one of them out; a folder with both files is read as one set of data, and --set"
+        " data.validation=FILE names a file for validation"
+    },
+)
+
+
+def _values_of(names: Sequence[str], args: Sequence[str]) -> Iterator[str]:
+    """Values that an option has among the words of a command line."""
+    for at, word in enumerate(args):
+        if word == "--":
+            return
+        name, equals, value = word.partition("=")
+        if name in names and equals:
+            yield value
+        elif word in names and at + 1 < len(args):
+            yield args[at + 1]
 
 
 @dataclass(frozen=True, kw_only=True)
