@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,19 +20,24 @@ _LONGEST_START = 600.0
 _LOADED = time.perf_counter()
 
 
+def process_age(process: int | str = "self") -> float | None:
+    """Seconds since a process was started, to a hundredth; None where it is not there, or the system does not tell."""
+    try:
+        # proc(5): starttime is field 22; the name, which may hold blanks and brackets, is field 2
+        ticks = int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):  # there is no such clock outside Linux
+        return None
+
+
 def process_start() -> float:
     """When this process began, on the clock of ``time.perf_counter``, to a hundredth of a second.
 
     For a command, whose process is there for the run alone. Where the system does not tell (it does on Linux), it is
     the moment at which this module was loaded.
     """
-    if sys.platform != "linux":
-        return _LOADED
-    try:
-        # proc(5): starttime is field 22; the name, which may hold blanks and brackets, is field 2
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
+    age = process_age()
+    if age is None:
         return _LOADED
     now = time.perf_counter()
     return now - age if now - _LOADED <= age < now - _LOADED + _LONGEST_START else _LOADED

@@ -187,6 +187,7 @@ def _plain_build(
         device=device,
         decisions=decisions,
         execution={"layout": "images" if dataset.is_images else "padded", "data": "on the device" if kept else "host"},
+        own_forwards={name: own for name, each in model.named_modules() if (own := vars(each).get("forward"))},
     )
     check_text_ends(model, build.forward, layout, dataset, device)
     return build

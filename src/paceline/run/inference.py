@@ -97,7 +97,7 @@ def evaluate_saved(
         unused_tokens(recipe, loaded.model, dataset, loaded.tokenizer)  # raises where one of them is used
         with explained(partial(_situation, recipe)):
             build = _build(recipe, loaded, dataset, tell if world.is_first else _unsaid, world)
-            with contextlib.closing(build.layout):
+            with contextlib.closing(build):
                 size = recipe.loop.evaluated_together
                 record = evaluate(inference(build), build, split, ids, size, step=0, epoch=0, world=world)
         for notice in record.notices if world.is_first else ():
@@ -122,12 +122,17 @@ def predict_rows(
     _, recipe, loaded = _open(folder, settings, tell, trust, own_data=False)
     part, size = _data_part(recipe, data, settings), recipe.loop.evaluated_together
     build = None
-    with numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device), file:
+    numeric = numerics(recipe.techniques.precision, deterministic=recipe.deterministic, device=recipe.device)
+    with numeric, file, contextlib.ExitStack() as stack:
         window = max(1, min(WINDOW, _MOST_SCORES // max(1, len(loaded.saved.label_names))))
         for dataset, table in prepare_to_predict(part, _given(recipe, loaded), window, rows=rows, tell=tell):
             with explained(partial(_situation, recipe)):
                 unused_tokens(recipe, loaded.model, dataset, loaded.tokenizer)  # raises where one of them is used
-                build = over(recipe, build, dataset) if build else _build(recipe, loaded, dataset, tell)
+                if build is None:
+                    build = _build(recipe, loaded, dataset, tell)
+                    stack.callback(build.close)
+                else:
+                    build = over(recipe, build, dataset)
                 found = probabilities(inference(build), build, dataset.splits["all"], size, advance)
             labelled = table.rows or [{"file": dataset.origins.of(i)} for i in range(len(dataset))]
             file.add(labelled, found, dataset.origins.lines)

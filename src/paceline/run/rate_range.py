@@ -134,7 +134,7 @@ def measure_rates(
             stack.enter_context(kept_cache(compiled_folder()))
         stack.enter_context(explained(partial(_situation, recipe)))
         prepared = prepare_run(recipe, decisions, facts=facts, watch=Stopwatch())
-        stack.callback(prepared.build.layout.close)
+        stack.callback(prepared.build.close)
         for notice in (*prepared.dataset.notices, *prepared.build.notices):
             tell(notice)
         recipe = prepared.recipe

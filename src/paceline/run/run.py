@@ -113,7 +113,7 @@ def _prepared(request: Request, stack: contextlib.ExitStack) -> Prepared:
         # by the layout ranks share out the batches of an evaluation among themselves
         layout = prepared.build.layout_kind.value
         agree(world, "the data", {"fingerprint": prepared.dataset.fingerprint, "layout": layout})
-    stack.callback(prepared.build.layout.close)
+    stack.callback(prepared.build.close)
     if prepared.recipe.observe.baseline:
         check_baseline(prepared.dataset, has_texts=prepared.tokenizer is not None)
     return prepared

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,20 @@ class Build:
     """Whether ranks meet within forward and backward passes, so that none can run one by itself."""
     execution: Mapping[str, str] = field(default_factory=dict)
     """How the steps are carried out, for people: a word or reason a stage (``layout``, ``attention``, ...)."""
+
+    own_forwards: Mapping[str, Any] = field(default_factory=dict)
+    """Module name -> the forward pass that the model itself came with on the instance, before any technique."""
+
+    def close(self) -> None:
+        """Close the layout, and take away the forward passes that techniques have put on the model's modules.
+
+        Each holds its own module: a circle, which would keep weights and gradients until the garbage collector comes.
+        """
+        self.layout.close()
+        for name, module in self.model.named_modules():
+            vars(module).pop("forward", None)
+            if name in self.own_forwards:
+                vars(module)["forward"] = self.own_forwards[name]
 
     def carried_out(self, **stages: str) -> Build:
         """With words or reasons for these stages."""

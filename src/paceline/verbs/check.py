@@ -94,7 +94,7 @@ def check(
             for finding in findings(claims, subject, deadline=deadline, begins=begins):
                 told(finding)
                 found.append(finding)
-        subject.prepared.build.layout.close()
+        subject.prepared.build.close()
     return Checked(
         name=recipe.name,
         device=subject.recipe.device,

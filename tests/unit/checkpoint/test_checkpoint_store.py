@@ -8,6 +8,8 @@ import os
 import pickle
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -345,6 +347,29 @@ def test_a_checkpoint_of_a_later_paceline_is_not_skipped(tmp_path: Path) -> None
         store.newest()
 
 
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [
+        ("model.safetensors", True),
+        ("model.safetensors", False),
+        ("state.json", True),
+        ("state.json", False),
+        ("optimizer.safetensors", True),
+    ],
+)
+def test_a_manifest_made_again_that_leaves_a_file_out_is_damage(tmp_path: Path, name: str, stays: bool) -> None:
+    """What is not listed is not checked, and would be read all the same."""
+    store = CheckpointStore(tmp_path, keep_last=2)
+    save(store, 10, 20)
+    edit_manifest(tmp_path / "step-00000020", lambda manifest: manifest["files"].pop(name))
+    if not stays:
+        (tmp_path / "step-00000020" / name).unlink()
+    found = store.newest()
+    assert holds(found, 10)
+    assert f"leaves out {name}" in found.notices[0]
+    assert store.steps() == (10,)
+
+
 def test_a_renamed_checkpoint_is_not_taken_for_another_step(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
     save(store, 10)
@@ -371,6 +396,17 @@ def test_leftovers_of_dead_processes_are_removed_and_a_live_ones_kept(tmp_path: 
     (tmp_path / "step-12").mkdir()
     save(CheckpointStore(tmp_path, keep_last=1), 10)
     assert names(tmp_path) == [f".step-00000005.partial-{alive}", "notes.txt", "step-00000010", "step-12"]
+
+
+def test_a_leftover_of_a_process_whose_number_another_one_has_now_is_removed(tmp_path: Path) -> None:
+    """Process ids come again: a live process that was started after the last change has not made it."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        old, recent = (tmp_path / f".step-0000000{step}.partial-{process.pid}" for step in (5, 6))
+        for leftover in (old, recent):
+            leftover.mkdir()
+        os.utime(old, (0, 0))
+        save(CheckpointStore(tmp_path, keep_last=1), 10)
+        assert names(tmp_path) == [recent.name, "step-00000010"], "only what it may be writing stays"
 
 
 def test_what_cannot_be_deleted_is_out_of_sight_and_tried_again(tmp_path: Path, monkeypatch: Any) -> None:

@@ -25,6 +25,9 @@ from paceline.contract.errors import CheckpointError
 FORMAT_VERSION = 1
 
 STATE, MANIFEST, MARKER = "state.json", "manifest.json", "COMMITTED"
+REQUIRED = (STATE, "model.safetensors")
+"""What every checkpoint has, whatever its manifest says."""
+
 FILE_NAME = r"^([A-Za-z0-9_-]+\.safetensors|state\.json)$"
 
 
@@ -135,9 +138,17 @@ def read_manifest(root: Path, slot: Slot) -> Manifest:
             f"this paceline reads up to format {FORMAT_VERSION}",
             "pip install --upgrade paceline",
         )
-    if manifest.step != slot.step or STATE not in manifest.files:
+    if manifest.step != slot.step:
         raise DamagedError(f"{place}: does not describe a checkpoint of step {slot.step}")
+    if left_out := [name for name in _data_files(folder) if name not in manifest.files]:
+        raise DamagedError(f"{place}: leaves out {', '.join(left_out)}")
     return manifest
+
+
+def _data_files(folder: Path) -> list[str]:
+    """Names of the files that a manifest has to list: those that must be there, and all others that could be read."""
+    there = {name for name in os.listdir(folder) if re.match(FILE_NAME, name)}
+    return sorted(there.union(REQUIRED))
 
 
 def _problem(path: Path, entry: Entry) -> str | None:

@@ -36,6 +36,7 @@ from safetensors.torch import load_file, save_file
 from paceline.contract.errors import CheckpointError
 from paceline.contract.files import digest, disk_errors, fsync_file, fsync_folder, require_room, write_atomically
 from paceline.contract.records import CheckpointRecord
+from paceline.contract.stopwatch import process_age
 from paceline.run.checkpoint.manifest import (
     FILE_NAME,
     FORMAT_VERSION,
@@ -52,6 +53,9 @@ from paceline.run.checkpoint.manifest import (
     slots_of,
     verify,
 )
+
+_CLOCK_SECONDS = 2.0
+"""By how much the clocks of a file system and of processes may differ."""
 
 _LEFTOVER = re.compile(r"\.step-[0-9.]+\.(?:partial|discarded)-([0-9]+)")
 
@@ -327,9 +331,10 @@ def _free_slot(folder: Path, step: int) -> Slot:
 def _sweep(folder: Path) -> None:
     """Remove what crashed saves left behind: their processes are dead, or long past that save (our own)."""
     for name in os.listdir(folder):
-        leftover = _LEFTOVER.fullmatch(name)
-        if leftover and (int(leftover[1]) == os.getpid() or not _is_alive(int(leftover[1]))):
-            _remove(folder / name)
+        if leftover := _LEFTOVER.fullmatch(name):
+            process = int(leftover[1])
+            if process == os.getpid() or not _is_alive(process) or _is_younger(process, folder / name):
+                _remove(folder / name)
     for slot in slots_of(folder):
         if not is_committed(folder, slot):
             _discard(folder / slot.name)
@@ -343,6 +348,14 @@ def _is_alive(process: int) -> bool:
     except PermissionError:  # another user's
         return True
     return True
+
+
+def _is_younger(process: int, path: Path) -> bool:
+    """Whether a process was started after ``path`` was last changed: it has the number of the one that wrote it."""
+    age = process_age(process)
+    with contextlib.suppress(OSError):
+        return age is not None and time.time() - age > path.lstat().st_mtime + _CLOCK_SECONDS
+    return False
 
 
 def _discard(folder: Path) -> None:
