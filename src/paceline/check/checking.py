@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.check.claim import Broken, Claim, Finding, NotApplicable, Status
+from paceline.check.claim import Broken, Claim, Finding, NotApplicable, Status, Untried
 from paceline.check.subject import Subject
 from paceline.contract.errors import PacelineError, first_line, in_a_line
 
@@ -64,8 +64,10 @@ def _tried(claim: Claim, subject: Subject) -> Finding:
         )
     except torch.OutOfMemoryError:
         found = _found(claim, "not applicable", "memory ran out; --samples 8 takes less")
+    except Untried as error:
+        found = replace(_found(claim, "failed", f"it could not be tried: {error}"), switch=claim.switch)
     except Exception as error:
-        found = replace(_found(claim, "failed", _raised(error)), likely=claim.likely, switch=claim.switch)
+        found = replace(_found(claim, "failed", _raised(error)), switch=claim.switch)
     return replace(found, seconds=time.perf_counter() - began)
 
 

@@ -23,7 +23,7 @@ class Claim:
     switch: str = ""
     """Settings that do without what the claim is about, as they are typed; empty: there are none."""
     likely: str = ""
-    """What is to blame most of the time when it fails."""
+    """The usual cause of a difference."""
 
     @property
     def module(self) -> str:
@@ -66,3 +66,7 @@ class Broken(Exception):
     def __init__(self, told: str, *, tensor: str | None = None, away: float | None = None, switch: str = "") -> None:
         super().__init__(told)
         self.told, self.tensor, self.away, self.switch = told, tensor, away, switch
+
+
+class Untried(Exception):
+    """A comparison that could not be made, since one of its processes failed; says which, and with which error."""

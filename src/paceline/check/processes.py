@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Self, final
 
-from paceline.check.claim import Broken, NotApplicable
+from paceline.check.claim import NotApplicable, Untried
 from paceline.check.several import Job
 from paceline.contract.interpreter import python
 from paceline.machine.cluster import LAUNCHER, RENDEZVOUS
@@ -45,7 +45,7 @@ class Ranks:
 
         Raises:
             NotApplicable: the ranks refuse the recipe.
-            Broken: one of them failed, ended or gave no answer.
+            Untried: one of them failed, ended or gave no answer.
         """
         if not self._running:
             self._start()
@@ -61,12 +61,12 @@ class Ranks:
                 raise NotApplicable(answer["refused"])
             if "failed" in answer:
                 self.close()
-                raise Broken(f"rank {rank} of {self.size} failed: {answer['failed']}", tensor=f"rank {rank}")
+                raise Untried(f"rank {rank} of {self.size} failed: {answer['failed']}")
         if len(answers) < self.size:
             silent = next(rank for rank in range(self.size) if rank not in answers)
             said = self._said(silent)
             self.close()
-            raise Broken(f"rank {silent} of {self.size} gave no answer{said}", tensor=f"rank {silent}")
+            raise Untried(f"rank {silent} of {self.size} gave no answer{said}")
         found: dict[str, Any] = answers[0]["done"]
         return found
 

@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import subprocess
-from typing import Any, final
+import tempfile
+from typing import IO, Any, final
 
 from paceline.contract import errors
 from paceline.contract.errors import DataError, PacelineError
@@ -35,6 +36,8 @@ class Predictor:
     def __init__(self, *, niceness: int = 0) -> None:
         self._niceness = niceness
         self._process: subprocess.Popen[str] | None = None
+        self._printed: IO[bytes] | None = None
+        """Standard error of the process."""
 
     def __enter__(self) -> Predictor:
         return self
@@ -83,25 +86,39 @@ class Predictor:
             process.stdin.flush()
         line = process.stdout.readline()
         if not line:
+            process.communicate()
+            reason = self._last_line()
             self.close()
-            raise PlanFailed(f"the tracing process ended without an answer (exit code {process.returncode})")
+            raise PlanFailed(f"the tracing process ended without an answer (exit code {process.returncode}){reason}")
         found: dict[str, Any] = json.loads(line)
         return found
+
+    def _last_line(self) -> str:
+        """Return the last line of the process's standard error, after a colon; empty where it wrote none."""
+        assert self._printed is not None
+        self._printed.seek(0)
+        lines = self._printed.read().decode(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
 
     def start(self) -> subprocess.Popen[str]:
         """The process, which imports what plans need as soon as it is there; a plan starts it by itself."""
         if self._process is None or self._process.poll() is not None:
-            self._process = _started(self._niceness)
+            if self._printed is None:
+                self._printed = tempfile.TemporaryFile()  # noqa: SIM115
+            self._printed.truncate(0)
+            self._process = _started(self._niceness, self._printed)
         return self._process
 
     def close(self) -> None:
         """End the process; another plan starts a new one."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(BrokenPipeError):
-            process.communicate()
-        process.wait()
+        if process is not None:
+            with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: its pipes are closed already
+                process.communicate()
+            process.wait()
+        if self._printed is not None:
+            self._printed.close()
+            self._printed = None
 
     def kill(self) -> None:
         """End the process at once, with what it forked; a plan that another thread is waiting for fails."""
@@ -111,14 +128,14 @@ class Predictor:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _started(niceness: int) -> subprocess.Popen[str]:
+def _started(niceness: int, printed: IO[bytes]) -> subprocess.Popen[str]:
     # without GPUs: it must not take memory from one, nor wait for a driver
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     process = subprocess.Popen(
         python("-m", "paceline.memory.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=printed,
         text=True,
         env=environment,
         process_group=0,  # Ctrl-C is for the run, which ends this one with all that it forked

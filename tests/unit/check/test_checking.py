@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline.check.checking import findings
-from paceline.check.claim import Broken, Claim, Finding, NotApplicable
+from paceline.check.claim import Broken, Claim, Finding, NotApplicable, Untried
 from paceline.check.claims import CLAIMS, chosen
 from paceline.contract.errors import RecipeError, UserError
 from paceline.verbs.check import Checked
@@ -54,6 +54,7 @@ def raises(error: BaseException) -> Callable[[Any], str]:
     [
         (NotApplicable("no GPU"), "not applicable", "no GPU"),
         (Broken("a differs", tensor="a", away=0.5), "failed", "a differs"),
+        (Untried("rank 1 of 2 failed: no module"), "failed", "it could not be tried: rank 1 of 2 failed: no module"),
         (ValueError("odd\nand more"), "failed", "it could not be tried: ValueError: odd (test_checking.py:"),
         (RecipeError("x = 1", "it is odd"), "failed", "it could not be tried: x = 1"),
         (torch.OutOfMemoryError("no room"), "not applicable", "memory ran out"),
@@ -67,7 +68,9 @@ def test_what_a_claim_raises_is_what_became_of_it(
     (found,) = findings([claim], subject)
     assert found.status == status
     assert found.told.startswith(told)
-    if isinstance(error, Broken):
+    if not isinstance(error, Broken):
+        assert not found.likely, "only a difference has the usual cause of one"
+    else:
         assert (found.tensor, found.away, found.likely, found.switch) == ("a", 0.5, "the moon", "--set moon=off")
 
 
