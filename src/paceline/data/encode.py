@@ -63,10 +63,8 @@ def encode_texts(
     _require_room(tokenizer, pairs is not None, max_length)
     if overflow != HEAD:
         return _encode_and_cut(tokenizer, texts, pairs, max_length, overflow, keep_going)
-    texts, beyond = _heads(tokenizer, texts, max_length)
-    if pairs is not None:
-        pairs, beyond_second = _heads(tokenizer, pairs, max_length)
-        beyond = beyond + beyond_second
+    # of a pair both lengths together say how much is kept of each text
+    texts, beyond = _heads(tokenizer, texts, max_length) if pairs is None else (texts, 0)
     dtype = _dtype_of(tokenizer)
     found: list[NDArray[np.unsignedinteger]] = []
     kept = _kept_types(tokenizer, texts, pairs, max_length)
@@ -96,12 +94,11 @@ def encode_texts(
     )
 
 
-def _heads(tokenizer: Any, texts: Sequence[str], max_length: int) -> tuple[Sequence[str], NDArray[np.int64]]:
+def _heads(tokenizer: Any, texts: Sequence[str], max_length: int) -> tuple[Sequence[str], NDArray[np.int64] | int]:
     """The beginnings of very long texts, the others whole; and the tokens that each has behind that."""
-    beyond = np.zeros(len(texts), dtype=np.int64)
     if not tokenizer.is_fast or max(map(len, texts), default=0) <= PIECE_CHARACTERS:
-        return texts, beyond
-    heads = list[str]()
+        return texts, 0
+    heads, beyond = list[str](), np.zeros(len(texts), dtype=np.int64)
     with _truncating(tokenizer, None):
         for at, text in enumerate(texts):
             head, beyond[at] = head_of(tokenizer.backend_tokenizer, text, max_length)

@@ -123,7 +123,8 @@ def test_only_the_beginning_is_encoded_together(build: Callable[[], Tokenizer]) 
 
 @pytest.mark.parametrize("build", WHOLE)
 def test_a_text_whose_end_may_change_its_beginning_is_left_whole(build: Callable[[], Tokenizer]) -> None:
-    assert head_of(build(), LONG[0], 8) == (LONG[0], 0)
+    text = LONG[0].replace("[MASK]", "")  # a special token ends a word for every tokenizer
+    assert head_of(build(), text, 8) == (text, 0)
 
 
 def test_a_beginning_with_too_few_tokens_is_no_beginning() -> None:
