@@ -227,7 +227,9 @@ def test_a_setting_that_the_data_or_the_model_refuse(
     train: Callable[..., Done], tmp_path: Path, settings: list[str], part: str
 ) -> None:
     (tmp_path / "a.csv").write_text(lines())
-    done = train("a.csv", "--out", "run", *[word for setting in settings for word in ("--set", setting)])
+    sources = [setting.removeprefix("data.source=") for setting in settings if setting.startswith("data.source=")]
+    others = [word for setting in settings if "data.source=" not in setting for word in ("--set", setting)]
+    done = train(*(sources or ["a.csv"]), "--out", "run", *others)
     assert done.code == 2, done
     assert part in done.err
     assert sorted(os.listdir(tmp_path)) == ["a.csv"], "nothing is in the way of the next try"
@@ -274,7 +276,8 @@ def test_a_file_that_is_missing_is_told_before_the_model_is_looked_for(
 ) -> None:
     """A model may take a download to be found missing."""
     (tmp_path / "a.csv").write_text(lines())
-    both = ("--model", "nowhere/model", "--data", "a.csv", "--set", f"data.{setting}=b.csv")
+    data = () if setting == "source" else ("--data", "a.csv")
+    both = ("--model", "nowhere/model", *data, "--set", f"data.{setting}=b.csv")
     done = paceline(verb, *both, *arguments)
     teaches(done, f"data.{setting} = 'b.csv': no such file", "the folder '.' holds a.csv")
     assert "nowhere/model" not in done.err

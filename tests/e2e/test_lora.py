@@ -104,7 +104,7 @@ def test_statistics_of_batches_need_to_be_saved_whole() -> None:
 
 def test_random_weights_need_to_be_saved_whole(reviews: Path, tmp_path: Path) -> None:
     model = {"source": None, "config": tiny_bert_config(), "train": "lora"}
-    with pytest.raises(RecipeError, match=r"set lora\.merge: true"):
+    with pytest.raises(RecipeError, match=r"--set model\.lora\.merge=true"):
         recipe(reviews, reviews, model=model)
     library.train(recipe(reviews, reviews, model={**model, "lora": {"merge": True}}), out=tmp_path / "run")
     assert library.evaluate(tmp_path / "run", split="test").loss > 0

@@ -181,6 +181,6 @@ def test_a_bound_process_dies_with_its_parent(way: str, variables: dict[str, str
         time.sleep(0.01)
     assert not Path(f"/proc/{child}").exists(), "it outlives its parent"
     refused = bound([sys.executable, "-c", "print('started')"])
-    refused[4] = "1"
+    refused[refused.index(str(os.getpid()))] = "1"
     done = subprocess.run(refused, env=variables, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (127, "")

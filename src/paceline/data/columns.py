@@ -74,6 +74,9 @@ SPLITS = {
 }
 """How a split may be written, in lower case, and its name here."""
 
+_LONGEST_TYPED = 80
+"""Letters of a column's name that a fix spells out."""
+
 
 def column_list(names: Sequence[str]) -> str:
     """Names of columns for a message: the first of them, shortened."""
@@ -229,13 +232,14 @@ class _Search:
     def unknown(self, role: str, taken: Iterable[str] = ()) -> DataError:
         """Return the error for a role that no column's name is known for; one that is left can only be it."""
         free = [name for name in self.names if name not in {*taken} and normal(name) not in known_names()]
+        column = free[0] if len(free) == 1 and len(free[0]) <= _LONGEST_TYPED else "COLUMN"
         is_delimited = self.file.removesuffix(".gz").endswith((".csv", ".tsv", ".txt"))
         header = "; if the first line is data, add a line before it that names the columns, for example text,label"
         return DataError(
             f"no {role} column found",
             file=self.file,
             why=f"none of the columns {self.listing} has a name known for it",
-            fix=f"--set data.{role}={free[0] if len(free) == 1 else 'COLUMN'}{header if is_delimited else ''}",
+            fix=f"--set data.{role}={column}{header if is_delimited else ''}",
         )
 
 

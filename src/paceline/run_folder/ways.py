@@ -42,7 +42,8 @@ def _more(path: Path) -> str:
     """Return the settings with which a run that has ended trains on; empty while it has not."""
     try:
         status = json.loads((path / "summary.json").read_text(encoding="utf-8"))["status"]
-        return f" {way_to_more(Recipe.load(path / 'recipe.yaml'), stopped_early=status == 'stopped early')}"
+        way = way_to_more(Recipe.load(path / "recipe.yaml"), stopped_early=status == "stopped early")
+        return f" {way.removesuffix(' trains on')}"
     except (OSError, ValueError, KeyError, TypeError, RecipeError):
         return ""  # the error of whatever reads them says so
 

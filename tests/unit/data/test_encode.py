@@ -195,7 +195,7 @@ def test_a_tokenizer_without_padding_pads_with_its_end() -> None:
 
 @pytest.mark.parametrize(("pairs", "least"), [(None, 3), (PAIRS, 5)], ids=["texts", "pairs"])
 def test_a_length_without_room_for_text(pairs: list[str] | None, least: int) -> None:
-    with pytest.raises(DataError, match=rf"data.max_length = {least - 1}: no room(.|\n)*to {least} at the very least"):
+    with pytest.raises(DataError, match=rf"data.max_length = {least - 1}: no room(.|\n)*={least} at the very least"):
         encode_texts(_fast(), TEXTS, pairs, least - 1)
 
 
