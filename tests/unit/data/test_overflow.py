@@ -140,7 +140,7 @@ def test_windows_that_come_no_further_are_refused() -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("data.stride=0.5", "no effect with overflow = head; --set data.overflow=windows"),
+        ("data.stride=0.5", "no effect with overflow = head\n  fix: --set data.overflow=windows"),
         ("data.head=0.5", "--set data.overflow=head+tail"),
         ("data.aggregate=max", "--set data.overflow=windows"),
         ("data.overflow=middle", "'head', 'tail', 'head+tail' or 'windows'"),
