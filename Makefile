@@ -12,12 +12,13 @@ WORKERS := -n auto --maxprocesses 8 --dist worksteal
 # what needs DeepSpeed has an environment of its own: beside accelerate, transformers would load it in every test
 DEEPSPEED := .venv-deepspeed
 
-.PHONY: help demo install test test-full test-deepspeed soak mutants lint format clean
+.PHONY: help demo install test test-sample test-full test-deepspeed soak mutants lint format clean
 
 help:
 	@echo "make demo       install, then train a small classifier offline on the CPU"
 	@echo "make test       the test suite (about 6 minutes on 2 cores)"
-	@echo "make test-full  the test suite and the slow tests"
+	@echo "make test-sample  slow tests of one file in four, of others at another commit"
+	@echo "make test-full  the test suite and all slow tests (about 40 minutes on 2 cores)"
 	@echo "make test-deepspeed  what needs the package deepspeed, in an environment of its own"
 	@echo "make soak       fifty kills of a run on four ranks, any process at any time (10 minutes at most)"
 	@echo "make mutants    plant faults in a copy of the source, and see whether tests find them"
@@ -39,6 +40,9 @@ test: install
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS)
 
 # slow tests start processes of their own: one thread each
+test-sample: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --one-file-in 4 $(WORKERS)
+
 test-full: test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(WORKERS)
 

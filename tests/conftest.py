@@ -30,6 +30,9 @@ import typer.main
 from paceline.memory.expandable import ask_for_it
 from paceline.memory.predict import Predictor
 from tests.forked.asking import forks, starts
+from tests.sampling import pytest_addoption, pytest_collection_modifyitems
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -179,7 +179,6 @@ def test_pairs_reach_bert_with_their_token_types(paceline: Paceline, train: Trai
         logits = transformers_scores(folder, first, second)
         check_probabilities(found, logits, "012", sigmoid=False)
         check_evaluate(paceline, folder)
-    check_runs_again(paceline, folder)
 
 
 THEN = ("good", "bad", "long")
@@ -231,7 +230,6 @@ def test_several_labels_a_text(paceline: Paceline, train: Train, tmp_path: Path,
     found = predicted(paceline, folder, data)
     check_probabilities(found, transformers_scores(folder, texts), topics, sigmoid=True)
     check_evaluate(paceline, folder)
-    check_runs_again(paceline, folder)
 
 
 def test_a_number_a_text(paceline: Paceline, train: Train, tmp_path: Path) -> None:
@@ -245,7 +243,6 @@ def test_a_number_a_text(paceline: Paceline, train: Train, tmp_path: Path) -> No
     assert found[0].keys() == {"text", "score", "prediction"}
     check_saved_names(folder, ["score"])
     check_evaluate(paceline, folder)
-    check_runs_again(paceline, folder)
 
 
 # ---- images
@@ -345,7 +342,6 @@ def test_builtin_digits(paceline: Paceline, train: Train) -> None:
     check_saved_names(folder, "0123456789")
     assert len(predicted(paceline, folder, "builtin:digits")) == 1797
     check_evaluate(paceline, folder)
-    check_runs_again(paceline, folder)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +361,6 @@ def test_builtin_random(paceline: Paceline, train: Train, model: dict[str, Any],
     folder = train({"model": model, "data": {"source": "builtin:random", "random": {"samples": 48, **random}}})
     check_evaluate(paceline, folder)
     assert len(predicted(paceline, folder, "builtin:random")) == 48
-    check_runs_again(paceline, folder)
 
 
 @pytest.mark.slow
@@ -493,7 +488,6 @@ def test_a_users_models(paceline: Paceline, train: Train, tmp_path: Path, own: s
     for recipe, source in ((texts, data), (images, "builtin:digits")):
         folder = train(recipe)
         check_evaluate(paceline, folder, trusts=True)
-        check_runs_again(paceline, folder, "--trust-references")
         found = predicted(paceline, folder, source, "--trust-references")
         names = read_saved(folder / "model").label_names
         assert {row["prediction"] for row in found} <= set(names)
@@ -552,7 +546,6 @@ def test_training_a_part_leaves_the_rest_alone(paceline: Paceline, train: Train,
     assert any(".layer.1." in name for name in found["last:1"])
     assert not any(".layer.0." in name or "embeddings" in name for name in found["last:1"])
     assert any("embeddings" in name for name in found["all"])
-    check_runs_again(paceline, folder)
 
 
 @pytest.mark.parametrize("classifier", [pytest.param("logistic", marks=pytest.mark.slow), "svm"])
@@ -589,7 +582,6 @@ def test_parameter_groups_with_schedules_of_their_own(paceline: Paceline, train:
     assert rates[0, 1] == 0
     assert rates[2, 1] == 1e-3, "the rest warms up over two steps"
     assert (np.diff(rates[2:, 1]) < 0).all()
-    check_runs_again(paceline, folder)
 
 
 def test_ways_of_computing_the_same(train: Train, tmp_path: Path) -> None:
