@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import json
 import sys
@@ -15,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.contract.spans import Sink, listening, span
-from paceline.observe.memory_phases import MemoryPhases
 from paceline.observe.stream_names import name_streams
 from paceline.recipe import Recipe
 from paceline.testing.tiny import tiny_bert_config
@@ -193,21 +191,3 @@ def test_spans_that_nobody_hears_cost_nothing_to_speak_of(tmp_path: Path) -> Non
     each = (time.perf_counter() - began) / many
     share = a_step * each / step_seconds
     assert share < MOST_SHARE, f"{a_step:.1f} spans of {each * 1e9:.0f} ns in a step of {step_seconds * 1e3:.2f} ms"
-
-
-def test_a_gpus_memory_is_followed_from_span_to_span() -> None:
-    mib = 2**20
-    # what other tests have left: garbage goes at any moment, and blocks that are kept may be larger than asked for
-    gc.collect()
-    torch.cuda.empty_cache()
-    phases = MemoryPhases()
-    with listening(phases), span("step"):
-        with span("forward"):
-            kept = torch.empty(8 * mib, dtype=torch.uint8, device="cuda")
-            torch.empty(32 * mib, dtype=torch.uint8, device="cuda")
-        with span("backward"):
-            del kept
-    forward, backward, step = (phases.found[name] for name in ("forward", "backward", "step"))
-    assert (forward.left, backward.left, step.left) == (8 * mib, -8 * mib, 0)
-    assert forward.peak - 40 * mib == backward.peak - 8 * mib == torch.cuda.memory_allocated()
-    assert step.peak == forward.peak

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.machine.facts import Gpu
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
-from tests.unit.memory.apart import answer, run
+from tests.unit.memory.apart import answer, live_bytes, run
 
 LENGTH, SAMPLES, STEPS = 128, 4, 2
 HIDDEN, LAYERS = 128, 4
@@ -96,10 +96,10 @@ Peak = tuple[int, str]
 
 def peaks(loop: Loop, device: torch.device, ledger: Ledger) -> list[Peak]:
     """Of each step, the first with the model's making, inside the ledger."""
-    start, before, found = len(ledger.events), ledger.live_bytes, []
+    start, before, found = len(ledger.events), live_bytes(ledger), []
     for _ in loop.run(device):
         found.append(_peak(ledger, start, before))
-        start, before = len(ledger.events), ledger.live_bytes
+        start, before = len(ledger.events), live_bytes(ledger)
     return found
 
 

@@ -178,11 +178,6 @@ class Ledger(TorchDispatchMode):
         """Memory that nothing lives in is given back."""
         self.events.append(None)
 
-    @property
-    def live_bytes(self) -> int:
-        """Bytes of all storages that are alive now."""
-        return sum(self.allocations[number].num_bytes for number in self._live.values())
-
     def _adds_to_new_zeros(self, tensor: Tensor) -> bool:
         last = len(self.allocations) - 1
         new = self._live.get(tensor.untyped_storage()._cdata) == last >= 0

@@ -134,9 +134,6 @@ class _Backend(backend_registration._DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
-    def is_autocast_enabled(self) -> bool:
-        return torch.is_autocast_enabled(PLANNED)
-
     def get_rng_state(self, device: object = None) -> Tensor:
         return torch.empty(16, dtype=torch.uint8, device="cpu")
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from paceline.memory.ledger import Ledger
 from paceline.testing.distributed import run_processes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,6 +42,12 @@ def known(bug: str) -> Callable[[Check], Check]:
         return inverted
 
     return mark
+
+
+def live_bytes(ledger: Ledger) -> int:
+    """Add up the bytes of all storages that are alive now."""
+    numbers = [number for number in ledger.events if number is not None]
+    return sum((1 if number >= 0 else -1) * ledger.allocations[max(number, ~number)].num_bytes for number in numbers)
 
 
 def checks(script: Mapping[str, Any]) -> dict[str, Check]:
