@@ -21,7 +21,7 @@ from paceline.bench.rungs import LADDERS
 from paceline.bench.standings import standings
 from paceline.bench.table import shown
 from paceline.contract.errors import RunFolderError
-from paceline.verbs.bench.ladder import write
+from paceline.verbs.bench import write
 
 
 def joined(parts: list[Path], out: Path) -> Ladder:

@@ -35,7 +35,6 @@ EXCEPTIONS = {
     "machine/facts.py": (("cards",), "the key of earlier releases, written beside today's for one release"),
     "verbs/memory.py": (("card",), "the key of earlier releases, written beside today's for one release"),
     "data/order.py": (("deal",), "the name of a published benchmark, deal_balance.py"),
-    "memory/constants.py": (("cards",), "the name of a file that users have: cards.json"),
     "recipe/parts/parallel.py": (("sum_words",), "a field of older recipes, which is passed over"),
     "report/report.css": (("card",), "a tile of a page"),
     "docs/distributed.md": (("deal",), "the name of a published benchmark, deal_balance.py"),

@@ -129,7 +129,7 @@ READING: dict[str, list[str]] = {
 }
 """Verbs that take a run folder and run nothing of it, whatever it names."""
 
-NEITHER = {"calibrate", "launch", "demo", "doctor", "techniques", "schema", "data", "bench"}
+NEITHER = {"launch", "demo", "doctor", "techniques", "schema", "data", "bench"}
 
 
 def command(verb: str, honest: Path, folder: Path) -> list[str]:

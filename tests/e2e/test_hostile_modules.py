@@ -36,16 +36,15 @@ SLOW = {
     "lr": ["lr", "recipe.yaml", "--set", "device=cpu"],
     "trace": ["trace", "recipe.yaml", "--steps", "1:2", *SHORT],
     "memory": ["memory", "recipe.yaml"],
-    "calibrate": ["calibrate"],
     "doctor": ["doctor"],
     "techniques": ["techniques", "packing"],
     "schema": ["schema"],
     "convert": ["convert", "model"],
     "slurm": SLURM,
     "torchrun": TORCHRUN,
-    "bench": ["bench", "comm", "--processes", "2"],
+    "bench": ["bench", "recipe.yaml", "--rungs", "paceline", "--repeats", "1", "--steps", "2"],
 }
-REFUSED = ("memory", "calibrate", "convert")
+REFUSED = ("memory", "convert")
 """For want of a GPU, and of weights to convert."""
 
 

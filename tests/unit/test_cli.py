@@ -120,6 +120,21 @@ def test_usage_errors_exit_2_and_name_the_nearest(run: Run, arguments: list[str]
     assert suggestion in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["calibrate"], "calibrate: no such command\n  why: calibrate has no counterpart here: removed: plans take"),
+        (["epochs"], "epochs: no such command\n  why: epochs is loop.epochs here"),
+        (["finetune"], "fix: paceline train --model NAME --data FILE"),
+        (["launch", "torchrun", "r.yaml", "--hosts", "a", "--ssh"], "--ssh: no such option\n  why: ssh has no"),
+    ],
+)
+def test_a_command_that_is_gone_or_called_otherwise_is_explained(run: Run, arguments: list[str], message: str) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert message in err
+
+
 def test_no_option_is_spelled_by_what_stands_for_its_value() -> None:
     """typer 0.27 names an option ``--KIND`` whose metavar is its name in capitals; 0.28 does not."""
     for command in cli.app.registered_commands:

@@ -78,7 +78,7 @@ def plan_of(trace: Trace, subject: Subject, gpu: Gpu) -> MemoryPlan:
         allocated=peak,
         reserved=allocator.peak_reserved,
         context=constants.context,
-        communicator=constants.communicator or 0 if trace.world_size > 1 else 0,
+        communicator=constants.communicator if trace.world_size > 1 else 0,
         parts=_ranked(at_peak),
         activations=_ranked(kept_at_peak),
         moment=moment,

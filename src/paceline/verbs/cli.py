@@ -15,11 +15,10 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from paceline.contract.errors import INTERRUPTED, PacelineError
+from paceline.contract.errors import INTERRUPTED, PacelineError, UserError
 from paceline.contract.redaction import without_credentials
 from paceline.memory.expandable import ask_for_it
-from paceline.verbs.bench import app as bench_app
-from paceline.verbs.commands.calibrate import calibrate
+from paceline.verbs.commands.bench import bench
 from paceline.verbs.commands.check import check
 from paceline.verbs.commands.evaluate import evaluate
 from paceline.verbs.commands.launch import app as launch_app
@@ -38,6 +37,24 @@ _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 class Commands(TyperGroup):
     """The one place where errors become messages and exit codes; bugs keep their traceback."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command.
+
+        Raises:
+            UserError: it was removed, or is called otherwise here.
+        """
+        try:
+            return super().resolve_command(ctx, args)
+        except _USAGE_ERROR:
+            from paceline.recipe.suggestions import suggest_option
+
+            suggestion = suggest_option(args[0])
+            if suggestion is None:
+                raise
+            is_command = suggestion.command.startswith("paceline ")
+            fix = suggestion.command if is_command else "paceline --help"
+            raise UserError(f"{args[0]}: no such command", suggestion.in_full, fix) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a person's error ends with its message and exit code, without a traceback."""
@@ -70,12 +87,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(bench_app, name="bench")
 app.add_typer(launch_app, name="launch")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
 
-for verb in (train, lr, trace, plan, memory, calibrate, check, evaluate, predict):
+for verb in (train, lr, trace, plan, memory, check, evaluate, predict, bench):
     app.command(cls=SingleOptions)(unfolded(verb))
 
 

@@ -10,7 +10,7 @@ import typer
 from paceline.verbs.commands.options import Changes, RecipeFile, Source, Trusting
 
 
-def ladder(
+def bench(
     *,
     target: RecipeFile = None,
     source: Source,
@@ -38,7 +38,7 @@ def ladder(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     trusting: Trusting,
 ) -> None:
-    """Train the same model every way: peers and techniques side by side.
+    """Train one model every way: peers and techniques side by side.
 
     \b
     paceline bench recipes/bench_small.yaml --budget 10m
@@ -46,9 +46,9 @@ def ladder(
     """
     from paceline.bench.budget import parse_time
     from paceline.bench.ladder import Wanted
+    from paceline.verbs import bench as benching
     from paceline.verbs.asked import build_recipe
-    from paceline.verbs.bench import ladder as benching
-    from paceline.verbs.bench.screen import Screen
+    from paceline.verbs.bench_screen import Screen
 
     names = tuple(name.strip() for name in (rungs or "").split(",") if name.strip())
     if show:
@@ -66,29 +66,3 @@ def ladder(
     with Screen() as screen:
         found = benching.bench(recipe, wanted, out=out, figures=figures, tell=screen.show, say=screen.say)
     typer.echo(benching.printed(found) if as_json else benching.told(found), nl=as_json)
-
-
-def loader(
-    *,
-    target: RecipeFile = None,
-    source: Source,
-    workers: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Worker processes to try [default: 0,1,2,4,8 up to the CPUs].")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="For each way.")] = 2.0,
-    changes: Changes,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    trusting: Trusting,
-) -> None:
-    """Measure how fast a recipe's batches can arrive, without a model.
-
-    \b
-    paceline bench loader recipes/bench_small.yaml
-    """
-    from paceline.verbs.asked import build_recipe
-    from paceline.verbs.bench import loader as loading
-
-    counts = loading.parse_counts(workers)
-    recipe = build_recipe(target, source.model, source.data, changes.in_full(), verb="bench", trust=trusting.trust())
-    found = loading.bench_loader(recipe, workers=counts, seconds=seconds)
-    typer.echo(loading.printed(recipe, found) if as_json else loading.shown(recipe, found), nl=as_json)

@@ -179,18 +179,16 @@ def torchrun(
     gpus: Annotated[Any, typer.Option(parser=gpus_typed, metavar="N|all", help=_GPUS_OF_EACH)] = None,
     processes: Processes = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first machine that all reach.")] = 29500,
-    ssh: Annotated[bool, typer.Option("--ssh", help="Carry the lines out by ssh, in this folder.")] = False,
     trusting: Trusting,
 ) -> None:
-    """Print the line that each machine runs, or carry them out by ssh.
+    """Print the line that each machine runs.
 
     \b
     paceline launch torchrun recipes/imdb_bert_ddp.yaml --hosts node1,node2 --gpus 8
-    paceline launch torchrun recipes/imdb_bert_ddp.yaml --hosts node1,node2 --gpus 8 --ssh
     """
     from paceline.recipe.trust import switches
     from paceline.run_folder import named_now
-    from paceline.verbs.launch.hosts import Machines, lines, parse_hosts, run_by_ssh
+    from paceline.verbs.launch.hosts import Machines, lines, parse_hosts
 
     names = parse_hosts(hosts)
     given = [word for group in (source, changes) for word in group.words()]
@@ -200,21 +198,15 @@ def torchrun(
         arguments = ["train", str(target), "--resume", *switches(recipe).split()]
     else:
         arguments = [*begin, "--out", str(out or named_now(recipe.name))]
-    if ssh and not any(word.startswith("observe.console=") for word in arguments):
-        # what hangs up a machine's run with the connection is a terminal there, where it would draw a bar
-        arguments += ["--set", "observe.console=plain"]
     machines = Machines(
         hosts=names,
-        folder=Path.cwd(),
         python=python(),
         arguments=arguments,
         ranks="gpu" if gpus == "all" else gpus or processes or 1,
         on_cpu=gpus is None,
         port=port,
     )
-    if ssh:
-        raise SystemExit(run_by_ssh(machines, lambda line: typer.echo(line, nl=False)))
-    typer.echo(f"# on each machine, in {machines.folder}")
+    typer.echo(f"# on each machine, in {Path.cwd()}")
     for host, line in zip(names, lines(machines), strict=True):
         typer.echo(f"\n# {host}\n{line}")
 

@@ -1,28 +1,17 @@
-"""A run on several machines without a batch system: torchrun's line for each of them, printed or carried out by ssh."""
+"""A run on several machines without a batch system: torchrun's line for each of them, printed."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import shutil
-import signal
-import subprocess
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from paceline.contract.errors import INTERRUPTED, UserError, excerpt
+from paceline.contract.errors import UserError, excerpt
 
 _HOST = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.:-]*", re.ASCII)
-"""A name or an address, with a user where ssh wants one; never an option of ssh."""
-
-LOOK_SECONDS = 0.2
-
-END_SECONDS = 30.0
-"""How long the machines may take to save and end, once one of them has ended."""
+"""A name or an address, with the user of a remote shell; nothing that a shell reads as an option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +19,6 @@ class Machines:
     """What each machine runs."""
 
     hosts: Sequence[str]
-    folder: Path
-    """The current folder, absolute; the same on all."""
     python: Sequence[str]
     """The Python of each, as a command."""
     arguments: Sequence[str]
@@ -74,59 +61,3 @@ def lines(machines: Machines) -> list[str]:
         )
         for number in range(len(machines.hosts))
     ]
-
-
-def run_by_ssh(machines: Machines, show: Callable[[str], object]) -> int:
-    """Run each line on its machine, and pass on what they say; returns the first code that is not 0.
-
-    Where one machine ends with an error, the others are hung up on: their runs save a checkpoint and end. So they do
-    after Ctrl-C.
-
-    Raises:
-        UserError: there is no ssh here.
-    """
-    if shutil.which("ssh") is None:
-        raise UserError("ssh: no such program", fix="leave out --ssh, and type each line on its machine")
-    code = 0
-    running = []
-    try:
-        for host, line in zip(machines.hosts, lines(machines), strict=True):
-            # -tt: what runs there is hung up on when the connection ends, and does not go on alone
-            command = ["ssh", "-tt", host, f"cd {shlex.quote(str(machines.folder))} && exec env {line}"]
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            reader = threading.Thread(target=_pass_on, args=(process, host, show), daemon=True)
-            reader.start()
-            running.append((process, reader))
-        while None in (codes := [process.poll() for process, _ in running]):
-            code = next(filter(None, codes), 0)
-            if code:
-                break
-            time.sleep(LOOK_SECONDS)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    finally:
-        # all are told before any is waited for
-        for process, _ in running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process, reader in running:
-            _await_end(process)
-            reader.join(timeout=1.0)
-    return code or next((process.returncode for process, _ in running if process.returncode), 0)
-
-
-def _await_end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _pass_on(process: subprocess.Popen[bytes], host: str, show: Callable[[str], object]) -> None:
-    if process.stdout is not None:
-        with process.stdout as lines_of_host:
-            for line in lines_of_host:
-                show(f"[{host}] {line.decode(errors='replace').rstrip()}\n")
