@@ -75,8 +75,11 @@ def main() -> None:
             if code == Preempted.exit_code and _makes_run():
                 leave_word(last_resort.asked_by)
             _end_soon(last_resort, code if isinstance(code, int) else 1 if code else 0)
+        is_asked = last_resort.asked_by is not None
+        if is_asked and isinstance(code, int):
+            _run_exit_functions()
         flush_output(is_failing=bool(code))
-        if isinstance(code, int) and _is_in_torch():
+        if isinstance(code, int) and (is_asked or _is_in_torch()):
             os._exit(code)
 
 
@@ -99,6 +102,22 @@ def _is_in_torch() -> bool:
     from paceline.contract.last_resort import IN_TORCH
 
     return any(thread.name.startswith(IN_TORCH) for thread in sys.modules["threading"].enumerate())
+
+
+def _run_exit_functions() -> None:
+    """Do what Python does before it takes itself apart: wait for threads, run what ``atexit`` has, write what is left.
+
+    A stop may leave threads in C++ anywhere, torch's or ours. One that returns while Python takes itself apart ends by
+    ``terminate`` ("without an active exception"), and the process with SIGABRT in place of its code.
+    """
+    import atexit
+    import contextlib
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
 
 
 def _makes_run() -> bool:

@@ -157,7 +157,7 @@ def test_asked_to_stop(workplace: Path, number: signal.Signals) -> None:
         when(process, lambda: steps(workplace / name) >= 3)
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
-    assert process.returncode == 75
+    assert process.returncode == 75, errors
     assert f"paceline: stopped by {number.name} after step" in errors
     assert f"paceline train {workplace / name} --resume --trust-references goes on" in errors
     assert "Traceback" not in errors
@@ -173,7 +173,7 @@ def test_ctrl_c_twice(workplace: Path, real_interpreters: None) -> None:
         time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
-    assert process.returncode in (75, 130), "75: the step was over between the two"
+    assert process.returncode in (75, 130), f"75: the step was over between the two\n{errors}"
     assert "Traceback" not in errors
     resume(workplace, "twice")
     assert_as_undisturbed(workplace, "twice")
@@ -190,10 +190,10 @@ def test_asked_to_stop_before_the_first_step(workplace: Path, seconds: float, re
         _, errors = process.communicate(timeout=20)
     assert "Traceback" not in errors
     if (workplace / name / "recipe.yaml").exists():
-        assert process.returncode == 75
+        assert process.returncode == 75, errors
         resume(workplace, name)
     else:
-        assert process.returncode in (75, -signal.SIGTERM)
+        assert process.returncode in (75, -signal.SIGTERM), errors
         assert process.returncode != 75 or "no step was made" in errors
         with started(workplace, "recipe.yaml", "--out", name) as again:
             again.communicate(timeout=100)

@@ -144,3 +144,36 @@ def test_a_child_is_deaf_and_this_process_is_not() -> None:
 def test_who_tells_of_the_end_knows_the_signal() -> None:
     code, out, _ = ended("asked.given_up = lambda: f'by {asked.asked_by}'; deaf(5)", signal.SIGUSR2)
     assert (code, out) == (75, "SIGUSR2: by SIGUSR2\n")
+
+
+STOPPED = """
+import atexit, os, signal, sys, threading, time
+import paceline.verbs.cli as cli
+from paceline.__main__ import main
+
+
+class Teardown:
+    def __del__(self):
+        os.abort()  # as C++ does when a thread of its own returns to an interpreter that is gone
+
+
+def command():
+    threading.Thread(target=lambda: (time.sleep(0.3), print("a thread has ended"))).start()
+    sys.stderr.write("half a line")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+teardown = Teardown()
+atexit.register(print, "exit functions have run")
+cli.main = command
+sys.argv[:] = ["paceline", "train"]
+main()
+"""
+
+
+def test_the_teardown_of_python_cannot_abort_a_command_that_was_stopped() -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 75, done.stderr
+    assert done.stdout == "a thread has ended\nexit functions have run\n"
+    assert done.stderr.startswith("half a linepaceline: stopped by SIGTERM")
