@@ -30,7 +30,7 @@ class Exact(Task):
     """Cross-entropy in the logits' own number format; paceline's tasks take theirs in fp32."""
 
     kind, label_names = "classification", tuple(map(str, range(CLASSES)))
-    metric_names, best_metric = ("loss",), "-loss"
+    metric_names, best_metric, needs_scores = ("loss",), "-loss", False
 
     def count(self, labels: np.ndarray) -> int:
         return int((labels != UNCOUNTED).sum())
@@ -44,6 +44,9 @@ class Exact(Task):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.softmax(-1)
+
+    def logits(self, probabilities: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def meter(self, device: torch.device) -> Meter:
         raise NotImplementedError

@@ -7,8 +7,8 @@ from paceline.contract.records import Decision
 from paceline.data.dataset import Dataset
 from paceline.machine.facts import beyond_main_memory
 from paceline.recipe.parts import TaskPart
+from paceline.seams import Task
 from paceline.tasks.class_weights import class_weights
-from paceline.tasks.meter import needs_scores
 
 MOST_TOLD = 10
 """Weights of classes that a decision names."""
@@ -39,23 +39,22 @@ _COPIES_OF_SCORES = 2
 """What an evaluation holds at its end: scores batch by batch, and in the order of the split."""
 
 
-def check_scores(part: TaskPart, dataset: Dataset) -> None:
+def check_scores(part: TaskPart, dataset: Dataset, task: Task) -> None:
     """Refuse metrics of all scores of a split, [samples, labels], where the main memory cannot hold these.
 
     Raises:
         RecipeError: names the setting.
     """
-    of_metrics = needs_scores(part.metrics or ())
-    if dataset.kind == "regression" or not (of_metrics or part.threshold == "tuned"):
+    if not (task.needs_scores or part.threshold == "tuned"):
         return
     num_samples = max((len(ids) for split, ids in dataset.splits.items() if split != "train"), default=0)
     num_labels = len(dataset.label_names)
     if why := beyond_main_memory(4 * _COPIES_OF_SCORES * num_samples * num_labels):
-        setting = f"task.metrics = {', '.join(part.metrics or ())}" if of_metrics else "task.threshold = tuned"
+        setting = f"task.metrics = {', '.join(part.metrics or ())}" if task.needs_scores else "task.threshold = tuned"
         raise RecipeError(
             f"{setting}: all scores of {num_samples:,} samples and {num_labels:,} labels are needed at once",
             why,
-            "--set task.metrics=[accuracy, f1]" if of_metrics else "--set task.threshold=0.5",
+            "--set task.metrics=null" if task.needs_scores else "--set task.threshold=0.5",
         )
 
 

@@ -26,7 +26,6 @@ from paceline.data.builtin import PREFIX
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.encode import KeepGoing, wanted
 from paceline.data.prepare import Outline, outline
-from paceline.data.sampler import check_sampler
 from paceline.data.sources import locate_files
 from paceline.distributed.links import shared_link_rate
 from paceline.engine.statistics import running_statistics
@@ -55,7 +54,9 @@ from paceline.prepare.beside import Beside
 from paceline.prepare.labels import check_scores, check_threshold, weights_of, weights_told
 from paceline.recipe import Recipe
 from paceline.recipe.choose import bucket_decision, choose_strategy
+from paceline.recipe.entries import value_of
 from paceline.recipe.parts import ModelPart
+from paceline.recipe.rules import check_kind
 from paceline.seams import Build, Mesh, World
 from paceline.tasks import task_for
 from paceline.techniques import sync_batch_norm
@@ -338,7 +339,7 @@ def model_for(
         RecipeError: a pretrained first layer that would be thrown away.
         ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
     """
-    check_sampler(recipe.loop.sampler, known.kind)
+    check_kind(known.kind, partial(value_of, recipe))
     part, task = recipe.model, task_for(known.kind, known.label_names, recipe.task)
     if part.whitening and part.source is not None:
         why = "the model's first layer is pretrained, and would be thrown away"
@@ -401,13 +402,14 @@ def build_for(
     if images is None:
         images = _image_settings(recipe, dataset)
     check_threshold(recipe.task, dataset)
-    check_scores(recipe.task, dataset)
     weights = weights_of(recipe.task, dataset)
+    task = task_for(dataset.kind, dataset.label_names, recipe.task, class_weights=weights, device=device)
+    check_scores(recipe.task, dataset, task)
     return assemble_build(
         recipe,
         model,
         dataset,
-        task_for(dataset.kind, dataset.label_names, recipe.task, class_weights=weights, device=device),
+        task,
         device,
         blocks=[block for _, block in blocks(model)],
         normalisation=(images.mean, images.std) if images else ((), ()),

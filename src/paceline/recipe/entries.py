@@ -254,6 +254,30 @@ class TechniqueEntry:
         return next((value for value in self.values if value.name == name), None)
 
 
+@dataclass(frozen=True)
+class TaskEntry:
+    """One kind of task: what a sample's label is, and which room learns it.
+
+    Args:
+        name: the value of ``task.type``, and of ``kind`` in a data set and in a saved model.
+        summary: one sentence on the labels.
+        room: the package with the parts of the task: rows, head, objective, meter, predictions, plain.
+        excludes: conditions of which none may hold for data of this kind.
+        benched: whether the contenders of ``paceline bench`` do the same work.
+    """
+
+    name: str
+    summary: str
+    room: str
+    excludes: tuple[Rule, ...] = ()
+    benched: bool = False
+
+    @property
+    def page(self) -> str:
+        """The page that explains it, from the repository's root."""
+        return f"docs/tasks/{self.name}.md"
+
+
 def value_of(recipe: object, path: str) -> Any:
     """What a recipe has at a dotted path."""
     value: Any = recipe

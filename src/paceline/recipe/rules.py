@@ -11,13 +11,14 @@ from paceline.contract.records import Decision
 from paceline.machine.facts import Facts
 from paceline.recipe.entries import OwnSetting, Rule, TechniqueEntry, Who, value_of, written
 from paceline.recipe.recipe import Recipe
+from paceline.recipe.tasks import task_entry
 from paceline.recipe.techniques import CATALOGUE, ENTRIES, SHARING, capable, exclusions
 
-_UNKNOWN = object()
+UNKNOWN = object()
 """Stands for a setting that nobody has told; no rule is broken by it."""
 
 ValueAt = Callable[[str], object]
-"""The value at a dotted path, or ``_UNKNOWN``."""
+"""The value at a dotted path, or ``UNKNOWN``."""
 
 
 def check_rules(recipe: Recipe, facts: Facts, catalogue: Iterable[TechniqueEntry] = ENTRIES) -> None:
@@ -80,6 +81,31 @@ def why_off(entry: TechniqueEntry, recipe: Recipe, facts: Facts) -> str | None:
     return None
 
 
+def check_kind(kind: str, value_at: ValueAt) -> None:
+    """Refuse settings that have no meaning for data of this kind, which are known once labels are read.
+
+    Args:
+        kind: of the data; name of a task.
+        value_at: value of a dotted path; ``UNKNOWN`` for settings that are not to be checked.
+
+    Raises:
+        RecipeError: names the setting, the reason, and the value that leaves it off.
+    """
+    for entry in ENTRIES:
+        value = value_at(entry.setting)
+        is_on = value == entry.name if entry.choice else value not in (entry.off, "auto")
+        for rule in entry.needs if is_on and value is not UNKNOWN else ():
+            if rule.path == "task.type" and not rule.holds(kind):
+                what = f"{entry.setting} = {written(value)}: the data are for {kind}"
+                raise RecipeError(what, rule.why, f"--set {entry.setting}={written(entry.off)}")
+    for rule in task_entry(kind).excludes:
+        value = value_at(rule.path)
+        if value is not UNKNOWN and rule.holds(value):
+            raise RecipeError(
+                f"{rule.path} = {written(value)}: the data are for {kind}", rule.why, f"leave {rule.path} out"
+            )
+
+
 def is_refused(settings: Mapping[str, Any], setting: str, value: object) -> bool:
     """Whether a rule is against a technique's ``value``, as far as the other settings are known.
 
@@ -91,7 +117,7 @@ def is_refused(settings: Mapping[str, Any], setting: str, value: object) -> bool
         return False
 
     def value_at(path: str) -> object:
-        return settings.get(path, _UNKNOWN)
+        return settings.get(path, UNKNOWN)
 
     return any(True for _ in _broken(entry, value_at, "asked")) or any(
         True for _ in _of_strategy(entry, value_at, "asked")
@@ -105,15 +131,15 @@ def _broken(entry: TechniqueEntry, value_at: ValueAt, who: Who) -> Iterator[tupl
     for rules, is_needed in ((needed, True), (entry.excludes, False), (others, True)):
         for rule in rules:
             value = value_at(rule.path)
-            if rule.is_for(who) and value is not _UNKNOWN and rule.holds(value) is not is_needed:
+            if rule.is_for(who) and value is not UNKNOWN and rule.holds(value) is not is_needed:
                 yield rule, is_needed
 
 
 def _of_strategy(entry: TechniqueEntry, value_at: ValueAt, who: Who) -> Iterator[Rule]:
     """Rules between how the run's processes share it and the technique, in whichever entry they stand."""
     for rule in exclusions(entry):
-        value = value_at(rule.path) if rule.path in SHARING and rule.is_for(who) else _UNKNOWN
-        if value is not _UNKNOWN and rule.holds(value):
+        value = value_at(rule.path) if rule.path in SHARING and rule.is_for(who) else UNKNOWN
+        if value is not UNKNOWN and rule.holds(value):
             yield rule
 
 

@@ -313,7 +313,7 @@ class Loop:
     def _take_note(self, found: EvaluationRecord) -> None:
         found = replace(
             found,
-            train_metrics=self.progress.sums.metrics(self.job.dataset.kind),
+            train_metrics=self.progress.sums.metrics(counts_right=self.job.assembled.build.task.counts_right),
             notices=(*found.notices, *filter(None, [self._due.notice(found)])),
         )
         self.progress, is_best = self._due.judged(self.progress, found)

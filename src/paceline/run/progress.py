@@ -31,16 +31,16 @@ class TrainSums:
             self.correct + (record.correct or 0.0),
         )
 
-    def metrics(self, kind: str) -> dict[str, float]:
+    def metrics(self, *, counts_right: bool) -> dict[str, float]:
         """What the sums come to; empty where nothing was counted.
 
         Args:
-            kind: of the data set.
+            counts_right: whether the task has right predictions.
         """
         if not self.counted:
             return {}
         loss = {"loss": self.loss / self.counted}
-        return loss if kind == "regression" else {**loss, "accuracy": self.correct / self.counted}
+        return {**loss, "accuracy": self.correct / self.counted} if counts_right else loss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,7 +161,7 @@ class StepRecords:
         self._running, self._running_steps = self._running.plus(record), self._running_steps + 1
         if record.step % every:
             return
-        metrics = self._running.metrics(self._dataset.kind)
+        metrics = self._running.metrics(counts_right=self._assembled.build.task.counts_right)
         self._emit(MetricsRecord(step=record.step, epoch=record.epoch, steps=self._running_steps, metrics=metrics))
         self._running, self._running_steps = TrainSums(), 0
 
@@ -186,7 +186,7 @@ class StepRecords:
             samples=note.size.samples,
             tokens=note.size.tokens,
             slots=note.size.slots,
-            correct=None if self._dataset.kind == "regression" else correct,
+            correct=correct if self._assembled.build.task.counts_right else None,
             counted=note.counted,
             skipped=not finite,
             seconds=note.seconds,

@@ -55,6 +55,9 @@ class Task(ABC):
     """Probabilities above which labels are predicted: one for each label that is decided by itself, or that of the
     second of two classes. None of them: the likeliest class, or above one half."""
 
+    counts_right: bool = True
+    """Whether a prediction is right or wrong, so that ``correct`` has a meaning."""
+
     @abstractmethod
     def count(self, labels: NDArray[Any]) -> int:
         """Number of labels of these samples."""
@@ -80,6 +83,10 @@ class Task(ABC):
         """fp32 [S, C]: what ``predict`` reports; the value itself for regression, [S, 1]."""
 
     @abstractmethod
+    def logits(self, probabilities: Tensor) -> Tensor:
+        """Logits, in the number format of ``probabilities``, of which these are the ``probabilities``."""
+
+    @abstractmethod
     def meter(self, device: torch.device) -> Meter:
         """A fresh sum of this task's metrics."""
 
@@ -98,6 +105,11 @@ class Task(ABC):
     @abstractmethod
     def best_metric(self) -> str:
         """The metric that tells the best model; a leading '-' means lower is better."""
+
+    @property
+    @abstractmethod
+    def needs_scores(self) -> bool:
+        """Whether a metric is computed of all scores of a split at once, which ``meter`` then keeps."""
 
     @property
     def num_outputs(self) -> int:

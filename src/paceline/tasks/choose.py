@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
 from paceline.contract.errors import RecipeError, nearest
-from paceline.recipe.catalogue.loss import LOSS
-from paceline.recipe.entries import written
 from paceline.recipe.parts import TaskPart
-from paceline.seams import Task
-from paceline.tasks.classification import Classification
-from paceline.tasks.losses import ClassWeights, loss_of, user_loss
-from paceline.tasks.multi_label import MultiLabel
-from paceline.tasks.regression import Regression
-from paceline.tasks.threshold import USUAL
+from paceline.recipe.rules import UNKNOWN, check_kind
+from paceline.recipe.tasks import load_part
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.seams import Task
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "mae"})
-
-
-_CPU = torch.device("cpu")
 
 
 def task_for(
@@ -30,48 +24,25 @@ def task_for(
     part: TaskPart,
     *,
     class_weights: Sequence[float] = (),
-    device: torch.device = _CPU,
+    device: torch.device | None = None,
 ) -> Task:
     """The task of a data set whose labels are of ``kind``.
 
     Args:
         class_weights: what the recipe's come to, see ``tasks.class_weights``; empty: none.
-        device: where steps compute, for what they are to find there.
+        device: where steps compute, for what they are to find there; None: the CPU.
 
     Raises:
         RecipeError: an unknown metric, a loss that cannot be found, or what has no meaning for these labels.
     """
-    if kind == "regression":
-        _refuse_of_classes(part)
-        return Regression(label_names, part.metrics, user_loss(part.loss) if part.loss else None)
-    weights = ClassWeights(class_weights, device) if class_weights else None
-    loss, thresholds = loss_of(part, kind, weights), _thresholds(kind, label_names, part)
-    if kind == "multi_label":
-        return MultiLabel(label_names, part.metrics, loss, thresholds=thresholds)
-    return Classification(label_names, part.metrics, loss, weights=weights, thresholds=thresholds)
 
+    def value_at(path: str) -> object:
+        group, _, name = path.partition(".")
+        return getattr(part, name) if group == "task" else UNKNOWN
 
-def _refuse_of_classes(part: TaskPart) -> None:
-    """Refuse, of numbers, what is of classes alone."""
-    for entry in LOSS:
-        group, _, name = entry.setting.partition(".")
-        value = getattr(part, name) if group == "task" else entry.off
-        if value == entry.name if entry.choice else value != entry.off:
-            why = "the labels are numbers, and a number has no classes"
-            raise RecipeError(f"{entry.setting} = {written(value)}", why, f"--set {entry.setting}={written(entry.off)}")
-
-
-def _thresholds(kind: str, label_names: tuple[str, ...], part: TaskPart) -> tuple[float, ...]:
-    """Those that are known before the training ends; empty: one half, for now where they are tuned."""
-    if part.threshold == USUAL:
-        return ()
-    if kind == "classification" and len(label_names) != 2:
-        why = f"of {len(label_names)} classes the likeliest is predicted, and none has a threshold"
-        raise RecipeError(f"task.threshold = {part.threshold}", why, "--set task.threshold=0.5")
-    if part.threshold == "tuned":
-        return ()
-    # as fp32 has it, so that metrics and predictions compare with the same number
-    return (float(np.float32(part.threshold)),) * (len(label_names) if kind == "multi_label" else 1)
+    check_kind(kind, value_at)
+    task: Task = load_part(kind, "objective")(label_names, part, class_weights, device)
+    return task
 
 
 def best_metric(task: Task, wanted: str) -> str:

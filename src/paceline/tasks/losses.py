@@ -1,4 +1,4 @@
-"""The losses of classes and labels, and the form of a user's own."""
+"""What losses of several tasks have in common: weights of labels, and the form of a user's own loss."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from typing import final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.references import resolve, users_code
-from paceline.recipe.parts import TaskPart
-from paceline.tasks.focal import focal_loss
-from paceline.tasks.label_smoothing import smoothed
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) -> one loss a sample ([S], or [S, C] for multi-label): a sum or mean could not be weighted."""
@@ -26,12 +22,12 @@ class ClassWeights:
 
     Args:
         weights: in the order of the labels.
-        device: where steps compute.
+        device: where steps compute; None: the CPU.
     """
 
-    def __init__(self, weights: Sequence[float], device: torch.device) -> None:
+    def __init__(self, weights: Sequence[float], device: torch.device | None = None) -> None:
         self._host = np.array(weights, dtype=np.float32)
-        self._tensor = torch.from_numpy(self._host).to(device)
+        self._tensor = torch.from_numpy(self._host).to(device or torch.device("cpu"))
 
     def on(self, device: torch.device) -> Tensor:
         """fp32 [C]."""
@@ -40,28 +36,6 @@ class ClassWeights:
     def sum_of(self, labels: np.ndarray) -> float:
         """The weights of class indices [n], added up."""
         return float(self._host[labels].sum(dtype=np.float64))
-
-
-def loss_of(part: TaskPart, kind: str, weights: ClassWeights | None) -> LossFunction:
-    """The loss of a recipe: one a sample or a label, weighted.
-
-    Raises:
-        RecipeError: a function that cannot be found.
-    """
-    if part.own_loss is not None:
-        return user_loss(part.own_loss)
-    gamma, smoothing, several = part.focal_gamma, part.label_smoothing, kind == "multi_label"
-
-    def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        weight = None if weights is None else weights.on(logits.device)
-        if part.loss == "focal":
-            return focal_loss(logits, labels, gamma, weight)
-        if several:
-            targets = smoothed(labels, smoothing)
-            return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
-        return F.cross_entropy(logits, labels, weight, label_smoothing=smoothing, reduction="none")
-
-    return loss
 
 
 def user_loss(reference: str) -> LossFunction:

@@ -92,7 +92,7 @@ def _mean_over_classes(counts: ClassCounts, shares: Tensor) -> float:
     return float((present * shares / present.sum()).sum())
 
 
-def _accuracy(counts: ClassCounts) -> Measured:
+def accuracy(counts: ClassCounts) -> Measured:
     """The share of right samples (micro); of single labels among all labels of all samples."""
     right, total = counts.right.sum(), counts.true.sum()
     if counts.multi_label:
@@ -101,11 +101,12 @@ def _accuracy(counts: ClassCounts) -> Measured:
     return Measured(float(right.float() / total.float()))
 
 
-def _exact_match(counts: ClassCounts) -> Measured:
+def exact_match(counts: ClassCounts) -> Measured:
+    """The share of samples of which every label is right."""
     return Measured(float(torch.tensor(float(counts.exact)) / float(counts.samples)))
 
 
-def _f1(counts: ClassCounts) -> Measured:
+def f1(counts: ClassCounts) -> Measured:
     """Macro F1: 0 for a label that no sample has, whatever is predicted."""
     found = _mean_over_classes(counts, _ratio(2 * counts.right, counts.predicted + counts.true))
     absent = counts.true == 0
@@ -114,7 +115,7 @@ def _f1(counts: ClassCounts) -> Measured:
     return Measured(found, _counted_as_nothing(counts.named(absent)))
 
 
-def _precision(counts: ClassCounts) -> Measured:
+def precision(counts: ClassCounts) -> Measured:
     """Macro precision: 0 for a class that occurs and is never predicted."""
     found = _mean_over_classes(counts, _ratio(counts.right, counts.predicted))
     unpredicted = (counts.predicted == 0) & (torch.tensor(counts.multi_label) | (counts.true > 0))
@@ -122,7 +123,7 @@ def _precision(counts: ClassCounts) -> Measured:
     return Measured(found, remark if unpredicted.any() else "")
 
 
-def _recall(counts: ClassCounts) -> Measured:
+def recall(counts: ClassCounts) -> Measured:
     """Macro recall: 0 for a class that no sample has and that is predicted, and for a label that no sample has."""
     found = _mean_over_classes(counts, _ratio(counts.right, counts.true))
     absent = (counts.true == 0) & (torch.tensor(counts.multi_label) | (counts.predicted > 0))
@@ -131,7 +132,7 @@ def _recall(counts: ClassCounts) -> Measured:
     return Measured(found, _counted_as_nothing(counts.named(absent)))
 
 
-def _mcc(counts: ClassCounts) -> Measured:
+def mcc(counts: ClassCounts) -> Measured:
     """Matthews' correlation; 0 where labels or predictions are all of one class.
 
     Like scikit-learn (Gorodkin 2004, https://doi.org/10.1016/j.compbiolchem.2004.09.006).
@@ -149,15 +150,17 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part.float() / whole.float(), 0.0)
 
 
-def _mse(sums: ErrorSums) -> Measured:
+def mse(sums: ErrorSums) -> Measured:
+    """The mean squared error."""
     return Measured(float(torch.tensor(sums.squared_errors).float() / sums.samples))
 
 
-def _mae(sums: ErrorSums) -> Measured:
+def mae(sums: ErrorSums) -> Measured:
+    """The mean absolute error."""
     return Measured(float(torch.tensor(sums.absolute_errors).float() / sums.samples))
 
 
-def _r2(sums: ErrorSums) -> Measured:
+def r2(sums: ErrorSums) -> Measured:
     """The coefficient of determination; undefined where there is nothing to explain."""
     spread = sums.squared_labels - sums.labels**2 / sums.samples
     if spread <= _ROUNDING * sums.squared_labels:
@@ -263,27 +266,6 @@ def _counted_as_nothing(names: str) -> str:
 def _all_equal(what: str, samples: float) -> str:
     return f"all {what} are equal" if samples > 1 else "there is one sample"
 
-
-CLASSIFICATION: Mapping[str, OfCounts] = {
-    "accuracy": _accuracy,
-    "f1": _f1,
-    "precision": _precision,
-    "recall": _recall,
-    "mcc": _mcc,
-}
-"""Metrics of one label a sample, but for those of scores: accuracy is micro, f1, precision and recall are macro."""
-
-MULTI_LABEL: Mapping[str, OfCounts] = {
-    "accuracy": _accuracy,
-    "exact_match": _exact_match,
-    "f1": _f1,
-    "precision": _precision,
-    "recall": _recall,
-}
-"""Metrics of any number of labels a sample: accuracy is over all labels, f1, precision and recall are macro."""
-
-REGRESSION: Mapping[str, OfSums] = {"mse": _mse, "mae": _mae, "r2": _r2}
-"""Metrics of a number a sample."""
 
 OF_CLASS_SCORES: Mapping[str, OfScores] = {"auroc": _auroc}
 """Metrics of classes that are no sum over batches: they are computed once, of all scores of the split."""

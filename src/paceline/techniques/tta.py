@@ -34,15 +34,6 @@ View = Callable[[Tensor], Tensor]
 
 _softmax: View = partial(torch.softmax, dim=-1)
 
-_SMALLEST = torch.finfo(torch.float32).tiny
-
-_LOGITS: Mapping[str, View] = {
-    "classification": lambda scores: scores.clamp_min(_SMALLEST).log(),
-    "multi_label": lambda scores: torch.logit(scores, eps=torch.finfo(torch.float32).eps / 2),
-    "regression": lambda scores: scores,
-}
-"""By a task's kind: what has these probabilities, so that losses and metrics are computed as ever."""
-
 
 def views(images: Tensor, names: Sequence[str]) -> list[Tensor]:
     """Views of a batch of images; the images themselves are the first.
@@ -120,7 +111,7 @@ def apply(build: Build, names: Sequence[str]) -> Build:
         def infer(view: Tensor) -> Tensor:
             return before(model, replace(batch, inputs={**batch.inputs, name: view}))
 
-        return _LOGITS[task.kind](averaged(infer, images, names, task.probabilities))
+        return task.logits(averaged(infer, images, names, task.probabilities))
 
     told = f"{SETTING} = {', '.join(names)}: each image is computed {len(changes(names))} times"
     return replace(build, forward=forward, notices=(*build.notices, told))
@@ -134,7 +125,7 @@ def of_windows(task: Task, mean: Callable[[Tensor, Tensor, int], Tensor]) -> Cal
     """
 
     def join(logits: Tensor, windows: Tensor, num_texts: int) -> Tensor:
-        return _LOGITS[task.kind](mean(task.probabilities(logits), windows, num_texts))
+        return task.logits(mean(task.probabilities(logits), windows, num_texts))
 
     return join
 

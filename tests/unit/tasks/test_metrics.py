@@ -14,8 +14,12 @@ from sklearn import metrics as sk
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Alone, Batch
 from paceline.tasks import task_for
-from paceline.tasks.meter import KNOWN
+from paceline.tasks.classification.meter import KNOWN as OF_CLASSES
+from paceline.tasks.multi_label.meter import KNOWN as OF_LABELS
+from paceline.tasks.regression.meter import KNOWN as OF_NUMBERS
 from tests.unit.tasks.ranks import on_ranks
+
+KNOWN = {"classification": OF_CLASSES, "multi_label": OF_LABELS, "regression": OF_NUMBERS}
 
 Scores = NDArray[np.float32]
 Reference = Callable[[Scores, NDArray[np.generic]], float]

@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef, mean_absolute_error, ro
 from paceline.contract.errors import RecipeError
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch
-from paceline.tasks import Classification, Regression, best_metric, task_for
+from paceline.tasks import best_metric, task_for
 
 NAMES = ("a", "b", "c")
 CPU = torch.device("cpu")
@@ -179,7 +179,7 @@ def test_a_users_loss_and_metric(tmp_path, monkeypatch) -> None:
 
 
 def test_the_best_metric_is_one_that_is_measured_and_whose_best_is_meant() -> None:
-    task = Classification(("a", "b"), ("accuracy", "auroc"))
+    task = task_for("classification", ("a", "b"), TaskPart(metrics=("accuracy", "auroc")))
     assert best_metric(task, "auto") == "accuracy"
     assert best_metric(task, "auroc") == "auroc"
     assert best_metric(task, "-loss") == "-loss"
@@ -188,12 +188,12 @@ def test_the_best_metric_is_one_that_is_measured_and_whose_best_is_meant() -> No
     with pytest.raises(RecipeError, match=r"a lower loss is better(.|\n)*best_metric=-loss"):
         best_metric(task, "loss")
     with pytest.raises(RecipeError, match="a lower mse is better"):
-        best_metric(Regression(("y",)), "mse")
+        best_metric(task_for("regression", ("y",), TaskPart()), "mse")
 
 
 def test_two_metrics_of_one_name_are_refused() -> None:
     with pytest.raises(RecipeError, match="two are called add"):
-        Classification(("a", "b"), ("operator:add", "_operator:add"))
+        task_for("classification", ("a", "b"), TaskPart(metrics=("operator:add", "_operator:add")))
 
 
 def test_a_metric_that_so_few_samples_do_not_have_is_nan() -> None:

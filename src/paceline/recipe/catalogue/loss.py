@@ -56,7 +56,12 @@ LOSS: tuple[TechniqueEntry, ...] = (
         off=None,
         execution=False,
         needs=(
-            Rule("task.type=auto|classification", "a sample has to have one class by which it is drawn"),
+            _OF_CLASSES,
+            Rule(
+                "task.type!=multi_label",
+                "a sample has any number of labels, and no one class by which it is drawn;"
+                " task.class_weights=balanced weighs each label independently",
+            ),
             Rule("loop.shuffle=true", "samples are drawn, so there is no order to keep"),
         ),
         excludes=(NO_STEP, Rule("task.class_weights!=null", "rare classes would be made up for twice")),

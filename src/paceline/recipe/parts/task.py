@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from paceline.recipe.entries import written
 from paceline.recipe.parts.part import Part, SettingError
+from paceline.recipe.tasks import task_names
 from paceline.recipe.techniques import entry_of
+
+if TYPE_CHECKING:
+    TaskName = str
+else:
+    TaskName = Literal[("auto", *sorted(task_names()))]
 
 _BALANCED = "task.class_weights=balanced"
 
@@ -36,9 +42,7 @@ def _of(technique: str, default: Any, more: str, **limits: Any) -> Any:
 class TaskPart(Part):
     """What is learned."""
 
-    type: Literal["auto", "classification", "multi_label", "regression"] = Field(
-        "auto", description="auto reads it off the labels."
-    )
+    type: TaskName = Field("auto", description="auto reads it off the labels.")
     loss: str | None = Field(
         None,
         pattern=r"^(focal|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",

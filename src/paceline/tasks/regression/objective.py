@@ -1,17 +1,20 @@
-"""A number a sample."""
+"""The squared error of one output."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch, Meter, Task
-from paceline.tasks.losses import LossFunction
-from paceline.tasks.meter import KNOWN, SplitMeter
+from paceline.tasks.losses import LossFunction, user_loss
+from paceline.tasks.meter import SplitMeter, needs_scores
 from paceline.tasks.metrics import check_names, reported
+from paceline.tasks.regression.meter import KNOWN, ErrorMeasures
 
 
 @final
@@ -21,18 +24,15 @@ class Regression(Task):
     Args:
         label_names: one name, of the target.
         metrics: names of metrics, or ``module:function``.
-        loss: (values [S], targets [S]) -> losses [S] in place of the squared error.
+        loss: (values [S], targets [S]) -> losses [S].
     """
 
     kind = "regression"
+    counts_right = False
 
-    def __init__(
-        self, label_names: tuple[str, ...], metrics: tuple[str, ...] | None = None, loss: LossFunction | None = None
-    ) -> None:
-        self.label_names = label_names
-        self._metrics = metrics if metrics is not None else ("mse", "mae")
-        self._loss = loss or _squared_error
-        check_names(self._metrics, KNOWN[self.kind])
+    def __init__(self, label_names: tuple[str, ...], metrics: tuple[str, ...], loss: LossFunction) -> None:
+        self.label_names, self._metrics, self._loss = label_names, metrics, loss
+        check_names(metrics, KNOWN)
 
     def count(self, labels: NDArray[Any]) -> int:
         return len(labels)
@@ -46,11 +46,13 @@ class Regression(Task):
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.float()
 
+    def logits(self, probabilities: Tensor) -> Tensor:
+        return probabilities
+
     def meter(self, device: torch.device) -> Meter:
         return SplitMeter(
-            self.kind,
+            ErrorMeasures(self.label_names),
             self._metrics,
-            self.label_names,
             device,
             loss_sum=self.loss_sum,
             divisor=lambda batch: batch.weights.sum(),
@@ -64,6 +66,21 @@ class Regression(Task):
     @property
     def best_metric(self) -> str:
         return "-loss"
+
+    @property
+    def needs_scores(self) -> bool:
+        return needs_scores(self._metrics, ErrorMeasures)
+
+
+def make_task(
+    label_names: tuple[str, ...], part: TaskPart, class_weights: Sequence[float], device: torch.device | None
+) -> Task:
+    """Make the task of a recipe; see ``tasks.task_for``."""
+    metrics = part.metrics if part.metrics is not None else ("mse", "mae")
+    return Regression(label_names, metrics, user_loss(part.loss) if part.loss else _squared_error)
+
+
+OBJECTIVE = make_task
 
 
 def _squared_error(values: Tensor, targets: Tensor) -> Tensor:
