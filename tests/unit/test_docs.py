@@ -25,7 +25,7 @@ from paceline.verbs.asked import build_recipe
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "paceline"
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
-PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 """What the command line raises for an option, argument or command that it does not have; typer has no name for it."""
 
