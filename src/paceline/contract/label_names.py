@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 _UNNAMED = "LABEL_"
 """What transformers calls a row that nobody has named, before its number."""
 
+_TRUTHS = {"false": 0.0, "true": 1.0}
+
 
 def are_unnamed(head: Sequence[str]) -> bool:
     """Whether a head's rows have no names but ``LABEL_0``, ``LABEL_1`` and so on."""
@@ -49,6 +51,13 @@ def rows_by_value(names: Iterable[str], head: Sequence[str]) -> dict[str, int]:
     return {name: alone[value] for name in names if (value := number_of(name)) in alone}
 
 
+def rows_by_truth(names: Iterable[str], head: Sequence[str]) -> dict[str, int]:
+    """Return the row of each name that is true or 1, false or 0, in a head whose two rows are these."""
+    rows = {truth_of(name): row for row, name in enumerate(head)}
+    values = {name: truth_of(name) for name in names} if len(head) == 2 and rows.keys() == {0.0, 1.0} else {}
+    return {name: rows[value] for name, value in values.items() if value in rows}
+
+
 def numbered(rows: Mapping[str, int], head: Sequence[str]) -> str:
     """That labels stand for rows by number, in words: ``labels are matched by number: 0 is LABEL_0``."""
     pairs = [f"{name} is {head[row]}" for name, row in sorted(rows.items(), key=lambda pair: pair[1])]
@@ -58,6 +67,11 @@ def numbered(rows: Mapping[str, int], head: Sequence[str]) -> str:
 def listed(words: Sequence[str], most: int = 10) -> str:
     """The first ``most`` of the words, and how many there are more."""
     return ", ".join(words[:most]) + (f" and {len(words) - most:,} more" if len(words) > most else "")
+
+
+def truth_of(name: str) -> float:
+    """Return 1 for true and 0 for false in any case, otherwise ``number_of``."""
+    return _TRUTHS.get(name.casefold(), number_of(name))
 
 
 def number_of(name: str) -> float:

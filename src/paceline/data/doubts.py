@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.sources.notation import MISSING, read_number
+from paceline.data.sources.notation import MISSING, are_bits, read_number
 from paceline.data.table import Table
 
 Ids = NDArray[np.int64]
@@ -24,7 +24,10 @@ _DATE = re.compile(
     r"|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
     r"|\d{1,2}[- ](jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*([- ]\d{2,4})?"
     r"|(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]\d{1,4}"
-    r"|\d{1,2}月\d{1,2}日",
+    r"|\d{1,2}月\d{1,2}日"
+    r"|([上下]午)?([01]?\d|2[0-4]):[0-5]\d(:[0-5]\d([.,]\d+)?)?(\s?[ap]\.?m\.?)?"
+    r"|(0?\d|1[0-2])\s?[ap]\.?m\.?"
+    r"|([上下]午)?([01]?\d|2[0-4])[h时点][0-5]\d分?",
     re.IGNORECASE,
 )
 _OPENING = re.compile(r"""\[\s*['"{]|\(\s*['"]|\{\s*['"]|b['"]|(?:array|tensor)\(""")
@@ -34,7 +37,16 @@ _BRACKETED = re.compile(r"\[.*\]|\{.*\}", re.DOTALL)
 _WRITTEN_SHARE = 0.1
 """Share of the texts from which they are no accident; a text about programs may well be a list."""
 
-_UNIT = re.compile(r"(\W{0,3})([-+]?\d[\d.,]*)(\D{0,20}|\s*/\s*\d+)")
+_NUMBER = re.compile(r"(?:(?<!\d)[-+])?\d[\d.,]*")
+_UNITS = (
+    r"[kmgt]i?b|[kcmµ]?m|[km]?[gl]|lbs?|oz|ft|%|[kmb]n?|ms|s(ec(ond)?s?)?|min(ute)?s?|h(ou)?rs?|h|d(ays?)?|w(eek)?s?|"
+    r"mo(nth)?s?|y(ea)?rs?|y|[年月周天日时分秒]|个月|小时|分钟|[千万亿]元?|元"
+)
+_AMOUNT = re.compile(rf"[-+]?(\d[\d.,]*\s*({_UNITS})\s*)+|\d+\s*/\s*\d+", re.IGNORECASE)
+"""Numbers whose units may differ, such as ``10 g``, ``1h 30m`` or ``1/2``."""
+
+_SEVERAL_NUMBERS = re.compile(r"\(?{0}(?:(?:\s*[,;|]\s*|\s+){0})+\)?".format(r"[-+]?\d+(?:\.\d+)?"))
+_TRUTHS = (frozenset({"true", "t", "yes", "y", "1", "on", "是"}), frozenset({"false", "f", "no", "n", "0", "off", "否"}))
 _JOINTS = ";|,#\t~+&/"
 _WEAK_JOINTS = " -"
 """Characters that also stand within names."""
@@ -59,10 +71,11 @@ def doubts(table: Table, keys: Ids, splits: Mapping[str, Ids]) -> tuple[str, ...
         *_contradictions(table, rows, keys),
         *_alike(counts),
         *_missing(counts),
+        *_truths(counts),
         *_dates(counts, table.columns.get("label", "label")),
         *_written(counts),
         *_units(counts),
-        *(_joined(counts) if table.kind == "classification" else ()),
+        *(_joined_or_numbers(counts) if table.kind == "classification" else ()),
         *_single(table, rows, counts),
     ]
     if table.kind == "classification":
@@ -126,13 +139,25 @@ def _missing(counts: Mapping[str, int]) -> Iterator[str]:
         yield f"a class that is called like a missing value: {shown}{_more(len(named))}; remove these rows if it is one"
 
 
+def _truths(counts: Mapping[str, int]) -> Iterator[str]:
+    """Classes that are true or false, written in several ways."""
+    words: dict[str, str] = {}
+    for name in counts:
+        words.setdefault(_bare(name), name)
+    if words.keys() <= _TRUTHS[0] | _TRUTHS[1]:
+        ways = [[repr(name) for word, name in words.items() if word in truth] for truth in _TRUTHS]
+        shown = ", ".join(" and ".join(names) for names in ways if len(names) > 1)
+        if shown:
+            yield f"labels that most likely mean the same count as different classes: {shown}; write them alike"
+
+
 def _dates(counts: Mapping[str, int], column: str) -> Iterator[str]:
-    """Dates: of another column, or what a spreadsheet made of labels such as 1-2."""
+    """Dates and times: of another column, or what a spreadsheet made of labels such as 1-2."""
     named = [name for name in counts if _DATE.fullmatch(name)]
     if named:
         shown = ", ".join(map(_shown, named[:_NAMED]))
         yield (
-            f"labels that look like dates: {shown}{_more(len(named))}; is {column!r} the column of the label, or did a"
+            f"labels that look like dates or times: {shown}{_more(len(named))}; is {column!r} the column of the label, or did a"
             " spreadsheet change it?"
         )
 
@@ -160,14 +185,49 @@ def _is_written(text: str) -> bool:
 
 
 def _units(counts: Mapping[str, int]) -> Iterator[str]:
-    """Numbers with the same words around them: classes have no order."""
-    parts = [_UNIT.fullmatch(name) for name in counts]
-    units = {(part[1], part[3].removesuffix("s")) for part in parts if part is not None}
-    if len(parts) > 1 and None not in parts and len(units) == 1 and units != {("", "")}:
+    """Numbers with words around them, the same or units of measurement: classes have no order."""
+    if len(counts) < 2 or all(_DATE.fullmatch(name) or _is_number(name) for name in counts):
+        return
+    if _share_a_unit([*counts]) or all(map(_AMOUNT.fullmatch, counts)):
         shown = ", ".join(map(_shown, list(counts)[:_NAMED]))
         yield (
             f"labels that look like numbers with a unit are classes, which have no order: {shown}{_more(len(counts))};"
             " write the numbers alone to learn them as numbers (--set task.type=regression)"
+        )
+
+
+def _share_a_unit(names: Sequence[str]) -> bool:
+    """Whether names differ by one number alone, before a unit or after a sign: ``4.5 out of 5``, ``>10``."""
+    words = [[re.sub(r"s\b", "", word) for word in _NUMBER.split(name)] for name in names]
+    if any(each != words[0] for each in words):
+        return False
+    numbers = [_NUMBER.findall(name) for name in names]
+    varying = [at for at, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1]
+    if len(varying) != 1:
+        return False
+    before, after = words[0][varying[0]].rstrip(), "".join(words[0][varying[0] + 1 :]).strip(" ,;|")
+    if re.search(r"[A-Za-z0-9_.第-]$", before):
+        return False  # v1, class 1, class-1 and type 1 error are names
+    has_decimals = any(re.search(r"[.,]\d", number[varying[0]]) for number in numbers)
+    return bool(after) or (bool(before) and (has_decimals or not re.search(r"\w", before)))
+
+
+def _joined_or_numbers(counts: Mapping[str, int]) -> Iterator[str]:
+    """Classes that say several things: other classes, bits, or numbers."""
+    if are_bits(counts):
+        shown = ", ".join(map(_shown, list(counts)[:_NAMED]))
+        yield (
+            f"labels that look like a 0 or 1 for each class, with nothing between them: {shown}{_more(len(counts))};"
+            " several labels a row are written 0,1,1 (--set data.label_separator=,)"
+        )
+        return
+    joined = list(_joined(counts))
+    yield from joined
+    if not joined and all(_SEVERAL_NUMBERS.fullmatch(name) and not _is_number(name) for name in counts):
+        shown = ", ".join(map(_shown, list(counts)[:_NAMED]))
+        yield (
+            f"labels that look like several numbers are classes: {shown}{_more(len(counts))}; regression learns one"
+            " number a row"
         )
 
 

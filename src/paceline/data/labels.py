@@ -19,6 +19,7 @@ from paceline.contract.label_names import (
     numbered,
     rows_by_name,
     rows_by_number,
+    rows_by_truth,
     rows_by_value,
     sorted_names,
 )
@@ -164,10 +165,12 @@ def match_known(labels: Collection[str], names: Sequence[str]) -> tuple[dict[str
     """Return the row of each label that a model with the classes ``names`` knows, and notices.
 
     A label is looked for as it is written, then without regard to case. Then numbers are compared by value: ``0`` is
-    ``0.0``; in a model whose classes have no names they are the classes' numbers.
+    ``0.0``; in a model whose classes have no names they are the classes' numbers. In a model of two classes ``true`` is
+    1 and ``false`` 0.
     """
     rows = rows_by_name(labels, names)
-    numbers = rows_by_number(labels, len(names)) if are_unnamed(names) else rows_by_value(labels, names)
+    plain = [str(row) for row in range(len(names))] if are_unnamed(names) else names
+    numbers = rows_by_value(labels, plain) | rows_by_truth(labels, plain)
     by_number = {name: row for name, row in numbers.items() if name not in rows}
     return rows | by_number, (numbered(by_number, names),) if by_number else ()
 

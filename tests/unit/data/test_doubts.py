@@ -57,10 +57,16 @@ def test_a_class_called_like_a_missing_value(name):
 )
 def test_labels_that_look_like_dates(name):
     (line,) = told([*plain(20), ("x", name), ("y", name)])
-    assert line.startswith(f"labels that look like dates: {name!r}; is 'label' the column")
+    assert line.startswith(f"labels that look like dates or times: {name!r}; is 'label' the column")
 
 
-@pytest.mark.parametrize("name", ["may", "1-2", "1.5.2", "v2024", "march 5 of 7"])
+@pytest.mark.parametrize("name", ["10:30", "9:05:59", "10:30 am", "11 PM", "01:02:03.5", "10h30", "上午10:30", "10时30分"])
+def test_labels_that_look_like_times(name):
+    (line,) = told([*plain(20), ("x", name), ("y", name)])
+    assert line.startswith(f"labels that look like dates or times: {name!r}; is 'label' the column")
+
+
+@pytest.mark.parametrize("name", ["may", "1-2", "1.5.2", "v2024", "march 5 of 7", "2:1", "16:9", "am", "10:305", "99:99"])
 def test_other_labels_are_no_dates(name):
     assert not told([*plain(20), ("x", name), ("y", name)])
 
@@ -121,7 +127,13 @@ def test_other_texts_are_no_doubt(text):
 
 
 @pytest.mark.parametrize(
-    "names", [("5 stars", "1 star"), ("10kg", "5kg"), ("4/5", "5/5"), ("1年", "2年"), (">5", ">10"), ("5+", "3+")]
+    "names",
+    [
+        *(("5 stars", "1 star"), ("10kg", "5kg"), ("4/5", "5/5"), ("1年", "2年"), (">5", ">10"), ("5+", "3+")),
+        *(("4.5 out of 5", "3 out of 5"), ("1 star out of 5", "4 stars out of 5"), ("4,5 von 5", "3 von 5")),
+        *(("满分5分得4分", "满分5分得3分"), ("Rating: 4.5", "Rating: 3"), ("score=3.5", "score=4"), ("4 of 5 ★", "3 of 5 ★")),
+        *(("10 g", "5 kg"), ("1h 30m", "45 min"), ("1/2", "3/4"), ("2 days", "1 week")),
+    ],
 )
 def test_numbers_with_a_unit_are_classes_in_doubt(names):
     (line,) = told(plain(20, names))
@@ -130,10 +142,46 @@ def test_numbers_with_a_unit_are_classes_in_doubt(names):
 
 
 @pytest.mark.parametrize(
-    "names", [("1", "2"), ("class 1", "class 2"), ("1st", "2nd"), ("5 stars", "bad"), ("v1", "v2")]
+    "names",
+    [
+        *(("1", "2"), ("class 1", "class 2"), ("1st", "2nd"), ("5 stars", "bad"), ("v1", "v2"), ("18-24", "25-34")),
+        *(("1e3", "2e3"), ("10%-20%", "20%-30%")),
+        *(("4 out of 5", "good"), ("1a", "2b"), ("top 5 of 10", "last 5 of 10"), ("1.5.2", "1.5.3")),
+    ],
 )
 def test_other_numbers_are_no_units(names):
     assert not told(plain(20, names))
+
+
+@pytest.mark.parametrize(
+    "names", [("0101", "1100", "0011"), ("010", "110"), ("00", "01", "10", "11"), ("1", "11", "101", "1000")]
+)
+def test_bits_without_anything_between_them(names):
+    lines = told(plain(40, names))
+    (line,) = [line for line in lines if "0 or 1 for each class" in line]
+    assert repr(names[0]) in line
+
+
+@pytest.mark.parametrize("names", [("0", "1"), ("10", "11"), ("1", "10"), ("0", "10", "20"), ("001", "002"), ("101", "b")])
+def test_other_numbers_of_zeros_and_ones_are_no_bits(names):
+    assert not told(plain(40, names))
+
+
+@pytest.mark.parametrize("names", [("51.5, -0.1", "48.8, 2.3"), ("1 20 3", "4 5 60"), ("(1.5; 2)", "(3; 4.5)")])
+def test_several_numbers_in_a_cell(names):
+    (line,) = told(plain(40, names), task="classification")
+    assert line.startswith("labels that look like several numbers")
+
+
+@pytest.mark.parametrize(("names"), [("True", "1", "False", "0"), ("yes", "1", "no"), ("TRUE", "Y", "n"), ("t", "true")])
+def test_truths_written_in_several_ways(names):
+    (line,) = [line for line in told(plain(40, names)) if "most likely mean the same" in line]
+    assert repr(names[0]) in line
+
+
+@pytest.mark.parametrize("names", [("yes", "no", "maybe"), ("0", "1", "2"), ("t", "f"), ("y", "n"), ("yes", "0")])
+def test_other_answers_are_no_doubt(names):
+    assert not told(plain(40, names))
 
 
 @pytest.mark.parametrize(

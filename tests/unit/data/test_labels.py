@@ -239,6 +239,10 @@ def test_a_listed_column_that_is_never_1_is_told_of() -> None:
         (["1.0", "0.0"], ("0", "1"), [1, 0]),
         (["01", "2"], ("1", "2"), [0, 1]),
         (["5.0", "other"], ("5", "other"), [0, 1]),
+        (["true", "False"], ("0", "1"), [1, 0]),
+        (["TRUE", "0", "false"], ("1.0", "0.0"), [0, 1, 1]),
+        (["1", "0.0"], ("False", "True"), [1, 0]),
+        (["false", "true"], ("LABEL_0", "LABEL_1"), [0, 1]),
     ],
 )
 def test_numbers_are_compared_by_value(labels: list[str], names: tuple[str, ...], rows: list[int]) -> None:
@@ -255,6 +259,9 @@ def test_numbers_are_compared_by_value(labels: list[str], names: tuple[str, ...]
         ("3", ("0.0", "1.0"), "known: 0.0, 1.0"),
         ("nan", ("nan ", "b"), "did you mean"),
         ("positive", ("negative", "neutral"), "known: negative, neutral"),
+        ("true", ("0", "1", "2"), "known: 0, 1, 2"),
+        ("true", ("1", "2"), "known: 1, 2"),
+        ("yes", ("0", "1"), "known: 0, 1"),
         ("x", tuple(f"class {row}" for row in range(99)), "and 89 more"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from paceline.contract.errors import DataError
 from paceline.data.sources import read
 from paceline.recipe.parts import DataPart
 
@@ -140,3 +141,14 @@ def test_decimals_of_a_database_are_numbers():
 
     table = read(DataPart(), rows=[{"text": "t", "label": Decimal(text)} for text in ("3.50", "4")])
     assert (table.kind, table.labels) == ("regression", [3.5, 4.0])
+
+
+def test_many_bit_strings_are_no_numbers_to_learn(tmp_path):
+    bits = [f"{number:06b}" for number in range(60)]
+    with pytest.raises(DataError, match="labels of zeros and ones alone") as caught:
+        table_of(tmp_path, bits)
+    assert "task.type=classification" in caught.value.fix
+    assert table_of(tmp_path, bits, task="classification").labels == bits
+    assert table_of(tmp_path, bits, task="regression").kind == "regression"
+    several = table_of(tmp_path, [",".join(row) for row in bits], label_separator=",")
+    assert (several.kind, several.labels[3]) == ("multi_label", ("4", "5"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from paceline.contract.errors import DataError, excerpt
 from paceline.data.sources.cells import Cell, WrittenList, label_name
 from paceline.data.sources.label_lists import name_labels, no_such_columns
-from paceline.data.sources.notation import MISSING, Numbers, read_number, read_numbers
+from paceline.data.sources.notation import MISSING, Numbers, are_bits, read_number, read_numbers
 
 Labels = list[str] | list[float] | list[tuple[str, ...]]
 
@@ -90,6 +90,8 @@ def interpret(
     if task == "auto" and point == "auto" and numbers.point == "," and (joined := _joined(numbers.values)):
         raise _joined_or_decimal(joined, column, file)
     if task == "regression" or (task == "auto" and _are_targets(distinct, numbers)):
+        if task == "auto" and are_bits(distinct):
+            raise _bits(names[0], column, file)
         why = f"it holds {len(numbers.values):,} different numbers"
         return _targets(cells, names, numbers, column, (_guess("regression", column, why),) * (task == "auto"))
     if task == "auto" and numbers.others and _are_mostly((*numbers.values, *numbers.others), distinct):
@@ -170,6 +172,18 @@ def _joined_or_decimal(cell: str, column: str, file: str) -> DataError:
         column=column,
         why="on both sides of every comma stand other labels of the column",
         fix="--set data.label_separator=, for several labels a row, --set data.decimal=, for numbers",
+    )
+
+
+def _bits(cell: str, column: str, file: str) -> DataError:
+    return DataError(
+        "labels of zeros and ones alone are no numbers to learn",
+        file=file,
+        column=column,
+        found=cell,
+        why="they look like a 0 or 1 for each class, with nothing between them",
+        fix="write 0,1,1 and --set data.label_separator=, for several labels a row; if these are classes:"
+        " --set task.type=classification, if numbers: --set task.type=regression",
     )
 
 

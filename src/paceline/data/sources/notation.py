@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 _SIGNS = r"[%‰$€£¥₩₹₽₺元円]|(?:US\$|USD|EUR|GBP|CNY|RMB|JPY|CHF|INR|kr|Rs)\.?"
@@ -50,6 +50,16 @@ class Numbers:
     """Cells that spell a number in another notation."""
     ambiguous: str = ""
     """A cell such as ``1,000`` that is two numbers, where no other cell says which; then values are guesses."""
+
+
+def are_bits(names: Collection[str]) -> bool:
+    """Whether names look like a 0 or 1 for each class: ``0101``, also where a spreadsheet dropped the zeros before 1."""
+    widths = {len(name) for name in names}
+    if not names or max(widths) < 2 or set("".join(names)) - {"0", "1"}:
+        return False
+    if len(widths) == 1:
+        return any(name[0] == "0" for name in names)
+    return len(names) > 2 and max(widths) > 2
 
 
 def to_number(text: str) -> float | None:
