@@ -89,6 +89,10 @@ def known_names() -> frozenset[str]:
     return frozenset(name for rank in ranks for name in rank) | IDENTIFIER_NAMES
 
 
+class NoLabelColumn(DataError):
+    """A table without the column of the label."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Roles:
     """The columns that are read."""
@@ -202,7 +206,8 @@ class _Search:
     def named(self, name: str, setting: str) -> str:
         if name in self._known:
             return name
-        raise DataError(
+        kind = NoLabelColumn if setting == "data.label" else DataError
+        raise kind(
             f"no column {name!r}",
             file=self.file,
             why=f"the columns are {self.listing}; {nearest(name, self.names)}",
@@ -235,7 +240,8 @@ class _Search:
         column = free[0] if len(free) == 1 and len(free[0]) <= _LONGEST_TYPED else "COLUMN"
         is_delimited = self.file.removesuffix(".gz").endswith((".csv", ".tsv", ".txt"))
         header = "; if the first line is data, add a line before it that names the columns, for example text,label"
-        return DataError(
+        kind = NoLabelColumn if role == "label" else DataError
+        return kind(
             f"no {role} column found",
             file=self.file,
             why=f"none of the columns {self.listing} has a name known for it",

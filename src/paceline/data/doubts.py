@@ -46,7 +46,10 @@ _AMOUNT = re.compile(rf"[-+]?(\d[\d.,]*\s*({_UNITS})\s*)+|\d+\s*/\s*\d+", re.IGN
 """Numbers whose units may differ, such as ``10 g``, ``1h 30m`` or ``1/2``."""
 
 _SEVERAL_NUMBERS = re.compile(r"\(?{0}(?:(?:\s*[,;|]\s*|\s+){0})+\)?".format(r"[-+]?\d+(?:\.\d+)?"))
-_TRUTHS = (frozenset({"true", "t", "yes", "y", "1", "on", "是"}), frozenset({"false", "f", "no", "n", "0", "off", "否"}))
+_TRUTHS = (
+    frozenset({"true", "t", "yes", "y", "1", "on", "是"}),
+    frozenset({"false", "f", "no", "n", "0", "off", "否"}),
+)
 _JOINTS = ";|,#\t~+&/"
 _WEAK_JOINTS = " -"
 """Characters that also stand within names."""
@@ -157,8 +160,8 @@ def _dates(counts: Mapping[str, int], column: str) -> Iterator[str]:
     if named:
         shown = ", ".join(map(_shown, named[:_NAMED]))
         yield (
-            f"labels that look like dates or times: {shown}{_more(len(named))}; is {column!r} the column of the label, or did a"
-            " spreadsheet change it?"
+            f"labels that look like dates or times: {shown}{_more(len(named))}; is {column!r} the column of the"
+            " label, or did a spreadsheet change it?"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from paceline.contract.errors import DataError
 from paceline.data.builtin import PREFIX, builtin_fingerprint
 from paceline.data.cache import FORMAT, DamagedEntry, dataset_fingerprint, load, save
+from paceline.data.columns import NoLabelColumn
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.data.doubts import doubts
 from paceline.data.encode import KeepGoing, encode_texts, padding_id, truncate, wanted
@@ -236,9 +238,14 @@ def prepare_to_evaluate(part: DataPart, given: Given, *, rows: Any = None) -> Da
 
     part = _as_trained(part.model_copy(update={"allow_single_class": True}), given)
     states = file_states(part) if rows is None else {}
-    table = read(
-        part, task=given.kind, rows=rows, picture=given.picture, known=given.label_names, modality=given.modality
-    )
+    try:
+        table = read(
+            part, task=given.kind, rows=rows, picture=given.picture, known=given.label_names, modality=given.modality
+        )
+    except NoLabelColumn as error:
+        predict = f"paceline predict RUN {shlex.quote(error.file)}" if rows is None else "paceline.predict(RUN, ROWS)"
+        fix = f"{error.fix}; {predict} labels rows that have no label"
+        raise DataError(error.problem, file=error.file, why=error.why, fix=fix) from None
     if rows is None:
         require_unchanged(part, states)
     if table.kind != given.kind or table.labels is None:

@@ -60,13 +60,17 @@ def test_labels_that_look_like_dates(name):
     assert line.startswith(f"labels that look like dates or times: {name!r}; is 'label' the column")
 
 
-@pytest.mark.parametrize("name", ["10:30", "9:05:59", "10:30 am", "11 PM", "01:02:03.5", "10h30", "上午10:30", "10时30分"])
+@pytest.mark.parametrize(
+    "name", ["10:30", "9:05:59", "10:30 am", "11 PM", "01:02:03.5", "10h30", "上午10:30", "10时30分"]
+)
 def test_labels_that_look_like_times(name):
     (line,) = told([*plain(20), ("x", name), ("y", name)])
     assert line.startswith(f"labels that look like dates or times: {name!r}; is 'label' the column")
 
 
-@pytest.mark.parametrize("name", ["may", "1-2", "1.5.2", "v2024", "march 5 of 7", "2:1", "16:9", "am", "10:305", "99:99"])
+@pytest.mark.parametrize(
+    "name", ["may", "1-2", "1.5.2", "v2024", "march 5 of 7", "2:1", "16:9", "am", "10:305", "99:99"]
+)
 def test_other_labels_are_no_dates(name):
     assert not told([*plain(20), ("x", name), ("y", name)])
 
@@ -131,7 +135,12 @@ def test_other_texts_are_no_doubt(text):
     [
         *(("5 stars", "1 star"), ("10kg", "5kg"), ("4/5", "5/5"), ("1年", "2年"), (">5", ">10"), ("5+", "3+")),
         *(("4.5 out of 5", "3 out of 5"), ("1 star out of 5", "4 stars out of 5"), ("4,5 von 5", "3 von 5")),
-        *(("满分5分得4分", "满分5分得3分"), ("Rating: 4.5", "Rating: 3"), ("score=3.5", "score=4"), ("4 of 5 ★", "3 of 5 ★")),
+        *(
+            ("满分5分得4分", "满分5分得3分"),
+            ("Rating: 4.5", "Rating: 3"),
+            ("score=3.5", "score=4"),
+            ("4 of 5 ★", "3 of 5 ★"),
+        ),
         *(("10 g", "5 kg"), ("1h 30m", "45 min"), ("1/2", "3/4"), ("2 days", "1 week")),
     ],
 )
@@ -162,7 +171,9 @@ def test_bits_without_anything_between_them(names):
     assert repr(names[0]) in line
 
 
-@pytest.mark.parametrize("names", [("0", "1"), ("10", "11"), ("1", "10"), ("0", "10", "20"), ("001", "002"), ("101", "b")])
+@pytest.mark.parametrize(
+    "names", [("0", "1"), ("10", "11"), ("1", "10"), ("0", "10", "20"), ("001", "002"), ("101", "b")]
+)
 def test_other_numbers_of_zeros_and_ones_are_no_bits(names):
     assert not told(plain(40, names))
 
@@ -173,7 +184,9 @@ def test_several_numbers_in_a_cell(names):
     assert line.startswith("labels that look like several numbers")
 
 
-@pytest.mark.parametrize(("names"), [("True", "1", "False", "0"), ("yes", "1", "no"), ("TRUE", "Y", "n"), ("t", "true")])
+@pytest.mark.parametrize(
+    ("names"), [("True", "1", "False", "0"), ("yes", "1", "no"), ("TRUE", "Y", "n"), ("t", "true")]
+)
 def test_truths_written_in_several_ways(names):
     (line,) = [line for line in told(plain(40, names)) if "most likely mean the same" in line]
     assert repr(names[0]) in line

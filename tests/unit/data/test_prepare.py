@@ -449,6 +449,15 @@ def _given(**changes: Any) -> Given:
     return Given(tokenizer=Words().get([]), **settled | changes)
 
 
+@pytest.mark.parametrize("settings", [{}, {"label": "stars"}])
+def test_rows_without_labels_are_for_predict(tmp_path: Path, settings: dict[str, str]) -> None:
+    (tmp_path / "new.csv").write_text("text,id\na,1\nb,2\n")
+    part = DataPart(source=str(tmp_path / "new.csv"), **settings)
+    with pytest.raises(DataError, match=r"no label column found|no column 'stars'") as caught:
+        prepare_to_evaluate(part, _given())
+    assert caught.value.fix.endswith(f"paceline predict RUN {tmp_path}/new.csv labels rows that have no label")
+
+
 def test_evaluation_takes_the_models_labels(tmp_path: Path) -> None:
     dataset = prepare_to_evaluate(_part(_write(tmp_path / "new.jsonl", _rows(6))), _given())
     assert dataset.labels.tolist() == [0, 1, 0, 1, 0, 1], "in the model's order, not sorted"

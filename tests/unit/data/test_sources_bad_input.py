@@ -279,7 +279,21 @@ def test_all_files_need_the_columns_of_the_first(tmp_path):
     with pytest.raises(DataError, match=r"b.csv: no column 'label'") as caught:
         read(DataPart(source=str(tmp_path / "a.csv"), test=str(tmp_path / "b.csv")))
     assert "'klass'" in caught.value.why
-    assert "rename" in caught.value.fix
+    assert caught.value.fix == (
+        f"--set data.test=null leaves it out, and paceline predict RUN {tmp_path}/b.csv labels its rows; or rename the"
+        f" column to 'label', as in {tmp_path}/a.csv"
+    )
+
+
+def test_a_table_without_labels_in_a_folder_is_left_out_by_naming_the_others(tmp_path):
+    for name, header in {"train": "text,label", "validation": "text,label", "test": "text,id"}.items():
+        (tmp_path / f"{name}.csv").write_text(f"{header}\n{name} a,x\n{name} b,y\n")
+    with pytest.raises(DataError, match=r"test.csv: no column 'label'") as caught:
+        read(DataPart(source=str(tmp_path)))
+    options = f"--data {tmp_path}/train.csv --set data.validation={tmp_path}/validation.csv"
+    assert caught.value.fix.startswith(f"{options} leaves it out, and paceline predict RUN {tmp_path}/test.csv")
+    part = DataPart(source=str(tmp_path / "train.csv"), validation=str(tmp_path / "validation.csv"))
+    assert set(read(part).splits or ()) == {"train", "validation"}
 
 
 def test_class_only_in_a_later_file(tmp_path):

@@ -176,7 +176,7 @@ def test_a_class_of_which_nothing_is_read_is_named(tmp_path: Path) -> None:
         ((), "no files", "put data there"),
         (("a/1.heic", "b/1.heic", "b/2.heic"), "3 files (3 .heic), such as a/1.heic", "mogrify"),
         (("a/1.md", "README"), "2 files (1 suffixless, 1 .md), such as README", ".txt"),
-        (("a/1", "b/2"), "2 files (2 suffixless)", "give texts the suffix .txt"),
+        (("a/1", "b/2", "b/Main.java"), "3 files (2 suffixless, 1 .java)", "give texts the suffix .txt"),
         (("pictures/train/cat/1.png",), "1 file (1 .png), such as pictures/train/cat/1.png", "--data {root}/pictures"),
         (("x/y/cat/1.png", "x/y/dog/1.png"), "2 files", "--data {root}/x/y"),
         (("cat/x/1.png", "dog/y/1.png"), "such as cat/x/1.png", "move the files up"),
@@ -195,3 +195,67 @@ def test_an_error_for_nothing_to_read_names_what_is_there(
         read(part(root))
     assert why in caught.value.why
     assert fix.format(root=root) in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("alt.atheism/49960", "alt.atheism/51060", "sci.med/58043"),
+        ("spam/0001.bfc8d64d12b325ff385cca8d07b84288", "spam/2.1", "ham/00001.1a31cc283af0060967a233d26548a6ce"),
+    ],
+)
+def test_texts_whose_files_have_no_suffix_are_read_with_a_notice(tmp_path: Path, names: tuple[str, ...]) -> None:
+    root = tree(tmp_path / "data", *names)
+    table = read(part(root))
+    assert table.texts is not None
+    assert sorted(table.texts) == sorted(f"text of {name}" for name in names)
+    assert table.notices == (f"{root}: reads 3 files without a suffix as texts",)
+    assert source_fingerprint(part(root)) != source_fingerprint(part(tree(tmp_path / "other", *names, "sci.med/3")))
+
+
+def test_pictures_whose_files_have_no_suffix_are_read_with_a_notice(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for at, label in enumerate(("cat", "dog")):
+        (tmp_path / label).mkdir()
+        Image.new("L", (4, 4), 100 * at).save(tmp_path / label / "1f3a", "PNG")
+    table = read(part(tmp_path))
+    assert table.labels == ["cat", "dog"]
+    assert table.notices == (f"{tmp_path}: reads 2 files without a suffix as images",)
+
+
+def test_files_without_a_suffix_that_are_no_samples_are_named(tmp_path: Path) -> None:
+    tree(tmp_path, "a/1", "b/1")
+    (tmp_path / "b/2").write_bytes(b"\x7fELF\0\0\0")
+    with pytest.raises(DataError, match="no texts, images or tables found") as caught:
+        read(part(tmp_path))
+    assert "3 files (3 suffixless), such as a/1" in caught.value.why
+
+
+def test_folders_with_a_split_as_a_word_are_splits(tmp_path: Path) -> None:
+    root = tree(tmp_path, *(f"20news-bydate-{split}/{label}/1" for split in ("train", "test") for label in ("a", "b")))
+    table = read(part(root))
+    assert table.splits is not None
+    assert [*zip(table.splits, table.labels or (), strict=True)] == [
+        *(("test", "a"), ("test", "b"), ("train", "a"), ("train", "b"))
+    ]
+    assert f"{root}: reads 20news-bydate-test as test, 20news-bydate-train as train" in table.notices
+
+
+def test_classes_with_a_split_as_a_word_stay_classes(tmp_path: Path) -> None:
+    assert read(part(tree(tmp_path, "test_drive/1.txt", "train_ride/1.txt"))).labels == ["test_drive", "train_ride"]
+
+
+@pytest.mark.parametrize("link", ["b", "b/2"])
+def test_no_file_without_a_suffix_is_read_out_of_the_folder(tmp_path: Path, link: str) -> None:
+    root = tree(tmp_path / "data", "a/1", "b/1" if "/" in link else "c/1")
+    tree(tmp_path / "home", "keys/id_rsa", "keys/known")
+    (root / link).symlink_to(tmp_path / "home/keys" / ("id_rsa" if "/" in link else ""))
+    with pytest.raises(DataError, match="a link to a file of another kind, out of the folder"):
+        read(part(root))
+    (root / link).unlink()
+    (root / "a/2").symlink_to(
+        tree(tmp_path, "store/0123456789abcdef0123456789abcdef") / f"store/{'0123456789abcdef' * 2}"
+    )
+    table = read(part(root))
+    assert len(table) == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from paceline.data.columns import SPLITS, Roles
 from paceline.data.sources import images
 from paceline.data.sources.contents import LAYOUT, nothing_to_read
 from paceline.data.sources.entries import Entries, entries_of
-from paceline.data.sources.formats import FORMATS, file_format, sample_kind
+from paceline.data.sources.formats import FORMATS, file_format, kind_by_content, sample_kind
 from paceline.data.sources.lines import bad_encoding, refuse_lfs_note, unreadable
 from paceline.data.sources.links import broken_link, leads_out, outside_notice
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, Row, Source
+from paceline.data.sources.table_folders import split_named
 from paceline.recipe.parts import DataPart
 
 UNLABELLED = frozenset({"unsup", "unsupervised", "unlabeled", "unlabelled"})
@@ -99,58 +100,88 @@ def read_folder(folder: Path, name: str, part: DataPart, bad: BadRows, *, labell
 
 
 def _find(folder: Path, name: str) -> _Found:
-    walk = _Walk(folder)
-    top = entries_of(folder)
-    named = {path.name: SPLITS.get(path.name.lower()) for path in top.folders}
-    # a folder named like a split is one when it holds folders; "test" may be a class of its own
-    split_folders = [path for path in top.folders if named[path.name] and entries_of(path).folders]
-    samples: list[_Sample] = []
-    if split_folders:
-        if other := [path.name for path in top.folders if path not in split_folders and path.name not in UNLABELLED]:
-            raise DataError(
-                "folders of splits and of something else side by side",
-                file=name,
-                why=f"{', '.join(sorted(path.name for path in split_folders))} are splits;"
-                f" {', '.join(map(repr, sorted(other)))} not",
-                fix=f"use {LAYOUT}, or --data {split_folders[0]} for one of them",
-            )
-        walk.note_loose(top)
-        for split_folder in split_folders:
-            samples += walk.classes_of(entries_of(split_folder), named[split_folder.name])
-    elif top.folders:
-        samples = walk.classes_of(top, None)
-    else:
-        samples = [_Sample(path, None, None) for path in walk.samples_of(top)]
-    if not samples and walk.broken:
+    walk = _Walk(folder, sample_kind)
+    has_splits = walk.read(name)
+    if not walk.samples and not walk.broken:
+        by_content = _Walk(folder, kind_by_content)
+        has_splits = by_content.read(name)
+        # a file of another kind among them is a sign that these are programs or weights
+        walk = by_content if by_content.samples and not by_content.num_others else walk
+    if not walk.samples and walk.broken:
         raise broken_link(walk.broken[0], str(Path(name) / walk.broken[0].relative_to(folder)), len(walk.broken))
-    if not samples:
+    if not walk.samples:
         raise nothing_to_read(folder, name)
-    kinds = {sample_kind(sample.path) for sample in samples}
-    if len(kinds) > 1:
+    if len(walk.kinds) > 1:
         raise DataError("texts and images side by side", file=name, fix="keep them in folders of their own")
-    return _Found(samples, kinds.pop(), bool(split_folders), walk.broken, walk.notices(name))
+    return _Found(walk.samples, next(iter(walk.kinds)), has_splits, walk.broken, walk.notices(name))
+
+
+def _splits_of(folders: Sequence[Path]) -> tuple[dict[Path, str], bool]:
+    """Return the split of each folder that is named like one and holds folders, and whether a word of it says so."""
+    named = {path: split for path in folders if (split := SPLITS.get(path.name.lower()) or split_named(path))}
+    # "test" may be a class of its own
+    inside = {path: entries_of(path) for path in named}
+    named = {path: split for path, split in named.items() if inside[path].folders}
+    exact = {path: split for path, split in named.items() if path.name.lower() in SPLITS}
+    if exact:
+        return exact, False
+    is_whole = len(named) == len(folders) == len(set(named.values())) > 1
+    is_whole = is_whole and not any(sample_kind(file) for path in named for file in inside[path].files)
+    return (named if is_whole else {}), is_whole
 
 
 class _Walk:
     """A walk through the folders of classes; counts what it passes over."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, kind_of: Callable[[Path], str]) -> None:
+        self._root, self._kind_of = root, kind_of
         self._ignored: Counter[str] = Counter()
         self._outside: list[Path] = []
+        self._worded: dict[Path, str] = {}
+        self.samples: list[_Sample] = []
+        self.kinds: set[str] = set()
+        """Kinds of the samples, ``text`` and ``image``."""
+        self.num_others = 0
+        """Files where samples are looked for that are none."""
         self.broken: list[Path] = []
         """Links to nothing where a sample or a class is looked for."""
 
-    def classes_of(self, parent: Entries, split: str | None) -> list[_Sample]:
+    def read(self, name: str) -> bool:
+        """Find the samples; return whether folders of splits hold them.
+
+        Raises:
+            DataError: folders of splits and of something else side by side.
+        """
+        top = entries_of(self._root)
+        splits, by_word = _splits_of(top.folders)
+        self._worded = splits if by_word else {}
+        if not splits:
+            loose = [] if top.folders else [_Sample(path, None, None) for path in self._samples_of(top)]
+            self.samples = self._classes_of(top, None) if top.folders else loose
+            return False
+        if other := [path.name for path in top.folders if path not in splits and path.name not in UNLABELLED]:
+            raise DataError(
+                "folders of splits and of something else side by side",
+                file=name,
+                why=f"{', '.join(sorted(path.name for path in splits))} are splits;"
+                f" {', '.join(map(repr, sorted(other)))} not",
+                fix=f"use {LAYOUT}, or --data {next(iter(splits))} for one of them",
+            )
+        self._note_loose(top)
+        for folder, split in splits.items():
+            self.samples += self._classes_of(entries_of(folder), split)
+        return True
+
+    def _classes_of(self, parent: Entries, split: str | None) -> list[_Sample]:
         """Samples in the folders of ``parent``, each of which is a class."""
         samples = []
-        self.note_loose(parent)
+        self._note_loose(parent)
         for folder in parent.folders:
             if folder.name.lower() in UNLABELLED:
                 self._ignored[f"folder(s) {folder.name!r} of unlabelled samples"] += 1
                 continue
             inside = entries_of(folder)
-            files = self.samples_of(inside)
+            files = self._samples_of(inside)
             if not files:
                 self._ignored[f"empty folder(s) {folder.name!r}"] += 1
             samples += [_Sample(path, folder.name, split) for path in files]
@@ -158,16 +189,20 @@ class _Walk:
                 self._ignored[f"folder(s) inside class folders (such as {folder.name}/{deeper.name})"] += 1
         return samples
 
-    def samples_of(self, inside: Entries) -> list[Path]:
+    def _samples_of(self, inside: Entries) -> list[Path]:
         """Texts and images of a folder."""
         self._note_links(inside)
         self._ignored["pipe(s) or device(s)"] += len(inside.special)
-        for path in inside.files:
-            if not sample_kind(path):
+        kinds = {path: self._kind_of(path) for path in inside.files}
+        for path, kind in kinds.items():
+            if not kind:
                 self._ignored[f"{path.suffix or 'suffixless'} file(s)"] += 1
-        return [path for path in inside.files if sample_kind(path)]
+        samples = [path for path, kind in kinds.items() if kind]
+        self.num_others += len(kinds) - len(samples)
+        self.kinds.update(kinds[path] for path in samples)
+        return samples
 
-    def note_loose(self, inside: Entries) -> None:
+    def _note_loose(self, inside: Entries) -> None:
         """Count samples and tables that lie beside folders, where nothing names their class."""
         self._note_links(inside)
         self._ignored["file(s) beside the class folders"] += sum(bool(sample_kind(path)) for path in inside.files)
@@ -176,13 +211,18 @@ class _Walk:
     def notices(self, name: str) -> tuple[str, ...]:
         """A sentence for each kind of entry that was passed over, and one for links out of the folder."""
         ignored = [f"{name}: ignored {count:,} {what}" for what, count in sorted(self._ignored.items()) if count]
+        read = [f"{path.name} as {split}" for path, split in self._worded.items()]
+        ignored += [f"{name}: reads {', '.join(read)}"] * bool(read)
+        if self._kind_of is not sample_kind:
+            ignored.append(f"{name}: reads {len(self.samples):,} files without a suffix as {next(iter(self.kinds))}s")
         sentences = (*ignored, *outside_notice(name, self._root, self._outside))
         # the run's files hold notices, and cannot hold the names of files that are not UTF-8
         return tuple(sentence.encode("utf-8", "backslashreplace").decode() for sentence in sentences)
 
     def _note_links(self, inside: Entries) -> None:
-        read = [path for path in inside.links if path.is_dir() or sample_kind(path)]
-        self._outside += [path for path in read if leads_out(path, self._root)]
+        by_suffix = self._kind_of is sample_kind
+        read = [path for path in inside.links if path.is_dir() or self._kind_of(path)]
+        self._outside += [path for path in read if leads_out(path, self._root, by_suffix=by_suffix)]
         # a link without a suffix may have led to the folder of a class
         self.broken += [path for path in inside.broken if sample_kind(path) or not path.suffix]
 

@@ -34,8 +34,13 @@ def broken_link(path: Path, name: str, count: int = 1) -> DataError:
     )
 
 
-def leads_out(path: Path, folder: Path) -> bool:
+def leads_out(path: Path, folder: Path, *, by_suffix: bool = True) -> bool:
     """Return whether a link leads out of ``folder``.
+
+    Args:
+        path: the link.
+        folder: of the data.
+        by_suffix: whether files are read for their suffix; of a folder without suffixes, any file would be a text.
 
     Raises:
         DataError: it leads to a file of another kind there, which is not read.
@@ -43,7 +48,8 @@ def leads_out(path: Path, folder: Path) -> bool:
     target = Path(os.path.realpath(path))
     if target.is_relative_to(os.path.realpath(folder)):
         return False
-    if target.is_file() and target.suffix.lower() != path.suffix.lower() and not _DIGEST.fullmatch(target.name):
+    is_alike = by_suffix and (not target.is_file() or target.suffix.lower() == path.suffix.lower())
+    if not is_alike and not (target.is_file() and _DIGEST.fullmatch(target.name)):
         raise DataError(
             "a link to a file of another kind, out of the folder of the data",
             file=str(path),

@@ -53,7 +53,7 @@ class Numbers:
 
 
 def are_bits(names: Collection[str]) -> bool:
-    """Whether names look like a 0 or 1 for each class: ``0101``, also where a spreadsheet dropped the zeros before 1."""
+    """Check whether names look like a 0 or 1 for each class: ``0101``, or 101 where a spreadsheet dropped the zero."""
     widths = {len(name) for name in names}
     if not names or max(widths) < 2 or set("".join(names)) - {"0", "1"}:
         return False

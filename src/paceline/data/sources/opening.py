@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -78,6 +79,7 @@ def open_all(part: DataPart, rows: object | None, bad: BadRows, *, labelled: boo
     roles: Roles | None = None
     empty: Source | None = None
     held: tuple[str, ...] = ()
+    before: list[Source] = []
     for source in _sources(part, rows, bad, labelled=labelled):
         with ExitStack() as stack:
             if close := getattr(source.rows, "close", None):
@@ -94,7 +96,8 @@ def open_all(part: DataPart, rows: object | None, bad: BadRows, *, labelled: boo
             if roles is None:
                 roles = _roles(part, source, columns, sample, labelled=labelled, modality=modality)
                 notices = (*roles.notices, *notices)
-            _require_columns(roles, source, columns)
+            _require_columns(part, roles, source, columns, before)
+            before.append(source)
             base, found = _pictures(roles, source, sample)
             split = source.split if labelled else None
             yield Opened(source.name, chain(sample, source.rows), split, roles, (*notices, *found), base)
@@ -230,16 +233,35 @@ def _found_roles(
     raise no_token_classification(source.name, label, tags[label], values[0])
 
 
-def _require_columns(roles: Roles, source: Source, columns: Sequence[str]) -> None:
+def _require_columns(
+    part: DataPart, roles: Roles, source: Source, columns: Sequence[str], before: Sequence[Source]
+) -> None:
+    """Require the columns that have a role; ``before`` are the sources that have them."""
     needed = [roles.content, *([roles.pair] if roles.pair else []), *roles.label]
     needed += [roles.split] if roles.split and source.split is None else []
     known = set(columns)
     for name in needed:
         if columns and name not in known:
+            rename = f"rename the column to {name!r}, as in {before[0].name if before else 'the first file'}"
+            leave_out = _leave_out(part, source, before)
+            predict = f", and paceline predict RUN {shlex.quote(source.name)} labels its rows"
+            labels = predict if name in roles.label else ""
             raise DataError(
                 f"no column {name!r}",
                 file=source.name,
                 why=f"the columns are {column_list(columns)}; all files need those of the first",
-                fix=f"rename the column to {name!r}, as in the first file"
-                + ", or name one table of the folder alone: --data FILE" * source.is_piece,
+                fix=f"{leave_out} leaves it out{labels}; or {rename}" if leave_out else rename,
             )
+
+
+def _leave_out(part: DataPart, source: Source, before: Sequence[Source]) -> str:
+    """Return the options that read the sources before this one alone; empty where none do."""
+    if source.split is not None and getattr(part, source.split) is not None:
+        return f"--set data.{source.split}=null"
+    splits = [other.split for other in before]
+    if not source.is_piece or source.split in splits or len({*splits}) < len(splits):
+        return ""
+    first, *others = before
+    return shlex.join(
+        ["--data", first.name, *chain(*(("--set", f"data.{other.split}={other.name}") for other in others))]
+    )
