@@ -1,6 +1,7 @@
 """Files in the encodings and with the delimiters that people have."""
 
 import gzip
+from random import Random
 
 import pytest
 
@@ -98,6 +99,14 @@ HUNGARIAN = [
     ("A film kiváló volt, nagyszerűen játszottak", "jó"),
     ("A kiszolgálás barátságtalan volt, sokáig vártunk", "rossz"),
 ]
+HEBREW = [("הסרט היה מצוין והשחקנים שיחקו נהדר", "כן"), ("השירות היה גרוע וחיכינו הרבה זמן", "לא")]
+ARABIC = [("الفيلم كان رائعا والممثلون أدوا بشكل جيد", "نعم"), ("الخدمة كانت سيئة وانتظرنا طويلا", "لا")]
+LITHUANIAN = [("Filmas buvo puikus, ačiū, rekomenduoju visiems", "taip"), ("Aptarnavimas prastas, ilgai laukėme", "ne")]
+UKRAINIAN = [("Дуже гарний фільм, раджу всім", "так"), ("Нудно й погано, лише змарнував час", "ні")]
+GERMAN = [
+    ("Der Film war großartig, ich würde ihn überall empfehlen", "schön"),
+    ("Die Bedienung hörte nicht zu", "übel"),
+]
 FRENCH = [("L’œuvre est trop longue, mais ça m’a ému ; déjà vu, bientôt là", "bien")]
 QUOTES = [("It’s good, I don’t know why they didn’t like it", "fine"), ("We’re out", "bad")]
 PORTUGUESE = [("O serviço não é bom, esperámos pela refeição", "não")]
@@ -113,6 +122,23 @@ PLAIN = [("nothing beyond ASCII in this row", "plain")]
         (THAI, "cp874", "cp874"),
         (POLISH, "cp1250", "cp1250"),
         (POLISH, "iso8859-2", "iso8859-2"),
+        (CZECH, "cp1250", "cp1250"),
+        (CROATIAN, "cp1250", "cp1250"),
+        (HUNGARIAN, "cp1250", "cp1250"),
+        (TURKISH, "cp1254", "cp1254"),
+        (CYRILLIC, "koi8-r", "koi8-r"),
+        (CYRILLIC, "cp866", "cp866"),
+        (GREEK, "cp1253", "cp1253"),
+        (HEBREW, "cp1255", "cp1255"),
+        (ARABIC, "cp1256", "cp1256"),
+        (LITHUANIAN, "cp1257", "cp1257"),
+        (UKRAINIAN, "cp1251", "cp1251"),
+        (GERMAN, "mac-roman", "mac-roman"),
+        (GERMAN, "cp850", "cp850"),
+        (JAPANESE, "euc_jp", "euc_jp"),
+        (JAPANESE, "iso2022_jp", "iso2022_jp"),
+        (KOREAN, "iso2022_kr", "iso2022_kr"),
+        (JAPANESE, "utf-32", "utf-32"),
     ],
 )
 def test_other_languages_are_told_from_their_neighbours(tmp_path, rows, encoding, said):
@@ -133,19 +159,6 @@ def test_letters_that_stand_alone_are_of_no_east_asian_encoding(tmp_path, rows):
     assert read(DataPart(source=str(path), allow_single_class=True)).texts == [text for text, _ in rows * 2]
 
 
-@pytest.mark.parametrize(
-    ("rows", "encoding"), [(CZECH, "cp1250"), (CROATIAN, "cp1250"), (HUNGARIAN, "cp1250"), (TURKISH, "cp1254")]
-)
-def test_letters_that_are_others_in_windows_1252_have_to_be_named(tmp_path, rows, encoding):
-    """Nothing but a dictionary tells; the notice shows a row, and names the setting."""
-    path = tmp_path / "a.csv"
-    path.write_bytes(csv(rows).encode(encoding))
-    (told,) = [notice for notice in read(DataPart(source=str(path))).notices if "read as" in notice]
-    assert "read as cp1252 (--set data.encoding=... to change); line 2 reads" in told
-    assert rows[0][0].encode(encoding).decode("cp1252") in told
-    assert read(DataPart(source=str(path), encoding=encoding)).texts == [text for text, _ in rows]
-
-
 def test_a_few_characters_of_big5_beside_english_are_no_accents(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(csv([("fine silk", "好"), ("plain cotton", "壞")] * 20).encode("big5"))
@@ -159,16 +172,46 @@ def test_a_few_chinese_words_that_could_be_syllables_are_chinese(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "encoding"), [(CYRILLIC, "koi8-r"), (CYRILLIC, "cp866"), (GREEK, "cp1253"), (JAPANESE, "euc_jp")]
+    ("labels", "encoding"),
+    [
+        (("好", "坏"), "gbk"),
+        (("긍정", "부정"), "cp949"),
+        (("хорошо", "плохо"), "cp1251"),
+        (("ναι", "όχι"), "cp1253"),
+        (("sí", "no"), "cp1252"),
+        (("kötü", "iyi"), "cp1254"),
+    ],
 )
-def test_what_no_rule_tells_is_refused_with_the_setting(tmp_path, rows, encoding):
+def test_labels_beside_english_texts_tell_their_alphabet(tmp_path, labels, encoding):
     path = tmp_path / "a.csv"
-    path.write_bytes(csv(rows).encode(encoding))
+    path.write_bytes(csv([("The film was great and I liked it", labels[0]), ("Dull", labels[1])] * 10).encode(encoding))
+    assert set(read(DataPart(source=str(path))).labels) == set(labels)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_bytes_are_refused_with_the_setting(tmp_path, seed):
+    path = tmp_path / "a.csv"
+    random = Random(seed)
+    rows = [bytes(random.choices(range(0x80, 0x100), k=12)) + b",x\n" for _ in range(40)]
+    path.write_bytes(b"text,label\n" + b"".join(rows))
     with pytest.raises(DataError, match="not UTF-8") as caught:
         read(DataPart(source=str(path)))
     assert "--set data.encoding=NAME" in caught.value.fix
     assert "latin-1" not in str(caught.value)
-    assert read(DataPart(source=str(path), encoding=encoding)).texts == [text for text, _ in rows]
+
+
+def test_colours_of_a_terminal_are_no_escapes_of_an_encoding(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes("text,label\n\x1b[31mred\x1b[0m é,a\n$5 (\x1b$B),b\n".encode())
+    table = read(DataPart(source=str(path)))
+    assert table.labels == ["a", "b"]
+    assert not [notice for notice in table.notices if "read as" in notice]
+
+
+def test_an_accent_at_the_very_end_is_no_cut_utf_8(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes("label,text\nx,The waiter was kind\ny,We met in the new café".encode("cp1252"))
+    assert read(DataPart(source=str(path))).texts[-1] == "We met in the new café"
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -201,6 +244,19 @@ def test_a_damaged_byte_among_gbk_is_reported_where_it_is(tmp_path):
     with pytest.raises(DataError, match=r"a\.csv:62.*: not gb18030") as caught:
         read(DataPart(source=str(path)))
     assert "the rest of the file is gb18030" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("rows", "encoding", "said"),
+    [(WESTERN, "cp1252", "cp1252"), (CYRILLIC, "cp1251", "cp1251"), (CZECH, "cp1250", "cp1250")],
+)
+def test_damaged_bytes_leave_an_alphabet_what_it_is(tmp_path, rows, encoding, said):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv(rows * 20).encode(encoding) + b'"\x81\x98\x90 \x81",x\n')
+    heard = []
+    list(read_unlabelled(DataPart(source=str(path), on_bad_row="skip", bad_rows_allowed=0.5), 100, tell=heard.append))
+    assert any(f"read as {said} " in notice for notice in heard)
+    assert any(f"not {said}" in notice for notice in heard)
 
 
 def test_a_setting_that_does_not_fit_names_the_one_that_does(tmp_path):

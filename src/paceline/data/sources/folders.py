@@ -266,4 +266,5 @@ def _text(path: Path, file: str, encoding: str) -> str:
         return raw.decode("utf-8" if encoding == "auto" else encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
+        error.encoding = "utf-8" if encoding == "auto" else encoding
         raise bad_encoding(error, file, line) from None

@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal, Self, cast
 
 from paceline.contract.errors import DataError
 from paceline.contract.files import LFS_NOTE, lfs_note
-from paceline.data.sources.encoding import detect
+from paceline.data.sources.encoding import LATIN, detect
 from paceline.data.sources.rows import MAX_CELL_CHARACTERS, require_plausible_size
 
 MAX_LINE_BYTES = 4 * MAX_CELL_CHARACTERS
@@ -107,8 +107,8 @@ class Lines:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the file's bytes say its encoding; of Windows-1252 they only say that nothing speaks against it."""
-        return self._asked == "told" and self.encoding != "cp1252"
+        """Whether the file's bytes settle its encoding; among encodings of Latin letters they only make one likely."""
+        return self._asked == "told" and self.encoding not in LATIN
 
     def fits(self, encoding: str) -> bool:
         """Whether all of the file is of an encoding."""
@@ -133,6 +133,7 @@ class Lines:
             text = raw.decode(self.encoding)
         except UnicodeDecodeError as error:
             line = raw.count(b"\n", 0, error.start) + 1
+            error.encoding = self.encoding  # codecs of one byte a character call themselves charmap
             raise bad_encoding(error, self.name, line, asked=self._asked) from None
         if "\0" in text:
             raise holds_nul(self.name, text.count("\n", 0, text.index("\0")) + 1, text.encode(errors="replace"))
@@ -141,8 +142,8 @@ class Lines:
     def __iter__(self) -> Iterator[str]:
         with self._open() as file:
             self._file = file
-            if self.encoding.startswith(("utf-16", "utf-32")):
-                # a byte 0x0a is no line end there
+            if self.encoding.startswith(("utf-16", "utf-32", "iso2022")):
+                # a byte 0x0a is no line end there, or a line needs what an earlier one switched to
                 self._wide = io.TextIOWrapper(file, encoding=self.encoding, errors="replace", newline="\n")
             offset = 0
             while raw := self._read_line(file):
@@ -217,6 +218,7 @@ class Lines:
         try:
             return raw.decode(encoding)
         except UnicodeDecodeError as error:
+            error.encoding = encoding
             if self._problem is None:
                 self._problem = partial(bad_encoding, error, self.name, self.number, offset, asked=self._asked)
             return raw.decode(encoding, errors="replace")
