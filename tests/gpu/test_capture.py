@@ -360,20 +360,6 @@ def test_what_is_captured_is_differentiated_in_the_thread_that_launched() -> Non
     runner.close()
 
 
-def test_convolutions_whose_kernels_are_tried_out_are_captured() -> None:
-    with torch.backends.cudnn.flags(benchmark=True):
-        runner, layer = Captured(CUDA), nn.Conv2d(3, 8, 3).to(CUDA)
-
-        def function(images: torch.Tensor) -> torch.Tensor:
-            return torch.autograd.grad(layer(images).square().sum(), layer.weight)[0]
-
-        images = torch.randn(4, 3, 16, 16, device=CUDA)
-        eager, captured = (runner.run(function, [images]) for _ in range(2))
-    assert runner.execution == "captured: 1 graph", runner.execution
-    torch.testing.assert_close(captured, eager)
-    runner.close()
-
-
 def test_what_would_be_compiled_while_it_is_captured_runs_eagerly_once_more() -> None:
     chosen = {"double": False}
 

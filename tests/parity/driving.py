@@ -43,7 +43,6 @@ PLAIN: dict[str, Any] = {
     "embedding_gradient": False,
     "channels_last": False,
     "fully_connected": False,
-    "cudnn_benchmark": False,
     "compile": False,
     "capture": False,
 }

@@ -242,3 +242,20 @@ def test_names_of_tokens_and_keys_are_no_secrets(setting: str) -> None:
 def test_recipes_of_older_runs_may_name_a_setting_that_is_gone() -> None:
     plain: dict[str, Any] = {"model": {"source": "m"}, "data": {"source": "d.csv"}}
     assert Recipe.parse({**plain, "parallel": {"sum_words": True, "bucket_mib": 25}}).parallel.bucket_mib == 25
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("techniques.cudnn_benchmark=true", "removed: it won nothing on a second host"),
+        ("model.whitening=true", "removed: no run was ever measured with it"),
+        ("data.augment.alternating_flip=true", r"(?s)removed.*fix: --set data.augment.flip=true"),
+    ],
+)
+def test_a_setting_that_was_removed_is_dropped_where_it_was_off_and_explained_elsewhere(
+    setting: str, message: str
+) -> None:
+    plain = Recipe.parse({"model": {"source": "bert"}, "data": {"source": "a.csv"}})
+    assert plain.with_settings([setting.replace("true", "false")]) == plain
+    with pytest.raises(RecipeError, match=message):
+        plain.with_settings([setting])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.recipe import Recipe
-from paceline.recipe.techniques import ENTRIES, entry_of
+from paceline.recipe.techniques import entry_of
 from paceline.testing.tiny import TEXTS, write_tiny_model
 from paceline.verbs.train import train
 from tests.unit.data.test_cifar import write_cifar
@@ -127,11 +127,3 @@ def test_cifar_10_keeps_an_average_of_the_weights(cifar: Path, tmp_path: Path) -
     record = train(Recipe.load(path, small_settings(recipe, tmp_path, cifar)), out=tmp_path / "run")
     assert record.saved == "ema"
     assert all(scores.keys() == {"weights", "ema"} for scores in record.final_scores.values())
-
-
-def test_the_speedrun_marks_what_changes_the_result() -> None:
-    path = next(path for path in RECIPES if path.stem == "cifar10_speedrun")
-    recipe, text = Recipe.load(path), path.read_text()
-    marked = {line.split(":")[0].strip() for line in text.splitlines() if "# changes the result" in line}
-    tricks = [e for e in ENTRIES if e.is_on(recipe) and e.preserves == "changes the result"]
-    assert {e.setting.rpartition(".")[2] for e in tricks} == marked

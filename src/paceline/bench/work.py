@@ -256,8 +256,6 @@ def peers_lack(recipe: Recipe) -> str | None:
         (recipe.model.train == "lora", "model.train = lora", "all"),
         (recipe.model.factory is not None, "model.factory", "null"),
         (recipe.model.group_norm is not None, "model.group_norm", "null"),
-        (recipe.model.whitening, "model.whitening = true", "false"),
-        (augment.alternating_flip, "data.augment.alternating_flip = true", "false"),
         (augment.cutout > 0, "data.augment.cutout", "0"),
         (augment.mixes, "data.augment.mixup or cutmix", "0"),
     )

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.alternating_flip import first_mirrored, mirrored
 from paceline.data.augment import Augmentation
 from paceline.data.dataset import Images
 from paceline.data.filler import Ones, as_filler
@@ -55,7 +54,6 @@ class ImageLayout(Layout):
         deviation: tuple[float, ...],
         resident: bool = False,
         augment: AugmentPart | None = None,
-        seed: int = 0,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self._images, self._labels, self._device, self._format = images, labels, device, memory_format
@@ -68,9 +66,6 @@ class ImageLayout(Layout):
         self._augmentation = None
         if augment is not None and augment.changes_each:
             self._augmentation = Augmentation(augment, height, width, device)
-        self._seed, self._first = seed, None
-        if augment is not None and augment.alternating_flip:
-            self._first = first_mirrored(len(images.pixels), seed)
         self._stand_in = np.arange(2) % max(1, len(images.pixels))
         self._resident = (resident_images(images, device), torch.tensor(labels, device=device)) if resident else None
         self.reads_ahead = not resident and device.type != "cpu"
@@ -90,8 +85,6 @@ class ImageLayout(Layout):
         change, draws = self._augmentation, None
         if change is not None and draw is not None:
             draws = change.draw(len(ids), draw)
-            if self._first is not None:
-                draws[0] = to_device(mirrored(self._first, ids, epoch).astype(np.int64), self._device)
         crop, cutout = (change.crop, change.cutout) if change else (0, 0)
         last = self._format is torch.channels_last
         values = gathered_images(pixels, at, draws, self._mean, self._deviation, crop, cutout, last)
@@ -105,7 +98,6 @@ class ImageLayout(Layout):
             mean=self._normalisation[0],
             deviation=self._normalisation[1],
             augment=self._augment,
-            seed=self._seed,
             memory_format=self._format,
         )
 

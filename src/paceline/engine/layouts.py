@@ -42,7 +42,6 @@ def image_layout(
         deviation=normalisation[1],
         resident=resident(recipe, dataset, device)[0],
         augment=recipe.data.augment,
-        seed=recipe.seed,
         memory_format=torch.channels_last if last else torch.contiguous_format,
     )
 

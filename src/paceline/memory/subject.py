@@ -77,8 +77,6 @@ def _not_counted(recipe: Recipe) -> Iterator[str]:
     if recipe.parallel.offload != "none":
         where = "in main memory" if recipe.parallel.offload_folder is None else "in main memory and on a disk"
         yield f"weights, gradients and states {where}, which is not counted; on the GPU not measured"
-    if recipe.techniques.cudnn_benchmark:
-        yield "what cuDNN's kernels work in while they are tried (techniques.cudnn_benchmark) is not counted"
 
 
 def _encoded_before(recipe: Recipe, config: PretrainedConfig | None, processor: Processor | None) -> Dataset | None:

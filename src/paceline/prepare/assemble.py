@@ -17,7 +17,7 @@ from paceline.contract.errors import ModelError, RecipeError
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import Decision
 from paceline.contract.spans import activity
-from paceline.data.dataset import Dataset, Images, Tokens
+from paceline.data.dataset import Dataset, Tokens
 from paceline.data.layout import WindowedLayout
 from paceline.engine.capture import Phase
 from paceline.engine.compared import compared_samples, width_notice
@@ -33,7 +33,6 @@ from paceline.engine.worth import compile_pays, flops_of_image, flops_per_text
 from paceline.kernels.launch import are_noted
 from paceline.machine.device import PLANNED, gpu_name, is_gpu
 from paceline.models.masks import unread_masks
-from paceline.models.whitening import MOST_IMAGES, apply_whitening
 from paceline.optim.layer_decay import rate_factors
 from paceline.optim.muon import hidden_weights
 from paceline.optim.optimizer import ParameterGroup, parameter_groups
@@ -45,7 +44,6 @@ from paceline.strategies.strategy import Strategy, Training
 from paceline.techniques import (
     channels_last,
     compile,
-    cudnn_benchmark,
     early_pooling,
     embedding_gradient,
     fully_connected,
@@ -97,8 +95,6 @@ def assemble_build(
     sync_batch_norm.refuse_torchs(model, mesh.whole.size)
     if recipe.parallel.sync_batch_norm:
         sync_batch_norm.batch_norms(model)  # refused before anything is tried, traced or compiled
-    if recipe.model.whitening:
-        _whiten(recipe, model, dataset, device, normalisation)
     build = _plain_build(recipe, model, dataset, task, device, normalisation)
     build = replace(build, blocks=tuple(blocks))
     found = next(iter(dataset.splits.values()))
@@ -119,8 +115,6 @@ def assemble_build(
     if switches.channels_last is not False:
         build = channels_last.apply(build, switches.channels_last)
     build = fully_connected.apply(build, switches.fully_connected, dataset.image_shape)
-    if switches.cudnn_benchmark:
-        build = cudnn_benchmark.apply(build)
     # autocast wraps the whole forward pass; recomputed blocks restore the autocast state they were first run under
     build = precision.apply(build, switches.precision)
     if switches.fused_qkv is not False:
@@ -142,26 +136,6 @@ def assemble_build(
         build = sync_batch_norm.apply(build, mesh.data)
     # last: what is shared is whatever a block's forward pass has become by now
     return strategy.prepare(build)
-
-
-def _whiten(
-    recipe: Recipe, model: nn.Module, dataset: Dataset, device: torch.device, normalisation: Normalisation
-) -> None:
-    """Whitening filters from the first training images, on the host.
-
-    Raises:
-        RecipeError: the data are texts.
-        ModelError: as ``apply_whitening``.
-    """
-    what, images = "model.whitening = true", dataset.inputs
-    if not isinstance(images, Images):
-        raise RecipeError(what, "it is of images, and the data are texts", "leave it out")
-    channels, found = images.pixels.shape[-1], None
-    if device.type != PLANNED:
-        pixels = torch.from_numpy(images.pixels[dataset.splits["train"][:MOST_IMAGES]]).movedim(-1, 1) / 255
-        mean, deviation = (torch.tensor(each[:channels]).view(-1, 1, 1) for each in normalisation)
-        found = (pixels - mean) / deviation
-    apply_whitening(model, found, channels)
 
 
 def _plain_build(

@@ -336,14 +336,10 @@ def model_for(
         weights, tell: as ``load_model`` has them.
 
     Raises:
-        RecipeError: a pretrained first layer that would be thrown away.
         ModelError: as ``load_model``; a model without the parts that ``model.train`` names.
     """
     check_kind(known.kind, partial(value_of, recipe))
     part, task = recipe.model, task_for(known.kind, known.label_names, recipe.task)
-    if part.whitening and part.source is not None:
-        why = "the model's first layer is pretrained, and would be thrown away"
-        raise RecipeError("model.whitening = true", why, "leave it out")
     if part.train == "lora":
         require_peft()
     model = load_model(

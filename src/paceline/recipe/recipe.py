@@ -77,7 +77,7 @@ class Recipe(Part):
         """A recipe from nested plain data, as YAML gives it."""
         require_bounded(settings)
         try:
-            recipe = cls.model_validate(settings)
+            recipe = cls.model_validate(_without_gone(settings))
         except ValidationError as error:
             raise explain_problem(cls, error) from None
         _refuse_credentials(recipe)
@@ -103,6 +103,23 @@ class Recipe(Part):
     def to_yaml(self) -> str:
         """The resolved recipe as YAML that runs again as it is."""
         return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=110)
+
+
+_GONE = {"techniques.cudnn_benchmark": False, "model.whitening": False, "data.augment.alternating_flip": False}
+"""Settings of earlier releases, and the value that runs wrote out where they were off."""
+
+
+def _without_gone(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings without those that are gone and were off."""
+    kept = _copy(settings)
+    for path, off in _GONE.items():
+        *parents, last = path.split(".")
+        node: Any = kept
+        for parent in parents:
+            node = node.get(parent) if isinstance(node, dict) else None
+        if isinstance(node, dict) and node.get(last, not off) is off:
+            del node[last]
+    return kept
 
 
 def _refuse_credentials(recipe: Recipe) -> None:

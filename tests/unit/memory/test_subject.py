@@ -67,14 +67,6 @@ def test_labels_that_were_not_read_are_not_weighed() -> None:
     assert known.recipe.task.class_weights == "balanced"
 
 
-def test_what_no_trace_shows_is_said() -> None:
-    size = ("data.image_size=24", "device=cuda")
-    plain = subject(tiny_resnet_config(), *size, source="nowhere").assumed
-    tried = subject(tiny_resnet_config(), *size, "techniques.cudnn_benchmark=true", source="nowhere").assumed
-    (said,) = set(tried) - set(plain)
-    assert "cuDNN's kernels" in said
-
-
 @pytest.mark.parametrize(
     ("kind", "shape", "dtype", "names"),
     [

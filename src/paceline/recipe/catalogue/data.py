@@ -21,19 +21,6 @@ DATA: tuple[TechniqueEntry, ...] = (
         memory="of windows, a text is as many sequences of its micro-batch as it has windows",
     ),
     TechniqueEntry(
-        "alternating_flip",
-        "Mirror each training image every second epoch, half of them from the first on.",
-        "changes the result",
-        execution=False,
-        excludes=(
-            NO_STEP,
-            Rule("data.augment.flip=true", "it mirrors by chance what this mirrors by turns"),
-            Rule("loop.sampler!=null", "of images drawn with replacement an epoch shows some often and others never"),
-        ),
-        place="data.augment.alternating_flip",
-        room="paceline.data.alternating_flip",
-    ),
-    TechniqueEntry(
         "mixup",
         "Train on weighted means of two images; the share comes from Beta(alpha, alpha), 0.2 as a rule.",
         "changes the result",

@@ -46,14 +46,5 @@ MODEL: tuple[TechniqueEntry, ...] = (
         example=32,
         room="paceline.models.group_norm",
     ),
-    TechniqueEntry(
-        "whitening",
-        "Give the first convolution filters that whiten patches of the training images, and freeze them.",
-        "changes the result",
-        execution=False,
-        needs=(Rule("model.train=all", "the layers behind it have to learn from what it puts out"),),
-        place="model.whitening",
-        room="paceline.models.whitening",
-    ),
 )
 """In the order of application."""

@@ -48,16 +48,6 @@ SPEED: tuple[TechniqueEntry, ...] = (
         needs=(_NOT_ON_A_CPU,),
     ),
     TechniqueEntry(
-        "cudnn_benchmark",
-        "Try all of cuDNN's kernels for each convolution of a step, and keep the quickest.",
-        "up to rounding",
-        needs=(
-            Rule("device=cuda", "cuDNN is for GPUs"),
-            Rule("deterministic=false", "which kernel is the quickest may differ from start to start"),
-        ),
-        memory="what the kernels work in, which plans do not count",
-    ),
-    TechniqueEntry(
         "precision",
         "Compute in tf32, bf16, fp16, or only bf16.",
         "up to rounding",

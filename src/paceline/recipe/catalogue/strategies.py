@@ -223,7 +223,6 @@ STRATEGIES: tuple[TechniqueEntry, ...] = (
             Rule("techniques.packing=true", "a packed row cannot be split over several GPUs"),
             Rule("data.overflow=windows", "it would split a text's windows from the text's label"),
             Rule("techniques.early_pooling=true", "it needs packed rows, which cannot be split", only="asked"),
-            Rule("techniques.cudnn_benchmark=true", "torch keeps cuDNN's kernels for each GPU's thread by itself"),
             *(
                 Rule(f"techniques.{name}=true", COPIED)
                 for name in ("fully_connected", "fused_qkv", "fusion", "recompute", "compile", "capture")

@@ -60,7 +60,6 @@ class AugmentPart(Part):
     """Random changes of training images, drawn anew each time an image is seen; 0 or false: none."""
 
     flip: bool = Field(False, description="Mirror left and right, every second time, by chance.")
-    alternating_flip: bool = Field(False, description=entry_of("alternating_flip").description)
     crop: int = Field(0, ge=0, description="Shift by up to this many pixels each way; what is uncovered is black.")
     cutout: int = Field(0, ge=0, description="Blank a square of this many pixels a side.")
 
@@ -75,7 +74,7 @@ class AugmentPart(Part):
     @property
     def changes_each(self) -> bool:
         """Whether images are changed by themselves."""
-        return self.flip or self.alternating_flip or self.crop > 0 or self.cutout > 0
+        return self.flip or self.crop > 0 or self.cutout > 0
 
     @property
     def mixes(self) -> bool:

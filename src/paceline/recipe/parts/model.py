@@ -59,7 +59,6 @@ class ModelPart(Part):
     lora: LoraPart = LoraPart()
     classifier: Literal["logistic", "svm"] = Field("logistic", description="Classifier on top of train: features.")
     group_norm: int | None = Field(None, ge=1, description=entry_of("group_norm").description)
-    whitening: bool = Field(False, description=entry_of("whitening").description)
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
 
     @model_validator(mode="after")

@@ -33,7 +33,6 @@ class TechniquesPart(Part):
     early_pooling: Switch = _technique("early_pooling")
     channels_last: Switch = _technique("channels_last")
     fully_connected: Switch = _technique("fully_connected")
-    cudnn_benchmark: bool = _technique("cudnn_benchmark")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "pure_bf16"] = _technique("precision")
     fused_qkv: Switch = _technique("fused_qkv")
     fusion: Switch = _technique("fusion")
