@@ -52,7 +52,7 @@ KEPT_PROCESSES = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
     "torch/_inductor/compile_worker",
-    "paceline.testing",
+    "tests.testing",
     "tests.forked",
 )
 """In the command lines of processes that serve more than one test: Python's own, torch's compilers, pools of ranks,

@@ -25,11 +25,10 @@ FLOORS = {
     "views": ("memory", "tracing", "report"),
     "run": ("run",),
     "bench": ("bench",),
-    "testing": ("testing",),
     "check": ("check",),
     "verbs": ("verbs", "__main__"),
 }
-"""From low to high. ``testing`` is part of the library and may import anything below the verbs; nothing imports it."""
+"""From low to high."""
 
 ORDER = list(FLOORS)
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
@@ -86,8 +85,6 @@ def floor_violations(source: Path) -> list[str]:
             mine, theirs = FLOOR_OF[room], FLOOR_OF[other]
             if ORDER.index(theirs) > ORDER.index(mine):
                 problems.append(f"{here}: {mine} imports {theirs} ({target}), which is above it")
-            elif theirs == "testing" and mine != "testing":
-                problems.append(f"{here}: {mine} imports {target}; only tests do")
             elif mine == theirs == "parts" and room != other:
                 problems.append(f"{here}: part {room!r} imports part {other!r}; parts do not know one another")
             elif mine == theirs and target != module:
@@ -114,8 +111,6 @@ def test_the_guard_sees_every_kind_of_violation(tmp_path: Path) -> None:
         "run/loop.py": "from paceline.run.pace import x\n",
         "run/pace.py": "from paceline.run import loop\n",
         "report/page.py": "from paceline import __version__, train\n",
-        "verbs/cli.py": "from paceline.testing import tiny\n",
-        "testing/tiny.py": "",
         "helpers.py": "",
     }
     for name, text in planted.items():
@@ -131,7 +126,6 @@ def test_the_guard_sees_every_kind_of_violation(tmp_path: Path) -> None:
         "engine/step.py:3: engine imports run (run.loop)",
         "modules import in a circle: ",
         "report/page.py:1: imports from the front door",
-        "verbs/cli.py:1: verbs imports testing.tiny",
         "helpers: 'helpers' is on no floor",
     )
     missed = [message for message in expected if message not in found]

@@ -18,7 +18,7 @@ from getpass import getuser
 from pathlib import Path
 from typing import final
 
-from paceline.testing.ports import free_port
+from tests.testing.ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
 

@@ -27,10 +27,10 @@ from paceline.recipe import Recipe
 from paceline.seams import Alone, Build, Mesh, World
 from paceline.strategies.ddp.buckets import BUCKET_BYTES, Reduction
 from paceline.tasks import task_for
-from paceline.testing.distributed import RankError, run_distributed, run_processes
 from tests.distributed.splitting import UNCOUNTED, accumulate, assembled, checksum, furthest, order_of, train
 from tests.parity import driving
 from tests.parity.reference import tiny_model
+from tests.testing.distributed import RankError, run_distributed, run_processes
 
 EXACT = 1e-12
 

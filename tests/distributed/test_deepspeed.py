@@ -20,12 +20,12 @@ from torch import Tensor
 from paceline.contract.errors import CheckpointError, UserError
 from paceline.seams import Alone, Tensors, World
 from paceline.strategies.deepspeed import library
-from paceline.testing.distributed import run_distributed
-from paceline.testing.tiny import TEXTS, write_tiny_model
 from tests.e2e.full_ranks import by_hand
 from tests.e2e.test_out_of_memory import Full
 from tests.e2e.whole_runs import recipe
 from tests.parity.test_deepspeed import BUILT, CASES, ON_DISK, WITHOUT, Case, assembled, inputs, outcome, small_on_disk
+from tests.testing.distributed import run_distributed
+from tests.testing.tiny import TEXTS, write_tiny_model
 
 pytestmark = [pytest.mark.deepspeed, WITHOUT]
 

@@ -9,8 +9,8 @@ import pytest
 from paceline.contract.errors import RecipeError
 from paceline.engine.evaluate import evaluate, inference
 from paceline.seams import World
-from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference
+from tests.testing.distributed import run_distributed
 from tests.unit.engine.splits import METRICS, OWN, SUMS, Split, bits
 
 SIZES = ((7, 1), (7, 2), (7, 32), (1, 1), (1, 32), (61, 4), (64, 8))

@@ -19,8 +19,8 @@ from safetensors import safe_open
 
 from paceline.recipe import Recipe
 from paceline.seams import World
-from paceline.testing.distributed import run_distributed
-from paceline.testing.tiny import TEXTS, write_tiny_model
+from tests.testing.distributed import run_distributed
+from tests.testing.tiny import TEXTS, write_tiny_model
 
 pytestmark = pytest.mark.usefixtures("forked_interpreters")
 

@@ -19,9 +19,9 @@ from paceline.prepare.assemble import Assembled
 from paceline.seams import Alone, Build, Mesh, World
 from paceline.strategies import strategy_for
 from paceline.strategies.fsdp.shard import abandon, apply_fsdp, load_whole, mesh_of, whole
-from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference
 from tests.parity.test_fsdp import TOTAL, Case, built, model_of, sharded, shares
+from tests.testing.distributed import run_distributed
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ import yaml
 
 from paceline.machine.jobs import FIRST_PORT, NUM_PORTS
 from paceline.recipe import Recipe
-from paceline.testing.distributed import run_processes
-from paceline.testing.ports import free_port
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import train
+from tests.testing.distributed import run_processes
+from tests.testing.ports import free_port
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = pytest.mark.usefixtures("forked_interpreters")
 

@@ -10,7 +10,7 @@ import torch
 from paceline.distributed.group import joined
 from paceline.machine.cluster import Place
 from paceline.seams import Alone, Mesh
-from paceline.testing.distributed import run_processes
+from tests.testing.distributed import run_processes
 
 
 def seen(rank: int, meeting: str, tensor: int, pipe: int) -> dict[str, Any]:

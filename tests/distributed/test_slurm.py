@@ -15,9 +15,9 @@ import torch
 import yaml
 
 from paceline.run.checkpoint.store import CheckpointStore
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.distributed.slurm_cluster import Cluster, cluster, missing
 from tests.e2e.whole_runs import lines, recipe
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
 

@@ -17,10 +17,10 @@ import yaml
 from safetensors.torch import load_file
 
 from paceline.run.checkpoint.store import CheckpointStore
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import train
 from tests.distributed.hosts import ADDRESSES, Host, Running, missing, two_hosts
 from tests.e2e.whole_runs import STEPS, recipe
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 

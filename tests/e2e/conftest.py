@@ -11,9 +11,9 @@ import pytest
 
 from paceline.data.order import OrderState
 from paceline.prepare.course import Course
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.commands import Paceline, in_process
 from tests.e2e.whole_runs import Disturb, Steps
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 ROWS = 60
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.testing.ports import free_port
 from tests.e2e.test_out_of_memory import Full
+from tests.testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,9 +20,9 @@ from paceline.contract.records import RunRecord
 from paceline.machine.cluster import Place
 from paceline.recipe import Recipe
 from paceline.run.loop import Loop
-from paceline.testing.distributed import run_processes
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import Disturb, Outcome
+from tests.testing.distributed import run_processes
 
 DEADLINE = 60
 """Seconds in which all ranks have to end, whatever happens."""

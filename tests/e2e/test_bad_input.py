@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from paceline.memory.predict import Predictor
-from paceline.testing.tiny import write_tiny_model
 from paceline.verbs.launch import check
 from tests.e2e.commands import (
     Done,
@@ -28,6 +27,7 @@ from tests.e2e.commands import (
     write_csv,
     write_json_lines,
 )
+from tests.testing.tiny import write_tiny_model
 
 SHORT = ("--set", "loop.max_steps=1", "--set", "observe.console=plain", "--set", "observe.report=false")
 

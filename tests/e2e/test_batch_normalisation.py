@@ -12,8 +12,8 @@ import torch._dynamo  # noqa: F401
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
 import paceline.run.run  # noqa: F401
 from paceline.recipe import Recipe
-from paceline.testing.tiny import tiny_resnet_config
 from tests.e2e.ranks import on_ranks
+from tests.testing.tiny import tiny_resnet_config
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -21,8 +21,8 @@ from paceline.bench.rungs import IMAGES, Rung
 from paceline.contract.errors import DiskFullError, RecipeError, RunFolderError, UserError
 from paceline.recipe import Recipe
 from paceline.run_folder.lock import hold
-from paceline.testing.tiny import tiny_distilbert_config, tiny_resnet_config, tiny_vit_config, write_tiny_model
 from tests.e2e.commands import Paceline, in_process, reviews, write_csv
+from tests.testing.tiny import tiny_distilbert_config, tiny_resnet_config, tiny_vit_config, write_tiny_model
 
 CONTENDER = '''"""Stands for a contender: quick, and as good or bad as its settings say."""
 

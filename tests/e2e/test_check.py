@@ -14,8 +14,8 @@ from torch import nn
 from paceline.check.claims import CLAIMS
 from paceline.data.order import ShuffledOrder
 from paceline.engine import evaluate as evaluation
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config
 from tests.e2e.commands import Paceline
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config
 
 pytestmark = pytest.mark.usefixtures("forked_interpreters")
 

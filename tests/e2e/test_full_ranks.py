@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from paceline.run.checkpoint.store import CheckpointStore
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.full_ranks import Done, by_hand, launched
 from tests.e2e.test_out_of_memory import Full
 from tests.e2e.whole_runs import recipe
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.commands import Paceline, read_csv, write_csv
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 WORDS = {"entailment": "wonderful", "neutral": "evening", "contradiction": "dull"}
 MEANT = ("entailment", "neutral", "contradiction")

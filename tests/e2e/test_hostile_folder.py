@@ -16,9 +16,9 @@ import yaml
 
 from paceline.contract.errors import UserError
 from paceline.recipe.trust import references
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs import cli
 from tests.e2e.commands import Paceline, in_process, reviews, write_csv
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 EVIL = """
 import pathlib

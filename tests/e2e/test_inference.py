@@ -21,7 +21,6 @@ import paceline as library
 from paceline.contract.errors import DataError, UserError
 from paceline.data import prepare
 from paceline.run import inference
-from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import (
     Paceline,
     read_csv,
@@ -30,6 +29,7 @@ from tests.e2e.commands import (
     write_csv,
     write_json_lines,
 )
+from tests.testing.tiny import tiny_bert_config
 
 ADDED = ["prediction", "probability of negative", "probability of positive"]
 

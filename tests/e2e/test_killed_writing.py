@@ -21,7 +21,7 @@ from paceline.models import saved as module
 from paceline.models.saved import SavedModel, load_saved, save_model
 from paceline.recipe import Recipe
 from paceline.run_folder import RunFolder
-from paceline.testing.tiny import tiny_bert_config
+from tests.testing.tiny import tiny_bert_config
 import transformers.modeling_utils as transformers_module
 
 torch.set_num_threads(1)

@@ -14,14 +14,14 @@ import yaml
 
 from paceline.models.saved import read_saved
 from paceline.run_folder import RunFolder
-from paceline.testing.tiny import (
+from tests.e2e.commands import Done, Paceline, read_json_lines, reviews, write_csv, write_json_lines
+from tests.testing.tiny import (
     tiny_bert_config,
     tiny_distilbert_config,
     tiny_resnet_config,
     tiny_vit_config,
     write_tiny_model,
 )
-from tests.e2e.commands import Done, Paceline, read_json_lines, reviews, write_csv, write_json_lines
 
 # large weights, so that every input makes a difference that can be seen
 BERT = {"config": tiny_bert_config(initializer_range=0.3), "vocabulary_size": 300}

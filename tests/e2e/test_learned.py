@@ -10,8 +10,8 @@ import pytest
 
 import paceline as library
 from paceline.contract.errors import RecipeError
-from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import reviews, write_csv
+from tests.testing.tiny import tiny_bert_config
 
 
 def recipe(data: Path, **parts: Any) -> library.Recipe:

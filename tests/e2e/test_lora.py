@@ -15,10 +15,10 @@ from paceline.contract.errors import ModelError, RecipeError
 from paceline.models.saved import load_saved
 from paceline.prepare.preparation import _adapt
 from paceline.recipe.parts import ModelPart
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 from tests.e2e.commands import Paceline, in_process, read_csv
 from tests.e2e.test_resume import stopped
 from tests.e2e.whole_runs import Disturb, recipe
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 
 SAVED = {
     False: {"adapter_config.json", "adapter_model.safetensors"},

@@ -20,12 +20,12 @@ import yaml
 from paceline.contract.errors import Preempted, RecipeError, UserError
 from paceline.recipe import Recipe
 from paceline.run.checkpoint.remote import Remote
-from paceline.testing.ports import free_port
 from paceline.verbs.restore import restore
 from paceline.verbs.train import resume, train
 from tests.e2e.commands import Paceline
 from tests.e2e.ranks import on_ranks
 from tests.e2e.whole_runs import Disturb, assert_same, outcome, recipe
+from tests.testing.ports import free_port
 
 
 def mirrored(model: Path, data: Path, place: object, **loop: Any) -> Recipe:

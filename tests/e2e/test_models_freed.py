@@ -14,9 +14,9 @@ from torch import nn
 import paceline
 from paceline.prepare import preparation
 from paceline.run import inference
-from paceline.testing.tiny import tiny_resnet_config
 from tests.e2e.conftest import rows
 from tests.e2e.whole_runs import recipe
+from tests.testing.tiny import tiny_resnet_config
 
 SHORT = {"max_steps": 4, "epochs": 1}
 OF_TEXTS: dict[str, dict[str, Any]] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import paceline as library
-from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import Paceline, read_csv
+from tests.testing.tiny import tiny_bert_config
 
 CHINESE = [("这家店的东西很好吃，服务也好", "好评"), ("质量太差，不会再买了", "差评")]
 POLISH = [("żółty zeszyt, świetny i ładny", "dobry"), ("źle się pisze, słaby i drogi", "zły")]

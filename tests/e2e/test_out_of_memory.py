@@ -26,12 +26,12 @@ from paceline.run.checkpoint.store import CheckpointStore
 from paceline.seams import StepInput
 from paceline.strategies.deepspeed.engine import DeepSpeedEngine
 from paceline.strategies.pipeline.passes import PipelinePasses
-from paceline.testing.distributed import run_processes
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 from paceline.verbs.train import resume, train
 from tests.e2e.commands import in_process
 from tests.e2e.ranks import Ended, Trouble, on_ranks, one_rank
 from tests.e2e.whole_runs import Disturb, outcome, recipe
+from tests.testing.distributed import run_processes
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 
 pytestmark = pytest.mark.timeout(120)
 

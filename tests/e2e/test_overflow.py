@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, pipeline
 import paceline as library
 from paceline.contract.errors import RecipeError
 from paceline.models.saved import load_saved
-from paceline.testing.tiny import write_tiny_model
 from tests.e2e.commands import reviews, write_csv
 from tests.e2e.test_inference import train_run
+from tests.testing.tiny import write_tiny_model
 
 CHOICES: dict[str, dict[str, Any]] = {
     "tail": {"overflow": "tail"},

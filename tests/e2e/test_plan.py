@@ -20,9 +20,9 @@ from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 from paceline.verbs import plan as planning
 from tests.e2e.commands import Paceline, in_process, reviews, write_csv
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="plans are traced on Linux"),

@@ -13,9 +13,9 @@ import pytest
 
 import paceline as library
 from paceline.contract import errors
-from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import Paceline, read_csv, reviews, write_csv
 from tests.e2e.test_inference import train_run
+from tests.testing.tiny import tiny_bert_config
 
 TEXTS = ["a lovely film and a plot 1", "a dull plot and a film 2"]
 ADDED = ["prediction", "probability of negative", "probability of positive"]

@@ -16,8 +16,8 @@ import pytest
 
 import paceline
 from paceline.contract import errors
-from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import read_csv, reviews, write_csv
+from tests.testing.tiny import tiny_bert_config
 
 SETTINGS = {
     "model": {"config": tiny_bert_config(initializer_range=0.3), "vocabulary_size": 300},

@@ -19,11 +19,11 @@ import yaml
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
 import paceline.run.run  # noqa: F401
 from paceline.run.checkpoint.store import CheckpointStore
-from paceline.testing.ports import free_port
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.ranks import Ended, Trouble, alike, on_ranks
 from tests.e2e.test_ranks_processes import PACELINE, started
 from tests.e2e.whole_runs import Outcome, assert_same, outcome, recipe
+from tests.testing.ports import free_port
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("forked_interpreters")]
 

@@ -24,12 +24,12 @@ from paceline.run.checkpoint.store import CheckpointStore
 from paceline.run.run import shared_facts
 from paceline.run_folder import RunFolder
 from paceline.seams import World
-from paceline.testing.distributed import run_distributed
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 from paceline.verbs import train as verb
 from paceline.verbs.evaluate import evaluate
 from tests.e2e.ranks import Ended, Trouble, alike, on_ranks, one_rank
 from tests.e2e.whole_runs import STEPS, Outcome, assert_same, outcome, recipe
+from tests.testing.distributed import run_distributed
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -328,7 +328,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_loses_nothing(
     runs: Any, steady: Path, reviews: Path, tmp_path: Path, meeting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the process that is left is given the time to find out by itself
-    monkeypatch.setattr("paceline.testing.distributed.GRACE_SECONDS", 20.0)
+    monkeypatch.setattr("tests.testing.distributed.GRACE_SECONDS", 20.0)
     chosen = recipe(steady, reviews, **VARIANTS["padded"]).with_settings(["loop.checkpoint_every=1"])
     trouble = Trouble(rank=1, signals={8: signal.SIGKILL}, report=tmp_path)
     with pytest.raises(Exception, match=r"rank 1 of 2 was killed by SIGKILL"):

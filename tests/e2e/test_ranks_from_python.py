@@ -8,8 +8,8 @@ import pytest
 
 import paceline
 from paceline.contract.errors import UserError
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.whole_runs import recipe
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("forked_interpreters")]
 

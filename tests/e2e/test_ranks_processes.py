@@ -16,12 +16,12 @@ import yaml
 from safetensors.torch import load_file
 
 from paceline.run.checkpoint.store import CheckpointStore
-from paceline.testing.hub import LoopbackHub
-from paceline.testing.ports import free_port
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import train
 from tests.e2e.test_processes import SLOW_LOSS, steps, when
 from tests.e2e.whole_runs import STEPS, recipe
+from tests.testing.hub import LoopbackHub
+from tests.testing.ports import free_port
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,7 +15,6 @@ import yaml
 from sklearn.metrics import accuracy_score, f1_score
 
 from paceline.models.saved import read_saved
-from paceline.testing.tiny import tiny_bert_config
 from tests.e2e.commands import (
     BAD,
     GOOD,
@@ -27,6 +26,7 @@ from tests.e2e.commands import (
     write_csv,
     write_json_lines,
 )
+from tests.testing.tiny import tiny_bert_config
 
 BERT = {"config": tiny_bert_config(initializer_range=0.3), "vocabulary_size": 300}
 

@@ -14,10 +14,10 @@ import pytest
 from paceline.contract.errors import CheckpointError, RunFolderError
 from paceline.run import loop
 from paceline.run.checkpoint.store import CheckpointStore
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import train
 from tests.e2e.ranks import on_ranks
 from tests.e2e.whole_runs import STEPS, Crashed, Disturb, assert_same, lines, outcome, recipe
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = pytest.mark.usefixtures("forked_interpreters")
 

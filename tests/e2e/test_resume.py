@@ -14,7 +14,6 @@ import yaml
 from paceline.contract.errors import CheckpointError, DiskFullError, Preempted, RecipeError
 from paceline.recipe import Recipe
 from paceline.run.checkpoint.store import CheckpointStore
-from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import (
     STEPS,
@@ -27,6 +26,7 @@ from tests.e2e.whole_runs import (
     outcome,
     recipe,
 )
+from tests.testing.tiny import tiny_bert_config
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

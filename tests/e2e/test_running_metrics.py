@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import train
 from tests.e2e.ranks import on_ranks
 from tests.e2e.whole_runs import STEPS, recipe
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 EVERY = 5
 # an optimizer that divides by the size of a gradient blows up the rounding of those that are nothing but rounding

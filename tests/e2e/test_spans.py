@@ -8,8 +8,8 @@ from typing import final
 
 from paceline.contract.spans import NAMES, Sink, listening
 from paceline.recipe import Recipe
-from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.train import train
+from tests.testing.tiny import tiny_bert_config
 
 
 @final

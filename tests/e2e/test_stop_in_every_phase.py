@@ -19,8 +19,8 @@ import yaml
 from torch.distributed import TCPStore
 
 from paceline.distributed.sockets import listen
-from paceline.testing.ports import free_port
 from tests.e2e.whole_runs import recipe
+from tests.testing.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("forked_interpreters")]
 

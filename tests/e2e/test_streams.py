@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.commands import reviews, write_csv
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = pytest.mark.timeout(400)
 

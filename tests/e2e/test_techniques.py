@@ -14,7 +14,7 @@ import yaml
 import paceline
 from paceline.contract.errors import RecipeError
 from paceline.recipe import Recipe
-from paceline.testing.tiny import tiny_resnet_config, write_tiny_model
+from tests.testing.tiny import tiny_resnet_config, write_tiny_model
 
 MIXING = {
     "model_type": "mobilebert",

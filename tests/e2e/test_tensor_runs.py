@@ -13,10 +13,10 @@ import transformers.models.bert.modeling_bert
 
 # this one and those above are loaded so that the server from which ranks are forked loads them, once
 import paceline.run.run  # noqa: F401
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.evaluate import evaluate
 from tests.e2e.ranks import Ended, Trouble, alike, on_ranks
 from tests.e2e.whole_runs import Outcome, assert_same, outcome, recipe
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = pytest.mark.timeout(120)
 

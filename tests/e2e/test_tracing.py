@@ -19,12 +19,12 @@ import paceline.run.run
 from paceline.contract.errors import Preempted, RecipeError, UserError
 from paceline.contract.records import RunRecord
 from paceline.recipe import Recipe
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.tracing import budget, read_window, told, verdict
 from paceline.verbs.train import resume, train
 from tests.e2e.commands import Paceline, in_process
 from tests.e2e.ranks import Trouble, on_ranks
 from tests.e2e.whole_runs import STEPS, Disturb, assert_same, outcome, recipe
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.unit.observe.nvtx_tool import built_tool, heard, nested
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "imdb_bert_ddp_nvtx.yaml"

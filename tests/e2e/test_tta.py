@@ -14,8 +14,8 @@ import paceline as library
 from paceline.contract.errors import RecipeError
 from paceline.models.saved import load_saved
 from paceline.techniques.tta import averaged
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config
 from tests.e2e.commands import Paceline, in_process, read_csv, reviews, write_csv
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config
 
 MAX_LENGTH = 6
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from paceline.recipe import Recipe
-from paceline.testing.tiny import TEXTS, write_tiny_model
 from paceline.verbs.train import train
+from tests.testing.tiny import TEXTS, write_tiny_model
 
 FILE = Path(__file__).with_name("loss_curve.json")
 RELATIVE_TOLERANCE = 1e-4

@@ -12,7 +12,7 @@ from paceline.check.checking import findings
 from paceline.check.claims import CLAIMS
 from paceline.check.subject import Subject, subject_of
 from paceline.recipe import Recipe
-from paceline.testing.tiny import TEXTS, tiny_bert_config
+from tests.testing.tiny import TEXTS, tiny_bert_config
 
 OF_A_GPU = ("repeat", "compile", "capture", "recompiles", "waits", "memory")
 

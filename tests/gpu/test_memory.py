@@ -16,8 +16,8 @@ from paceline.optim.flat import FlatLayout
 from paceline.recipe import Recipe
 from paceline.recipe.parts.optimizer import LOW_BIT
 from paceline.report.stages import predicted
-from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.memory import memory, shown
+from tests.testing.tiny import tiny_bert_config
 from tests.unit.models.test_saved import TEXT, bert
 
 EAGER = ["context", "model", "checks", "optimizer", "warm-up", "forward", "backward", "update", "steady"]

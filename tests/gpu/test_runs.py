@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.recipe import Recipe
-from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.train import train
+from tests.testing.tiny import tiny_bert_config
 
 WORDS = {"good": ["fine", "great", "lovely", "superb", "warm"], "bad": ["dull", "poor", "weak", "grey", "cold"]}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.distributed.test_deepspeed import ranks_of, steps_of
 from tests.e2e.test_stop_in_every_phase import SECONDS, asked, await_file, finished, started, write_recipe
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 ROWS = [f"film {number} is {'good' if number % 2 else 'bad'},{number % 2}" for number in range(80)]
 

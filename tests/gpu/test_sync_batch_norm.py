@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.techniques.sync_batch_norm import apply_sync_batch_norm
-from paceline.testing.distributed import run_processes
+from tests.testing.distributed import run_processes
 
 
 def passed(layer: nn.Module, given: Tensor, gradient: Tensor) -> list[Tensor]:

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from paceline.contract.spans import Sink, listening, span
 from paceline.observe.stream_names import name_streams
 from paceline.recipe import Recipe
-from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.train import train
+from tests.testing.tiny import tiny_bert_config
 from tests.unit.observe.nvtx_tool import built_tool, heard, nested
 
 MOST_SHARE = 0.003

@@ -39,13 +39,13 @@ def rows() -> list[dict[str, str]]:
 
 
 def _bert(**changes: Any) -> dict[str, Any]:
-    from paceline.testing.tiny import tiny_bert_config
+    from tests.testing.tiny import tiny_bert_config
 
     return {"config": tiny_bert_config(**DROPOUT, **changes), "vocabulary_size": 300}
 
 
 def _roberta() -> dict[str, Any]:
-    from paceline.testing.tiny import tiny_bert_config
+    from tests.testing.tiny import tiny_bert_config
 
     config = {**tiny_bert_config(**DROPOUT), "model_type": "roberta", "max_position_embeddings": 80}
     return {"config": config, "vocabulary_size": 300}
@@ -67,7 +67,7 @@ def _modernbert() -> dict[str, Any]:
 
 def _checkpoint(folder: Path) -> dict[str, Any]:
     """A classifier whose head names the classes, in another order than that of the alphabet."""
-    from paceline.testing.tiny import write_tiny_model
+    from tests.testing.tiny import write_tiny_model
 
     source = write_tiny_model(folder / "checkpoint")
     path = source / "config.json"

@@ -16,9 +16,9 @@ from paceline.prepare.course import Course
 from paceline.prepare.preparation import build_for
 from paceline.recipe import Recipe
 from paceline.seams import Alone, Mesh, World
-from paceline.testing.distributed import run_distributed
 from tests.parity import driving
 from tests.parity.reference import CLASSES, SAMPLES, STEPS, batches, linear_schedule, padded, samples, tiny_model
+from tests.testing.distributed import run_distributed
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Logits and labels of a whole batch -> the scalar whose gradient is followed."""

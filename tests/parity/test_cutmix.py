@@ -9,9 +9,9 @@ from torch import Tensor
 
 from paceline.data.mixing import draw, mixed
 from paceline.recipe.parts import AugmentPart
-from paceline.testing.distributed import run_distributed
 from tests.distributed.splitting import furthest
 from tests.parity.mixing import SIZE, by_engine, by_hand, cutmix, mixup, recipe, shares
+from tests.testing.distributed import run_distributed
 
 
 def drawn(images: Tensor, step: int) -> tuple[Tensor, float]:

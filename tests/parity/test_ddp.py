@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.data.order import OrderState
 from paceline.seams import World
-from paceline.testing.distributed import run_distributed
 from tests.distributed.splitting import assembled, checksum, furthest, order_of, train
 from tests.parity import driving
 from tests.parity.reference import linear_schedule, padded, samples, tiny_model
+from tests.testing.distributed import run_distributed
 
 STEPS, TOTAL, EXACT = 3, 20, 1e-9
 

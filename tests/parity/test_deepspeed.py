@@ -26,8 +26,8 @@ from paceline.seams import Alone, Mesh, StepInput, World
 from paceline.strategies.deepspeed import first, library
 from paceline.strategies.deepspeed.engine import Passes
 from paceline.tasks import task_for
-from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference
+from tests.testing.distributed import run_distributed
 
 WITHOUT = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,

@@ -19,8 +19,8 @@ from paceline.recipe.parts import ParallelPart
 from paceline.seams import Alone, World
 from paceline.strategies.deepspeed.library import configuration, initialized
 from paceline.strategies.deepspeed.planned import planned
-from paceline.testing.distributed import run_distributed
 from tests.parity.test_deepspeed import WITHOUT
+from tests.testing.distributed import run_distributed
 
 pytestmark = [pytest.mark.deepspeed, WITHOUT]
 

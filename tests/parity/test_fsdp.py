@@ -21,8 +21,8 @@ from paceline.strategies.fsdp import shard
 from paceline.strategies.fsdp.shard import whole
 from paceline.tasks import task_for
 from paceline.techniques.compile import apply_compile
-from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference
+from tests.testing.distributed import run_distributed
 
 STEPS, TOTAL = 3, 6
 

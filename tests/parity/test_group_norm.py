@@ -17,7 +17,7 @@ from paceline.machine.facts import this_machine
 from paceline.models.group_norm import apply_group_norm
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.testing.tiny import tiny_resnet_config
+from tests.testing.tiny import tiny_resnet_config
 
 
 def network(norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Module:

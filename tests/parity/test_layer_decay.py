@@ -14,11 +14,11 @@ from paceline.optim.optimizer import parameter_groups
 from paceline.recipe import Recipe
 from paceline.recipe.parts import GroupPart, OptimizerPart, SchedulePart
 from paceline.seams import Alone, World
-from paceline.testing.distributed import run_distributed
 from tests.distributed import splitting
 from tests.parity.cards import run_example
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
+from tests.testing.distributed import run_distributed
 
 DECAY = 0.8
 BY_HAND = {"distilbert.embeddings.": DECAY**3, "distilbert.transformer.layer.0.": DECAY**2}

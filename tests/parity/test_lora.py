@@ -20,10 +20,10 @@ from paceline.prepare.assemble import assemble, assemble_build
 from paceline.seams import Alone, Mesh, World
 from paceline.techniques import lora
 from paceline.techniques.lora import apply_lora
-from paceline.testing.distributed import run_distributed
 from tests.distributed import splitting
 from tests.parity.driving import PLAIN, assembled, dataset, recipe, train
 from tests.parity.reference import STEPS, padded, samples, tiny_model, train_by_hand
+from tests.testing.distributed import run_distributed
 
 SEED, HEAD = 5, ("pre_classifier", "classifier")
 SETTINGS = {"rank": 4, "alpha": 8}

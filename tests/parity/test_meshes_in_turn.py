@@ -10,8 +10,8 @@ import torch
 from paceline.contract.errors import CheckpointError
 from paceline.prepare.assemble import Assembled
 from paceline.seams import Alone, Mesh, World
-from paceline.testing.distributed import run_distributed
 from tests.parity import test_pipeline, test_tensor
+from tests.testing.distributed import run_distributed
 
 ADAMW: dict[str, Any] = {"optimizer": "adamw", "clip_norm": None}
 CASES = {"tensor": test_tensor.Case("bert", **ADAMW), "pipeline": test_pipeline.Case("bert", **ADAMW)}

@@ -15,10 +15,10 @@ from paceline.data.mixing import draw, partners
 from paceline.recipe import Recipe
 from paceline.recipe.parts import AugmentPart
 from paceline.seams import Alone
-from paceline.testing.distributed import run_distributed
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config
 from tests.distributed.splitting import furthest
 from tests.parity.mixing import by_engine, by_hand, mixup, recipe, shares
+from tests.testing.distributed import run_distributed
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config
 
 AUGMENT = {"mixup": 0.4}
 

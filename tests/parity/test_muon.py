@@ -16,9 +16,9 @@ from paceline.optim.muon import MuonAndAdamW, hidden_weights
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import OptimizerPart
-from paceline.testing.tiny import tiny_resnet_config
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model, train_by_hand
+from tests.testing.tiny import tiny_resnet_config
 
 RATE, DECAY = 1e-3, 0.01
 MUON = {"type": "muon", "momentum": 0.95}

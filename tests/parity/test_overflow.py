@@ -22,10 +22,10 @@ from paceline.engine.evaluate import evaluate
 from paceline.seams import Alone, World
 from paceline.tasks import task_for
 from paceline.techniques.overflow import aggregate
-from paceline.testing.distributed import run_distributed
 from tests.distributed import splitting
 from tests.parity import driving, test_fsdp
 from tests.parity.reference import STEPS, batches, linear_schedule, padded, samples, tiny_model
+from tests.testing.distributed import run_distributed
 
 ROOM = 8
 """Tokens of a window, where texts have 3 to 24."""

@@ -22,10 +22,10 @@ from paceline.recipe import Recipe
 from paceline.seams import Mesh, World
 from paceline.strategies.pipeline import strategy
 from paceline.tasks import task_for
-from paceline.testing.distributed import run_distributed
 from tests.parity import reference
 from tests.parity.test_tensor import STEPS, TOLERANCE, Case, data_of, model_of
 from tests.parity.tiny_families import text_families
+from tests.testing.distributed import run_distributed
 
 DEEP = (("num_hidden_layers", 4),)
 """Of BERT: a block for each of four stages."""

@@ -8,11 +8,11 @@ import torch
 from paceline.recipe import Recipe, techniques
 from paceline.seams import Alone, Mesh, World
 from paceline.strategies import strategy_for
-from paceline.testing.distributed import run_distributed
 from tests.distributed.splitting import assembled, checksum, furthest, train
 from tests.parity import driving
 from tests.parity.reference import tiny_model
 from tests.strategies.ring import ENTRY, Ring
+from tests.testing.distributed import run_distributed
 
 
 def recipe(strategy: str = "auto") -> Recipe:

@@ -17,12 +17,12 @@ from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.recipe.parts import OptimizerPart
 from paceline.seams import World
-from paceline.testing.distributed import run_distributed
 from tests.distributed import splitting
 from tests.parity.cards import run_example
 from tests.parity.driving import assembled, assert_same_bits, recipe, train
 from tests.parity.reference import tiny_model
 from tests.parity.test_flat_update import groups_of
+from tests.testing.distributed import run_distributed
 
 CPU = torch.device("cpu")
 NARROW = {"precision": "pure_bf16"}

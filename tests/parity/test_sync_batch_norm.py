@@ -31,13 +31,13 @@ from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.seams import Mesh, World
 from paceline.techniques.sync_batch_norm import apply_sync_batch_norm
-from paceline.testing.distributed import run_distributed, run_processes
-from paceline.testing.tiny import tiny_resnet_config
 from paceline.verbs.train import train
 from tests.distributed.splitting import Exact, furthest
 from tests.e2e.ranks import on_ranks, one_rank
 from tests.e2e.test_out_of_memory import Full, fill
 from tests.parity import driving
+from tests.testing.distributed import run_distributed, run_processes
+from tests.testing.tiny import tiny_resnet_config
 
 CLOSE, STEPS, SAMPLES, BATCH = 1e-9, 4, 22, 6
 """The last batch has four samples; shares of 3 and 3, and of 3 and 1 by hand."""

@@ -24,9 +24,9 @@ from paceline.strategies.tensor import strategy
 from paceline.strategies.tensor.cut import cuts_of
 from paceline.strategies.tensor.layers import RowLinear
 from paceline.tasks import task_for
-from paceline.testing.distributed import run_distributed
 from tests.parity import driving, reference
 from tests.parity.tiny_families import configuration
+from tests.testing.distributed import run_distributed
 
 STEPS = 10
 TOLERANCE = 1e-6

@@ -12,7 +12,7 @@ from paceline.recipe.parts import TaskPart
 from paceline.seams import Alone, Batch, World
 from paceline.tasks import task_for
 from paceline.tasks.threshold import ThresholdMeter, best_thresholds, by_label
-from paceline.testing.distributed import run_distributed
+from tests.testing.distributed import run_distributed
 
 CPU = torch.device("cpu")
 

@@ -25,9 +25,9 @@ from typing import Any
 import yaml
 
 from paceline.run.checkpoint.store import CheckpointStore
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from tests.e2e.conftest import rows
 from tests.e2e.whole_runs import assert_same, outcome
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 STEPS = 60
 QUIET_SECONDS = 30.0

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
 from paceline.verbs.train import train
 from tests.e2e.commands import reviews, write_csv
 from tests.e2e.whole_runs import outcome, recipe
 from tests.soak import kills as soak_module
 from tests.soak.kills import MARK, Soak, _committed, _files, _phase, _record, _step
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -20,7 +20,7 @@ from paceline.prepare.beside import Beside
 from paceline.prepare.preparation import _gpu_here, _wake, prepare_run
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.testing.tiny import tiny_bert_config
+from tests.testing.tiny import tiny_bert_config
 
 
 def test_work_runs_beside_and_is_counted_there() -> None:

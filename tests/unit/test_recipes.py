@@ -10,8 +10,8 @@ import pytest
 
 from paceline.recipe import Recipe
 from paceline.recipe.techniques import entry_of
-from paceline.testing.tiny import TEXTS, write_tiny_model
 from paceline.verbs.train import train
+from tests.testing.tiny import TEXTS, write_tiny_model
 from tests.unit.data.test_cifar import write_cifar
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))

@@ -18,7 +18,7 @@ from paceline.bench.rungs import LADDERS, OURS
 from paceline.data.order import ShuffledOrder
 from paceline.optim.schedule import factors
 from paceline.recipe.parts import SchedulePart
-from paceline.testing.tiny import write_tiny_model
+from tests.testing.tiny import write_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from paceline.contract.records import Decision
 from paceline.engine.torch_engine import TorchEngine
 from paceline.recipe import Recipe
 from paceline.techniques import compile as compiling
-from paceline.testing.tiny import TEXTS, tiny_bert_config
+from tests.testing.tiny import TEXTS, tiny_bert_config
 from tests.unit.check.recorded_graphs import with_recorded_graphs
 
 

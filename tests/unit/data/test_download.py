@@ -18,7 +18,7 @@ from paceline.contract.errors import DataError, DiskFullError
 from paceline.data.download import CIFAR10_FILES, download_cifar10, download_imdb
 from paceline.data.sources.cifar import read_cifar
 from paceline.recipe.parts import SplitsPart
-from paceline.testing.ports import free_port
+from tests.testing.ports import free_port
 
 SPLITS = SplitsPart(train=12, validation=4, test=4)
 

@@ -18,7 +18,7 @@ from paceline.distributed.agree import agree
 from paceline.distributed.exchange import Exchange, LostRank
 from paceline.machine.cluster import named
 from paceline.seams import Alone, World
-from paceline.testing.distributed import run_distributed
+from tests.testing.distributed import run_distributed
 
 SIZES = pytest.mark.parametrize("size", [2, 4])
 

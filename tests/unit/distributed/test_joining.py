@@ -29,8 +29,8 @@ from paceline.distributed.sockets import STORE_FD, listen
 from paceline.distributed.waiting import Waiting
 from paceline.machine.cluster import LAUNCHER, Place
 from paceline.seams import Alone
-from paceline.testing.distributed import RankError, run_processes
-from paceline.testing.ports import free_port
+from tests.testing.distributed import RankError, run_processes
+from tests.testing.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("forked_interpreters")
 
@@ -801,7 +801,7 @@ def test_the_loss_of_rank_0_and_its_store_is_told(survivors_can_report: None, tm
 @pytest.fixture
 def survivors_can_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes beside one that was killed are given the time to find that out."""
-    monkeypatch.setattr("paceline.testing.distributed.GRACE_SECONDS", 10.0)
+    monkeypatch.setattr("tests.testing.distributed.GRACE_SECONDS", 10.0)
 
 
 def reports_outcome(rank: int, report: str, name: str, *arguments: Any) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from paceline.distributed import recorder
 from paceline.distributed.recorder import BEFORE, MOST, recorded
 from paceline.seams import World
-from paceline.testing.distributed import run_distributed
+from tests.testing.distributed import run_distributed
 
 
 def made(world: World) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.seams import World
-from paceline.testing.distributed import run_distributed
+from tests.testing.distributed import run_distributed
 
 pytestmark = pytest.mark.usefixtures("forked_interpreters")
 

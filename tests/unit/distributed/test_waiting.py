@@ -13,8 +13,8 @@ from paceline.distributed.exchange import LostRank
 from paceline.distributed.group import joined
 from paceline.distributed.waiting import Waiting
 from paceline.machine.cluster import Place, Starter
-from paceline.testing.distributed import run_processes
-from paceline.testing.ports import free_port
+from tests.testing.distributed import run_processes
+from tests.testing.ports import free_port
 
 
 @pytest.fixture(autouse=True)

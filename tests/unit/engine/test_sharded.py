@@ -14,7 +14,7 @@ from paceline.recipe.parts import OptimizerPart, SchedulePart
 from paceline.seams import World
 from paceline.strategies.fsdp.gradients import ShardedGradients, build_sharded_updates, shards_of
 from paceline.strategies.fsdp.shard import apply_fsdp, mesh_of, whole
-from paceline.testing.distributed import run_distributed
+from tests.testing.distributed import run_distributed
 
 CPU = torch.device("cpu")
 

@@ -21,7 +21,7 @@ from paceline.prepare.assemble import over
 from paceline.prepare.preparation import build_for, prepare_run
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.testing.tiny import tiny_bert_config, write_tiny_model
+from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 RANDOM = {"source": "builtin:random", "random": {"samples": 32, "length": 8, "vocabulary": 200}}
 

@@ -17,9 +17,9 @@ from paceline.data.dataset import Dataset, Images, Origins, Tokens
 from paceline.engine.worth import compile_pays, flops_counter, flops_per_image, flops_per_text, peak_flops
 from paceline.prepare.assemble import _compiles
 from paceline.recipe import Recipe
-from paceline.testing.tiny import tiny_resnet_config
 from tests.parity.reference import tiny_model
 from tests.parity.test_fully_connected import build_of
+from tests.testing.tiny import tiny_resnet_config
 
 H200, FLOPS = "NVIDIA H200", 75e9  # a review of 273 tokens through DistilBERT
 

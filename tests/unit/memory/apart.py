@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.memory.ledger import Ledger
-from paceline.testing.distributed import run_processes
+from tests.testing.distributed import run_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -27,7 +27,7 @@ from paceline.memory.predict import PlanFailed
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.seams import Alone
-from paceline.testing.tiny import tiny_bert_config
+from tests.testing.tiny import tiny_bert_config
 from tests.unit.observe.conftest import Records
 
 pytestmark = pytest.mark.usefixtures("forked_interpreters")

@@ -11,7 +11,7 @@ import pytest
 from paceline.contract.errors import RecipeError
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, tiny_vit_config
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config, tiny_vit_config
 
 TEXTS = {"source": "builtin:random", "random": {"samples": 16, "vocabulary": 200, "length": 8}}
 IMAGES = {"source": "builtin:digits"}

@@ -29,8 +29,8 @@ from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
 from paceline.report.stages import predicted, stages_page
 from paceline.seams import Batch
-from paceline.testing.tiny import tiny_bert_config
 from paceline.verbs.memory import Anatomy, NothingMeasured, ladder, measured, shown, write
+from tests.testing.tiny import tiny_bert_config
 from tests.unit.memory.plans import GIB, HERE, MIB, memory_plan
 from tests.unit.report.test_report import EVIL, Page, assert_inert
 

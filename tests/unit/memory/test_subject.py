@@ -12,7 +12,7 @@ from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Images, Tokens
 from paceline.memory.subject import Subject, subject_of
 from paceline.recipe import Recipe
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config
 
 
 def subject(config: dict[str, Any], *settings: str, **data: Any) -> Subject:

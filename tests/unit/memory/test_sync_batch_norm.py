@@ -10,7 +10,7 @@ from paceline.machine.gpus import facts_with, gpu_for
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose
-from paceline.testing.tiny import tiny_resnet_config
+from tests.testing.tiny import tiny_resnet_config
 
 GPU = gpu_for("h200")
 RECIPE = {

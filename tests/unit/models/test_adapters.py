@@ -24,8 +24,8 @@ from paceline.models.saved import SavedModel, load_saved, save_model
 from paceline.models.structure import head_names, linear_layers
 from paceline.recipe.parts import ModelPart
 from paceline.techniques.lora import apply_lora
-from paceline.testing.hub import LoopbackHub
-from paceline.testing.tiny import tiny_bert_config, tiny_distilbert_config, write_tiny_model
+from tests.testing.hub import LoopbackHub
+from tests.testing.tiny import tiny_bert_config, tiny_distilbert_config, write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -11,7 +11,7 @@ import pytest
 from paceline.contract.errors import ModelError
 from paceline.models.config import checkpoint_labels, max_positions, modality, read_config
 from paceline.recipe.parts import ModelPart
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, tiny_vit_config
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config, tiny_vit_config
 
 
 def folder_with(tmp_path: Path, **settings: object) -> ModelPart:

@@ -19,7 +19,7 @@ from paceline.models.config import read_config
 from paceline.models.convert import convert
 from paceline.models.load import load_model
 from paceline.recipe.parts import ModelPart
-from paceline.testing.tiny import write_tiny_model
+from tests.testing.tiny import write_tiny_model
 
 
 @pytest.fixture

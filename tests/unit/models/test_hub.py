@@ -12,8 +12,8 @@ import pytest
 
 from paceline.contract.errors import ModelError
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch
-from paceline.testing.hub import LoopbackHub
-from paceline.testing.tiny import write_tiny_model
+from tests.testing.hub import LoopbackHub
+from tests.testing.tiny import write_tiny_model
 
 ASK = """
 import sys, time

@@ -18,7 +18,7 @@ from paceline.models.config import read_config
 from paceline.models.load import load_model
 from paceline.models.tokenizers import tokenizer_source
 from paceline.recipe.parts import ModelPart
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config, tiny_vit_config, write_tiny_model
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config, tiny_vit_config, write_tiny_model
 
 
 def load(part: ModelPart, num_labels: int = 2, **changes: Any) -> Any:

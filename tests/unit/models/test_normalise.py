@@ -20,7 +20,7 @@ from paceline.models.images import NORMALISATIONS, ImageSettings, normalised_by
 from paceline.models.processor import open_processor
 from paceline.recipe import Recipe
 from paceline.recipe.parts import AugmentPart, NormalisePart
-from paceline.testing.tiny import tiny_bert_config, tiny_resnet_config
+from tests.testing.tiny import tiny_bert_config, tiny_resnet_config
 
 RGB = ImageSettings(height=8, width=8, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
 CIFAR10 = NORMALISATIONS["cifar10"]

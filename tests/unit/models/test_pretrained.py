@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification, ResNetConfig
 from paceline.contract.errors import ModelError
 from paceline.models.pretrained import LONGEST, load_pretrained, names_a_model
 from paceline.models.tokenizers import UNLIMITED, bert_tokenizer
-from paceline.testing.tiny import tiny_bert_config
+from tests.testing.tiny import tiny_bert_config
 
 VOCABULARY = {word: at for at, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "dull"))}
 

@@ -23,7 +23,7 @@ from paceline.models.saved import SavedModel, load_saved, on_host, read_saved, s
 from paceline.models.tokenizers import tokenizer_source
 from paceline.optim.flat import FlatLayout
 from paceline.recipe.parts import ModelPart
-from paceline.testing.tiny import TEXTS, tiny_bert_config, tiny_vit_config
+from tests.testing.tiny import TEXTS, tiny_bert_config, tiny_vit_config
 
 TEXT = SavedModel(label_names=("bad", "good"), kind="classification", modality="text", max_length=32)
 

@@ -14,7 +14,7 @@ from paceline.models.config import modality, read_config
 from paceline.models.load import load_model
 from paceline.models.structure import blocks, final_linear, head_names, linear_layers, set_trained
 from paceline.recipe.parts import ModelPart
-from paceline.testing.tiny import tiny_bert_config, tiny_distilbert_config, tiny_resnet_config, tiny_vit_config
+from tests.testing.tiny import tiny_bert_config, tiny_distilbert_config, tiny_resnet_config, tiny_vit_config
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -17,7 +17,7 @@ from paceline.contract.errors import ModelError
 from paceline.models.config import read_config
 from paceline.models.tokenizers import SPECIAL_TOKENS, cuts_on_the_left, tokenizer_source, train_wordpiece
 from paceline.recipe.parts import ModelPart
-from paceline.testing.tiny import TEXTS, tiny_bert_config, tiny_distilbert_config, write_tiny_model
+from tests.testing.tiny import TEXTS, tiny_bert_config, tiny_distilbert_config, write_tiny_model
 
 
 def trained(settings: dict[str, object], cache: Path | None = None, size: int = 200):
@@ -46,7 +46,7 @@ def test_token_types_are_for_models_that_have_them() -> None:
 
 def test_equal_texts_give_equal_vocabularies_in_every_process() -> None:
     script = (
-        "from paceline.models.tokenizers import train_wordpiece; from paceline.testing.tiny import TEXTS;"
+        "from paceline.models.tokenizers import train_wordpiece; from tests.testing.tiny import TEXTS;"
         "import json; print(json.dumps(train_wordpiece([t * 3 for t in TEXTS], 300)))"
     )
     runs = {subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout for _ in range(2)}

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.seams import Packed, World
-from paceline.testing.distributed import RankError, run_distributed, run_processes
+from tests.testing.distributed import RankError, run_distributed, run_processes
 
 SIZES = pytest.mark.parametrize("size", [2, 4])
 
@@ -281,9 +281,11 @@ def test_the_caller_keeps_no_file_and_no_thread() -> None:
     assert not dist.is_initialized()
 
 
+ROOT = Path(__file__).resolve().parents[3]
+
 CALLER = """
 import os, sys, time
-from paceline.testing.distributed import run_distributed
+from tests.testing.distributed import run_distributed
 
 def shows(world, how):
     print("process", os.getpid(), flush=True)
@@ -312,7 +314,7 @@ def caller(folder: Path, argument: str, temporary: Path) -> subprocess.Popen[str
     script = folder / "caller.py"
     script.write_text(CALLER)
     command = [sys.executable, str(script), argument]
-    environment = os.environ | {"TMPDIR": str(temporary)}
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

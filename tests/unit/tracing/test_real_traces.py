@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 from paceline.contract.spans import listening, mark, span
 from paceline.observe.profiler_ranges import ProfilerRanges
 from paceline.seams import Alone, World
-from paceline.testing.distributed import run_distributed
 from paceline.tracing import Budgets, Verdict, budget, read_window, told, verdict
+from tests.testing.distributed import run_distributed
 from tests.unit.tracing.simulated import SETTINGS, Workload, facts_of
 
 # torch 2.11 says so whenever a profiler starts; our own windows must not
