@@ -83,7 +83,9 @@ def suggest_value(path: str, value: object) -> Suggestion | None:
         for term in section.terms:
             here = term.values.get(plain(written(value))) if term.here == path else None
             if here:
-                return Suggestion(f"{written(value)} is {here} here", tuple(here.split(" --set ")))
+                reason = find_term(written(value)) or find_term(here.partition("=")[2])
+                note = reason.note if reason is not None else ""
+                return Suggestion(f"{written(value)} is {here} here", tuple(here.split(" --set ")), note=note)
     named = find_term(written(value))
     if named is None or named.here.partition("=")[0] != path or "=" not in named.here:
         return None

@@ -97,5 +97,8 @@ def _by_matplotlib(name: str, series: list[Series], folder: Path) -> list[Path]:
 
 
 def _file_name(metric: str) -> str:
-    """Return a metric's name as a file can have it: one of a user's own has a colon, and may have anything."""
-    return re.sub(r"[^\w.-]", "_", metric)
+    """Return a metric's name as a file can have it: one of a user's own has a colon, and may have anything.
+
+    The curve of accuracy is ``acc``, as the tutorials call it.
+    """
+    return "acc" if metric == "accuracy" else re.sub(r"[^\w.-]", "_", metric)

@@ -157,7 +157,11 @@ def test_every_suggested_setting_can_be_set(term: Term) -> None:
         ("lr_lambda=f", "function(step, total_steps)", "--set schedule.type=MODULE:FUNCTION"),
         ("T_max=50", "the period is the whole run", "--set schedule.type=cosine"),
         ("print_every=50", "observe.log_every", "--set observe.log_every=50"),
-        ("techniques.precision=16", "16 is techniques.precision=fp16 here", "--set techniques.precision=fp16"),
+        ("techniques.precision=16", "a loss scale", "--set techniques.precision=fp16"),
+        ("techniques.precision=half", "eps of 1e-8 is 0 in pure fp16", "--set techniques.precision=fp16"),
+        ("techniques.precision=float16", "eps of 1e-8 is 0 in pure fp16", "--set techniques.precision=fp16"),
+        ("techniques.precision=64", "the widest format", "--set techniques.precision=fp32"),
+        ("techniques.precision=fp8", "in 8 or 4 bits", "--set techniques.precision=auto"),
         ("techniques.precision=pure_fp16", "Adam's eps", "--set techniques.precision=pure_bf16"),
         ("schedule.type=CosineAnnealingLR", "schedule.type=cosine here", "--set schedule.type=cosine"),
         ("optimizer.type=bitsandbytes", "adamw8bit here", "--set optimizer.type=adamw8bit"),
@@ -215,7 +219,7 @@ def test_every_strategy_elsewhere_is_one_here() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["amq=1", "eta=1", "namex_of_it=1", "loop.minimum=1", "optimizer.rl=3", "techniques.fp8=true", "data.xyz=1"],
+    ["amq=1", "eta=1", "namex_of_it=1", "loop.minimum=1", "optimizer.rl=3", "techniques.xyz=true", "data.xyz=1"],
 )
 def test_a_key_that_is_near_none_gets_no_neighbour(setting: str) -> None:
     error = refusal(setting)

@@ -56,7 +56,7 @@ def test_the_figures_are_pictures_that_stand_alone(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     said: list[str] = []
     paths = write_figures(run, tmp_path / "figures", said.append)
-    assert {"loss.svg", "accuracy.svg"} <= {path.name for path in paths}
+    assert {"loss.svg", "acc.svg"} <= {path.name for path in paths}
     for path in paths:
         assert ElementTree.fromstring(path.read_text(encoding="utf-8")).tag.endswith("svg")
     assert said == [f"{tmp_path / 'figures'}: SVG alone; pip install matplotlib adds PDF and PNG"]
@@ -66,7 +66,7 @@ def test_with_matplotlib_there_are_pdfs_too(run: Collected, tmp_path: Path) -> N
     pytest.importorskip("matplotlib", reason="matplotlib is optional")
     paths = write_figures(run, tmp_path, print)
     assert (tmp_path / "loss.pdf").read_bytes().startswith(b"%PDF")
-    assert {"loss.pdf", "loss.png", "accuracy.pdf"} <= {path.name for path in paths}
+    assert {"loss.pdf", "loss.png", "acc.pdf"} <= {path.name for path in paths}
 
 
 def test_the_command_names_what_it_wrote(
