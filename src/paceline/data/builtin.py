@@ -15,6 +15,7 @@ from paceline.data.dataset import Origins, Tokens
 from paceline.data.docstrings import LIBRARIES, MOST_PER_LIBRARY, collect
 from paceline.data.sources.images import load, require_pillow, stack
 from paceline.data.table import Table
+from paceline.recipe.catalogue.tasks import ONE_CLASS
 from paceline.recipe.parts import DataPart, RandomPart
 
 PREFIX = "builtin:"
@@ -67,7 +68,7 @@ def _docstrings(part: DataPart) -> Table:
     return Table(
         texts=[one.text for one in found],
         labels=[one.library for one in found],
-        kind="classification",
+        kind=ONE_CLASS,
         origins=Origins(
             tuple(files),
             np.array([index[one.file] for one in found], dtype=np.int32),
@@ -90,7 +91,7 @@ def _digits(part: DataPart) -> Table:
     return Table(
         images=pixels,
         labels=[str(digit) for digit in found.target],
-        kind="classification",
+        kind=ONE_CLASS,
         origins=_nowhere(part, len(pixels)),
         columns={"image": "image", "label": "digit"},
     )
@@ -115,7 +116,7 @@ def _random(part: DataPart) -> Table:
         tokens=None if images is not None else _random_tokens(shapes, random),
         images=images,
         labels=[str(label) for label in labels],
-        kind="classification",
+        kind=ONE_CLASS,
         origins=_nowhere(part, shapes.samples),
         columns={"label": "class"},
     )

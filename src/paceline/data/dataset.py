@@ -112,7 +112,7 @@ class Dataset:
     labels: NDArray[np.int64] | NDArray[np.float32]
     """int64 [n] class indices, float32 [n] targets, or float32 [n, classes] of 0 and 1."""
     kind: str
-    """``classification``, ``multi_label`` or ``regression``."""
+    """Name of the task."""
     label_names: tuple[str, ...]
     """Class names in index order; one name for regression."""
     splits: Mapping[str, NDArray[np.int64]]

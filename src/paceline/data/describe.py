@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from paceline.contract.records import Cut, DataRecord, TextLengths
 from paceline.data.dataset import Dataset, Tokens
 from paceline.data.overflow import HEAD, Overflow
+from paceline.data.task_rows import rows_of
 
 MOST_LABELS = 100
 """Labels beyond the most frequent so many are left out."""
@@ -35,7 +36,7 @@ def described(
         vocabulary_size: tokens that the tokenizer knows; None for images.
     """
     train, inputs = dataset.splits["train"], dataset.inputs
-    num_labels = 0 if dataset.kind == "regression" else len(dataset.label_names)
+    num_labels = len(dataset.label_names) if rows_of(dataset.kind).has_classes else 0
     if not isinstance(inputs, Tokens):
         return DataRecord(labels=_label_counts(dataset, train), num_labels=num_labels, lengths=None)
     whole = inputs.lengths if inputs.whole is None else inputs.whole
@@ -82,10 +83,10 @@ def _others(max_length: int, longest: int, positions: int | None) -> list[int]:
 
 
 def _label_counts(dataset: Dataset, train: NDArray[np.int64]) -> dict[str, int]:
-    """Training samples by label, the most frequent first; none for regression."""
-    labels, names = dataset.labels[train], dataset.label_names
-    if dataset.kind == "regression":
+    """Training samples by label, the most frequent first; none without classes."""
+    names = dataset.label_names
+    counts = rows_of(dataset.kind).label_counts(dataset.labels[train], len(names))
+    if counts is None:
         return {}
-    counts = labels.sum(0) if dataset.kind == "multi_label" else np.bincount(labels, minlength=len(names))
     most = np.argsort(-counts, kind="stable")[:MOST_LABELS]
     return {names[label]: int(counts[label]) for label in most}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.data.sources.notation import MISSING, are_bits, read_number
 from paceline.data.table import Table
+from paceline.data.task_rows import rows_of
 
 Ids = NDArray[np.int64]
 
@@ -58,7 +59,7 @@ _NAMED = 3
 
 
 def doubts(table: Table, keys: Ids, splits: Mapping[str, Ids]) -> tuple[str, ...]:
-    """One line for each doubt about a table's texts and labels; of labels none for regression.
+    """One line for each doubt about a table's texts and labels; of labels none without classes.
 
     Args:
         table: labelled rows.
@@ -66,9 +67,10 @@ def doubts(table: Table, keys: Ids, splits: Mapping[str, Ids]) -> tuple[str, ...
         splits: row numbers of each split.
     """
     found = [*_written_texts(table)]
-    if table.labels is None or table.kind not in ("classification", "multi_label"):
+    task = None if table.kind is None else rows_of(table.kind)
+    if table.labels is None or task is None or not task.has_classes:
         return tuple(found)
-    rows: list[tuple[str, ...]] = [label if isinstance(label, tuple) else (str(label),) for label in table.labels]
+    rows = [task.classes_of(label) for label in table.labels]
     counts = Counter(name for names in rows for name in names)
     found += [
         *_contradictions(table, rows, keys),
@@ -78,10 +80,10 @@ def doubts(table: Table, keys: Ids, splits: Mapping[str, Ids]) -> tuple[str, ...
         *_dates(counts, table.columns.get("label", "label")),
         *_written(counts),
         *_units(counts),
-        *(_joined_or_numbers(counts) if table.kind == "classification" else ()),
+        *(_joined_or_numbers(counts) if task.one_class else ()),
         *_single(table, rows, counts),
     ]
-    if table.kind == "classification":
+    if task.one_class:
         found += _lopsided(Counter(rows[row][0] for row in splits["train"]))
     return tuple(found)
 

@@ -27,6 +27,7 @@ from paceline.contract.files import disk_errors, require_room, write_atomically
 from paceline.data.dataset import Origins
 from paceline.data.splits import duplicate_keys, split_rows
 from paceline.data.table import Table
+from paceline.recipe.catalogue.tasks import ONE_CLASS
 from paceline.recipe.parts import SplitsPart
 
 IMDB_URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
@@ -185,7 +186,7 @@ def _split(rows: list[tuple[str, str, str]], splits: SplitsPart, archive: Path) 
         texts=texts,
         origins=Origins((archive.name,), np.zeros(len(names), dtype=np.int32), np.zeros(len(names), dtype=np.int64)),
     )
-    divided = split_rows(labels, "classification", duplicate_keys(table), None, splits)
+    divided = split_rows(labels, ONE_CLASS, duplicate_keys(table), None, splits)
     # in source order all negatives would come first, which other people's loops may not shuffle
     random = np.random.default_rng(splits.seed)
     return {

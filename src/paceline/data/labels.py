@@ -24,7 +24,7 @@ from paceline.contract.label_names import (
     sorted_names,
 )
 from paceline.data.dataset import Origins
-from paceline.machine.facts import beyond_main_memory
+from paceline.data.task_rows import Values, rows_of
 
 _NEAR = 0.75
 """Likeness, up to 1, from which a label is taken for a misspelt one."""
@@ -34,8 +34,7 @@ _NEAR = 0.75
 class Labels:
     """Encoded labels and what their indices mean."""
 
-    values: NDArray[np.int64] | NDArray[np.float32]
-    """int64 [n] class indices, float32 [n] targets, or float32 [n, classes] of 0 and 1."""
+    values: Values
     names: tuple[str, ...]
     """Class names in index order; one name for regression."""
     notices: tuple[str, ...] = ()
@@ -43,7 +42,8 @@ class Labels:
 
 def class_names(labels: Sequence[Any], kind: str) -> tuple[str, ...]:
     """Distinct class names in the order of ``sorted_names``."""
-    return sorted_names({name for label in labels for name in label} if kind == "multi_label" else set(labels))
+    classes_of = rows_of(kind).classes_of
+    return sorted_names({name for label in labels for name in classes_of(label)})
 
 
 def encode_labels(
@@ -61,7 +61,7 @@ def encode_labels(
 
     Args:
         labels: [n] names, numbers (regression) or tuples of names (multi-label).
-        kind: ``classification``, ``multi_label`` or ``regression``.
+        kind: name of the task.
         splits: sample ids of each split.
         origins: where each sample came from, for errors.
         target: the label's column; the name of a regression's one output.
@@ -74,8 +74,9 @@ def encode_labels(
         DataError: a class of another split is missing from train and from a head that is kept, there is only one class
             in train, or a target is too large.
     """
-    if kind == "regression":
-        return Labels(_targets(labels, origins, target), (target,))
+    task = rows_of(kind)
+    if not task.has_classes:
+        return Labels(task.encode(labels, {}, 1, origins, target), (target,))
     names = class_names([labels[sample] for sample in splits["train"]], kind)
     trained = set(names)
     names = tuple(dict.fromkeys((*(name for name in order if name in trained), *names)))
@@ -85,7 +86,7 @@ def encode_labels(
         unknown = set(class_names([labels[sample] for sample in samples], kind)) - known
         if unknown:
             missing = listed([excerpt(name) for name in sorted(unknown)])
-            first = next(sample for sample in samples if unknown & set(_names_of(labels[sample], kind)))
+            first = next(sample for sample in samples if unknown.intersection(task.classes_of(labels[sample])))
             raise DataError(
                 f"{split} has labels that are missing from train: {missing}",
                 **place(origins, int(first)),
@@ -93,7 +94,7 @@ def encode_labels(
                 why="a model cannot predict a class it never saw in training",
                 fix="add training rows of that label, or remove it from the other splits",
             )
-    if not names or (len(names) == 1 and kind == "classification" and not allow_single_class):
+    if not names or (len(names) == 1 and task.one_class and not allow_single_class):
         raise DataError(
             f"every label of train is {names[0]!r}" if names else "no sample of train has a label",
             why="there is nothing to tell apart",
@@ -102,10 +103,12 @@ def encode_labels(
     if whole is None:
         absent = [excerpt(name) for name in order if name not in trained]
         left_out = f"label column {listed(absent)} is 1 in no row of train and is left out"
-        return Labels(_indices(labels, kind, names), names, (left_out,) * bool(absent))
+        return Labels(
+            task.encode(labels, _numbered(names), len(names), origins, target), names, (left_out,) * bool(absent)
+        )
     absent = [excerpt(name) for name in whole if name not in trained]
     notices = () if not absent else (f"the model's head is kept whole; train has no sample of {listed(absent)}",)
-    return Labels(_indices(labels, kind, whole), whole, notices)
+    return Labels(task.encode(labels, _numbered(whole), len(whole), origins, target), whole, notices)
 
 
 def kept_head(trained: Collection[str], found: Collection[str], head: Sequence[str]) -> tuple[str, ...] | None:
@@ -150,15 +153,16 @@ def encode_known_labels(
     Raises:
         DataError: a label that the model does not know, with its place.
     """
-    if kind == "regression":
-        return Labels(_targets(labels, origins, column), tuple(names))
-    distinct = {name for label in labels for name in _names_of(label, kind)}
+    task = rows_of(kind)
+    if not task.has_classes:
+        return Labels(task.encode(labels, {}, 1, origins, column), tuple(names))
+    distinct = {name for label in labels for name in task.classes_of(label)}
     rows, notices = match_known(distinct, names)
     if unknown := distinct - rows.keys():
-        sample = next(at for at, label in enumerate(labels) if unknown & set(_names_of(label, kind)))
-        name = next(name for name in _names_of(labels[sample], kind) if name in unknown)
+        sample = next(at for at, label in enumerate(labels) if unknown.intersection(task.classes_of(label)))
+        name = next(name for name in task.classes_of(labels[sample]) if name in unknown)
         raise unknown_label(name, names, column=column, **place(origins, sample))
-    return Labels(_values(labels, kind, rows, len(names)), tuple(names), notices)
+    return Labels(task.encode(labels, rows, len(names), origins, column), tuple(names), notices)
 
 
 def match_known(labels: Collection[str], names: Sequence[str]) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -205,10 +209,7 @@ def _known_fix(name: str, names: Sequence[str]) -> str:
 
 def empty_labels(num_samples: int, kind: str, names: Sequence[str]) -> Labels:
     """Zeros in the shape of ``kind``, for samples without labels."""
-    if kind == "classification":
-        return Labels(np.zeros(num_samples, dtype=np.int64), tuple(names))
-    shape = (num_samples, len(names)) if kind == "multi_label" else (num_samples,)
-    return Labels(np.zeros(shape, dtype=np.float32), tuple(names))
+    return Labels(rows_of(kind).zeros(num_samples, len(names)), tuple(names))
 
 
 def place(origins: Origins, sample: int) -> dict[str, Any]:
@@ -217,40 +218,5 @@ def place(origins: Origins, sample: int) -> dict[str, Any]:
     return {"file": origins.files[origins.file_index[sample]], "line": line or None}
 
 
-def _names_of(label: Any, kind: str) -> tuple[str, ...]:
-    return tuple(label) if kind == "multi_label" else (label,)
-
-
-def _indices(labels: Sequence[Any], kind: str, names: Sequence[str]) -> NDArray[np.int64] | NDArray[np.float32]:
-    return _values(labels, kind, {name: row for row, name in enumerate(names)}, len(names))
-
-
-def _values(
-    labels: Sequence[Any], kind: str, rows: Mapping[str, int], num_classes: int
-) -> NDArray[np.int64] | NDArray[np.float32]:
-    if kind == "classification":
-        return np.array([rows[label] for label in labels], dtype=np.int64)
-    if why := beyond_main_memory(4 * len(labels) * num_classes):
-        raise DataError(
-            f"{len(labels):,} samples with {num_classes:,} labels",
-            why=why,
-            fix="leave rare labels out, or give fewer rows",
-        )
-    values = np.zeros((len(labels), num_classes), dtype=np.float32)
-    for sample, label in enumerate(labels):
-        values[sample, [rows[name] for name in label]] = 1
-    return values
-
-
-def _targets(labels: Sequence[Any], origins: Origins, column: str | None) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # what overflows is reported below, with its place
-        values = np.asarray(labels, dtype=np.float64).astype(np.float32)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):
-        raise DataError(
-            f"target {labels[wrong[0]]!r} is not a finite number in single precision",
-            **place(origins, int(wrong[0])),
-            column=column,
-            fix="correct the row, or scale the targets",
-        )
-    return values
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    return {name: row for row, name in enumerate(names)}

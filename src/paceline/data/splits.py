@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.contract.errors import DataError
 from paceline.data.table import Table
+from paceline.data.task_rows import rows_of
 from paceline.recipe.parts import SplitsPart
 
 SPLITS = ("train", "validation", "test")
@@ -21,10 +22,6 @@ Ids = NDArray[np.int64]
 
 FIRST_WORDS, FIRST_CHARACTERS = 12, 256
 """How much of a text is compared before the whole: a few words, and the characters in which they are looked for."""
-
-_QUANTILE_BINS = 10
-_SMALLEST_STRATUM = 10
-"""Label combinations and quantile bins below this many rows are split together."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ def split_rows(
 
     Args:
         labels: [n] as the table has them.
-        kind: ``classification``, ``multi_label`` or ``regression``.
+        kind: name of the task.
         keys: [n] equal for rows that must stay together, see ``duplicate_keys``.
         given: [n] split of each row, or None.
         part: the shares or counts and the seed.
@@ -111,15 +108,9 @@ class _Sheet:
 
     def __init__(self, labels: Sequence[Any], kind: str, keys: Ids) -> None:
         self.keys = keys
-        if kind == "regression":
-            self.classes: list[tuple[str, ...]] = [()] * len(keys)
-            self.strata = _quantile_bins(np.asarray(labels, dtype=np.float64))
-        elif kind == "multi_label":
-            self.classes = [tuple(sorted(names)) for names in labels]
-            self.strata = _merge_small(_numbers(self.classes))
-        else:
-            self.classes = [(label,) for label in labels]
-            self.strata = _numbers(self.classes)
+        task = rows_of(kind)
+        self.classes = [task.classes_of(label) for label in labels]
+        self.strata = task.strata(labels)
 
 
 def _split(sheet: _Sheet, rows: Ids, part: SplitsPart, test: float | int) -> Splits:
@@ -287,24 +278,3 @@ def _shared_texts(keys: Ids, splits: Mapping[str, Ids]) -> tuple[str, ...]:
                 f"{shared:,} of {len(splits[name]):,} rows of {name} are also in train: its metrics flatter the model"
             )
     return tuple(notices)
-
-
-def _numbers(labels: Sequence[object]) -> Ids:
-    numbers: dict[object, int] = {}
-    return np.array([numbers.setdefault(label, len(numbers)) for label in labels], dtype=np.int64)
-
-
-def _merge_small(strata: Ids) -> Ids:
-    counts = np.bincount(strata)
-    merged = strata.copy()
-    merged[counts[strata] < _SMALLEST_STRATUM] = len(counts)
-    return merged
-
-
-def _quantile_bins(values: NDArray[np.float64]) -> Ids:
-    """Bins of equally many rows, at least ``_SMALLEST_STRATUM`` each; one bin when there are too few rows."""
-    bins = min(_QUANTILE_BINS, len(values) // _SMALLEST_STRATUM)
-    if bins < 2:
-        return np.zeros(len(values), dtype=np.int64)
-    edges = np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1])
-    return np.searchsorted(edges, values, side="right").astype(np.int64)

@@ -25,7 +25,7 @@ class Table:
     labels: Sequence[str] | Sequence[float] | Sequence[tuple[str, ...]] | None = None
     """As written in the source: names, numbers for regression, tuples of names for multi-label; None: unlabelled."""
     kind: str | None = None
-    """``classification``, ``multi_label`` or ``regression``; None when unlabelled."""
+    """Name of the task; None when unlabelled."""
     splits: Sequence[str] | None = None
     """``train``, ``validation`` or ``test`` for each row; None when the source names none."""
     origins: Origins

@@ -12,7 +12,9 @@ from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import Roles
 from paceline.data.labels import kept_head, match_known, unknown_label
 from paceline.data.sources.gather import Gathered
-from paceline.data.sources.labels import Interpreted, Labels, interpret
+from paceline.data.sources.label_column import Interpreted, Labels
+from paceline.data.sources.labels import interpret
+from paceline.data.task_rows import rows_of
 from paceline.recipe.parts import DataPart
 
 
@@ -68,9 +70,10 @@ def _unseen_classes(
     gathered: Gathered, found: Interpreted, column: str, ignored: set[int], head: Sequence[str]
 ) -> Iterator[tuple[int, DataError]]:
     """Rows of later splits whose class neither a training row has nor a head that is kept."""
-    if found.kind == "regression" or "train" not in gathered.splits:
+    task = rows_of(found.kind)
+    if not task.has_classes or "train" not in gathered.splits:
         return
-    sets = [label if isinstance(label, tuple) else (str(label),) for label in found.labels]
+    sets = [task.classes_of(label) for label in found.labels]
     trained, everywhere = set[str](), set[str]()
     for index, (names, split) in enumerate(zip(sets, gathered.splits, strict=True)):
         if index not in ignored:
@@ -106,9 +109,10 @@ def _unknown_classes(
     gathered: Gathered, found: Interpreted, column: str, ignored: set[int], classes: Sequence[str]
 ) -> Iterator[tuple[int, DataError]]:
     """Rows whose class a trained model with ``classes`` does not know."""
-    if found.kind == "regression" or not classes:
+    task = rows_of(found.kind)
+    if not task.has_classes or not classes:
         return
-    sets = [label if isinstance(label, tuple) else (str(label),) for label in found.labels]
+    sets = [task.classes_of(label) for label in found.labels]
     rows, _ = match_known({name for names in sets for name in names}, classes)
     for index, names in enumerate(sets):
         unknown = next((name for name in names if name not in rows), None)

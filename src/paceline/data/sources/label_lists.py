@@ -4,17 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
-from paceline.contract.errors import DataError
+from paceline.contract.errors import DataError, excerpt
 from paceline.contract.label_names import listed
-from paceline.data.sources.cells import label_name
+from paceline.data.sources.cells import WrittenList, label_name
+from paceline.data.sources.label_column import LabelColumn, LabelProblem
 from paceline.data.sources.literals import Item
 
 _INDICATORS = frozenset({"0", "1", "0.0", "1.0", "true", "false"})
 
 
-def name_labels(
-    rows: Sequence[Sequence[Item]], task: str, column: str, file: str, places: Sequence[str] = ()
+class Lists(NamedTuple):
+    """A column of lists, read."""
+
+    labels: list[tuple[str, ...]]
+    """Names of each row's labels; none where there is a problem."""
+    named: list[tuple[str, ...]]
+    """The same of the rows that hold a list."""
+    problems: tuple[LabelProblem, ...]
+    notices: tuple[str, ...]
+    num_places: int
+    """Length of the lists, where they are read by place and the places have no names."""
+
+
+def read_lists(column: LabelColumn, *, one_each: bool = False) -> Lists:
+    """Return the names of each row's labels in a column of which most cells are lists.
+
+    Args:
+        one_each: of lists that hold one 0 or 1 each, read it as the name of a class, not as a place.
+
+    Raises:
+        DataError: numbers that are no names of classes.
+    """
+    rows = [cell.items if isinstance(cell, WrittenList) else cell for cell in column.cells]
+    known = [row for row in rows if isinstance(row, tuple)]
+    named, notices = _name_labels(known, column.name, column.file, column.places, one_each)
+    num_places = len(known[0]) if notices and not column.places else 0
+    following = iter(named)
+    labels = [next(following) if isinstance(row, tuple) else () for row in rows]
+    written = next((cell.text for cell in column.cells if isinstance(cell, WrittenList)), None)
+    if written is not None:
+        notices = (
+            f"label column {column.name!r}: cells such as {excerpt(written)} are read as lists of labels",
+            *notices,
+        )
+    return Lists(labels, named, tuple(column.mixed()), notices, num_places)
+
+
+def refuse_one_indicator_each(column: LabelColumn) -> None:
+    """Refuse lists that hold one 0 or 1 each, which may be a class or say whether a row has the only class.
+
+    Raises:
+        DataError: they are such lists, and their places have no names.
+    """
+    cells = (cell.items if isinstance(cell, WrittenList) else cell for cell in column.cells)
+    rows = [cell for cell in cells if isinstance(cell, tuple)]
+    widths = {len(row) for row in rows}
+    if widths == {1} and not column.places and _hold_indicators(rows, {row[0] for row in rows}, widths):
+        why, fix = "each list holds one 0 or 1", "--set task.type=classification for one label a row"
+        raise _unclear(column.file, column.name, rows, why, fix)
+
+
+def one_label_a_row(task: str, column: LabelColumn) -> DataError:
+    """The refusal of lists by a task that takes one label a row."""
+    return DataError(
+        f"task.type = {task!r} takes one label a row",
+        file=column.file,
+        column=column.name,
+        why="most cells hold a list",
+        fix="--set task.type=multi_label, or without data.label_separator if it is set",
+    )
+
+
+def _name_labels(
+    rows: Sequence[Sequence[Item]], column: str, file: str, places: Sequence[str], one_each: bool
 ) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Return the names of each row's labels, and notices.
 
@@ -23,10 +87,10 @@ def name_labels(
 
     Args:
         rows: the lists.
-        task: as in ``interpret``.
         column: its name, for messages.
         file: where it is, for messages.
         places: names of the classes by place; empty: their places, counted from 0.
+        one_each: as in ``read_lists``.
 
     Raises:
         DataError: numbers that can be neither, or places whose number is not that of the lists.
@@ -34,12 +98,8 @@ def name_labels(
     distinct = set(chain.from_iterable(rows))
     widths = {len(row) for row in rows}
     if _hold_indicators(rows, distinct, widths):
-        if widths == {1} and task != "multi_label" and not places:
-            if task == "classification":
-                return [(label_name(row[0]),) for row in rows], ()
-            raise _unclear(
-                file, column, rows, "each list holds one 0 or 1", "--set task.type=classification for one label a row"
-            )
+        if one_each and widths == {1} and not places:
+            return [(label_name(row[0]),) for row in rows], ()
         if len(widths) > 1:
             raise _unclear(
                 *(file, column, rows, "lists of 0 and 1 are read by place, and these have different lengths"),

@@ -13,9 +13,10 @@ from paceline.data.sources import images
 from paceline.data.sources.classes import interpret_rows
 from paceline.data.sources.gather import Gathered, Gatherer
 from paceline.data.sources.image_depth import Depth
-from paceline.data.sources.labels import Interpreted
+from paceline.data.sources.label_column import Interpreted
 from paceline.data.sources.opening import BUILTIN, open_all
 from paceline.data.table import Table
+from paceline.data.task_rows import rows_of
 from paceline.recipe.parts import DataPart
 
 
@@ -38,8 +39,7 @@ def read(
 
     Args:
         part: the recipe's data part.
-        task: ``auto`` infers it from the labels: lists or several label columns are ``multi_label``; numbers with
-            fractions, or many different numbers, ``regression``; all else ``classification``.
+        task: name of a task; ``auto`` asks all of them, in the order of the catalogue, whether the labels are theirs.
         rows: rows in memory as ``read_memory`` takes them, in place of ``part.source``.
         quarantine: file for the rows dropped under ``part.on_bad_row = 'skip'``.
         picture: the model's own image processor, where it has one.
@@ -166,7 +166,7 @@ def _gather(
 def _stripped(gathered: Gathered, kind: str) -> Iterator[str]:
     """That classes are told apart without the blanks around them; numbers are the same with and without."""
     count = gathered.num_stripped
-    if count and kind != "regression":
+    if count and kind and rows_of(kind).has_classes:
         labels = f"{count:,} label{'s' * (count != 1)}"
         yield f"blanks are left out around {labels}: {gathered.first_stripped}"
 
@@ -194,7 +194,7 @@ def _check_enough(
             why=f"the rows are of {' and '.join(sorted(set(gathered.splits)))}",
             fix="name the rows to learn from train, or --set data.split=null ignores the column",
         )
-    if found.kind == "regression" or part.allow_single_class:
+    if part.allow_single_class or not rows_of(found.kind).has_classes:
         return
     labels = found.labels
     first = labels[0]
