@@ -24,7 +24,7 @@ from paceline.contract.label_names import (
     sorted_names,
 )
 from paceline.data.dataset import Origins
-from paceline.data.task_rows import Values, rows_of
+from paceline.data.task_rows import TaskRows, Values, rows_of
 
 _NEAR = 0.75
 """Likeness, up to 1, from which a label is taken for a misspelt one."""
@@ -81,19 +81,7 @@ def encode_labels(
     trained = set(names)
     names = tuple(dict.fromkeys((*(name for name in order if name in trained), *names)))
     whole = kept_head(names, class_names(labels, kind), head)
-    known = {*names, *(whole or ())}
-    for split, samples in splits.items():
-        unknown = set(class_names([labels[sample] for sample in samples], kind)) - known
-        if unknown:
-            missing = listed([excerpt(name) for name in sorted(unknown)])
-            first = next(sample for sample in samples if unknown.intersection(task.classes_of(labels[sample])))
-            raise DataError(
-                f"{split} has labels that are missing from train: {missing}",
-                **place(origins, int(first)),
-                column=target,
-                why="a model cannot predict a class it never saw in training",
-                fix="add training rows of that label, or remove it from the other splits",
-            )
+    _refuse_unseen(labels, task, splits, {*names, *(whole or ())}, origins, target)
     if not names or (len(names) == 1 and task.one_class and not allow_single_class):
         raise DataError(
             f"every label of train is {names[0]!r}" if names else "no sample of train has a label",
@@ -109,6 +97,29 @@ def encode_labels(
     absent = [excerpt(name) for name in whole if name not in trained]
     notices = () if not absent else (f"the model's head is kept whole; train has no sample of {listed(absent)}",)
     return Labels(task.encode(labels, _numbered(whole), len(whole), origins, target), whole, notices)
+
+
+def _refuse_unseen(
+    labels: Sequence[Any],
+    task: TaskRows,
+    splits: Mapping[str, NDArray[np.int64]],
+    known: Collection[str],
+    origins: Origins,
+    column: str,
+) -> None:
+    """Refuse classes of later splits that neither train nor a head that is kept knows."""
+    for split, samples in splits.items():
+        unknown = {name for sample in samples for name in task.classes_of(labels[sample])}.difference(known)
+        if unknown:
+            missing = listed([excerpt(name) for name in sorted(unknown)])
+            first = next(sample for sample in samples if unknown.intersection(task.classes_of(labels[sample])))
+            raise DataError(
+                f"{split} has labels that are missing from train: {missing}",
+                **place(origins, int(first)),
+                column=column,
+                why="a model cannot predict a class it never saw in training",
+                fix="add training rows of that label, or remove it from the other splits",
+            )
 
 
 def kept_head(trained: Collection[str], found: Collection[str], head: Sequence[str]) -> tuple[str, ...] | None:
