@@ -31,26 +31,15 @@ END_SECONDS = 120.0
 STOP_SECONDS = 5.0
 """How long a run that was asked to stop does."""
 
-FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
-"""Seconds until what failed is tried again: doubled each time."""
-
 SETTING = "loop.checkpoint_mirror"
-
-
-class _Refused(Exception):
-    """What is there is not this run's: nothing is written."""
 
 
 @final
 class Mirror:
     """Copies the checkpoints of a run folder to ``URL/<name of the run folder>`` on a thread of its own.
 
-    A checkpoint is there once its ``COMMITTED`` is, written last. Files are sent one by one, each compared with the
-    manifest's SHA-256 on the way and with its size there; after an error or a kill those that arrived are not sent
-    again. Of several that wait the newest goes first, and what the run no longer keeps is removed there too. Errors
-    are notices, and tried again.
-
-    All methods but the thread's own are called from one thread.
+    A checkpoint is there once its ``COMMITTED`` is, written last. The newest goes first, and what the run no longer
+    keeps is removed there too. Errors are notices; the next checkpoint, and the next start, copy what is missing.
 
     Args:
         url: as ``Remote`` takes it.
@@ -62,26 +51,24 @@ class Mirror:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.where = f"{url.rstrip('/')}/{folder.name}"
-        self._remote, self._folder, self._first_start = Remote(self.where, f"{SETTING} = {url}"), folder, None
+        self._remote, self._folder = Remote(self.where, f"{SETTING} = {url}"), folder
         there = self._remote.path
         if there is not None and (there.resolve().is_relative_to(folder) or folder.is_relative_to(there.resolve())):
             what = f"{SETTING} = {url}: leads to {there}, where the run itself is"
             raise RecipeError(what, "a copy there would take its place", "name a folder of another disk")
-        self._may_begin = False
-        self._told: deque[str] = deque()
-        self._changed = threading.Condition()
+        self._may_begin, self._first_start = False, None
+        self._notices: deque[str] = deque()
+        self._changed, self._answered = threading.Condition(), threading.Event()
         self._asked = self._done = 0  # passes over the folder
-        self._is_closed = self._is_admitted = False
-        self._refusal = ""
-        self._trouble = ""
+        self._is_closed, self._refusal, self._trouble = False, "", ""
         self._thread: threading.Thread | None = None
 
     def begin(self, *, may_begin: bool, seconds: float = 10.0) -> None:
         """Start copying what the run folder holds and what comes; waits a little for the first answer from there.
 
         Args:
-            may_begin: where nothing of this run is there, claim the place; otherwise it has to be there already, for
-                the setting came with a folder that may be somebody else's.
+            may_begin: whether a place without this run may be taken; False where the setting came with the folder,
+                which may be somebody else's.
             seconds: after which the run begins without an answer.
 
         Raises:
@@ -92,8 +79,7 @@ class Mirror:
         self._thread = threading.Thread(target=self._work, name="paceline-mirror", daemon=True)
         self._thread.start()
         self.poke()
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_admitted or self._refusal or self._told, seconds)
+        self._answered.wait(seconds)
         if self._refusal:
             fix = f"--set {SETTING}={self.where.rpartition('/')[0]} on the command line says that it is meant"
             raise UserError(f"{self.where}: {self._refusal}", "", "choose another --out" if may_begin else fix)
@@ -109,17 +95,17 @@ class Mirror:
         self._folder = folder
 
     def notices(self) -> list[str]:
-        """What went wrong since the last call; never waits."""
-        return [self._told.popleft() for _ in range(len(self._told))]
+        """Return what went wrong since the last call; never waits."""
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def wait(self, seconds: float) -> list[str]:
-        """Wait until all that was asked for is there, but not for longer; what is to be said of it."""
+        """Wait until all that was asked for is there, but not for longer; return what is to be said of it."""
         if self._thread is None or self._refusal:
             return self.notices()
         with self._changed:
-            is_done = self._changed.wait_for(lambda: self._done >= self._asked or bool(self._refusal), seconds)
+            is_done = self._changed.wait_for(lambda: self._done >= self._asked, seconds) and not self._trouble
         late = f"{self.where}: the newest checkpoint is not there after {seconds:g} seconds; the next start copies it"
-        return [*self.notices(), *([] if is_done else [late])]
+        return [*self.notices(), *([] if is_done or self._refusal else [late])]
 
     def close(self) -> None:
         """End the thread; one that waits for the other side is left alone, and ends with the process."""
@@ -130,57 +116,37 @@ class Mirror:
             self._thread.join(1.0)
 
     def _work(self) -> None:
-        delay = FIRST_DELAY
-        while True:
+        while not self._refusal:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or self._asked > self._done)
                 if self._is_closed:
                     return
                 asked = self._asked
+            trouble = ""
             try:
-                self._admit()
-                self._copy_all()
-            except _Refused as refused:
-                with self._changed:
-                    self._refusal = str(refused)
-                    self._told.append(f"{self.where}: {refused}; nothing is copied there")
-                    self._changed.notify_all()
-                return
+                self._refusal = self._reason_against()
+                self._answered.set()
+                if self._refusal:
+                    self._notices.append(f"{self.where}: {self._refusal}; nothing is copied there")
+                else:
+                    self._copy_all()
             except Exception as error:  # each file system has errors of its own, and none is a reason to lose a run
-                self._tell(error, delay)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed, delay)
-                delay = min(2 * delay, LONGEST_DELAY)
-            else:
-                delay = FIRST_DELAY
-                with self._changed:
-                    if self._trouble:
-                        self._told.append(f"{self.where}: can be written again")
-                    self._done, self._trouble = asked, ""
-                    self._changed.notify_all()
+                trouble = in_a_line(error)
+                if trouble != self._trouble:  # once, and not at every checkpoint
+                    self._notices.append(
+                        f"{self.where}: cannot be written ({trouble}); the next checkpoint tries again"
+                    )
+            self._answered.set()
+            with self._changed:
+                self._done, self._trouble = asked, trouble
+                self._changed.notify_all()
 
-    def _tell(self, error: Exception, delay: float) -> None:
-        cause = in_a_line(error)
-        with self._changed:
-            if cause != self._trouble:  # once, and not at every try
-                self._told.append(f"{self.where}: cannot be written ({cause}); tried again in {delay:g} s, and so on")
-            self._trouble = cause
-            self._changed.notify_all()
-
-    def _admit(self) -> None:
-        """Find out whether the place is this run's."""
-        if self._is_admitted:
-            return
+    def _reason_against(self) -> str:
+        """Say why the place is not this run's; empty where it is."""
         there = self._remote.read("manifest.json")
-        if there is None and not self._may_begin:
-            raise _Refused("holds nothing of this run, whose folder names it")
-        if there is not None and _first_start(there) != self._first_start:
-            raise _Refused("holds another run of this name")
         if there is None:
-            self._follow()
-        with self._changed:
-            self._is_admitted = True
-            self._changed.notify_all()
+            return "" if self._may_begin else "holds nothing of this run, whose folder names it"
+        return "" if _first_start(there) == self._first_start else "holds another run of this name"
 
     def _copy_all(self) -> None:
         root = self._folder / "checkpoints"
@@ -201,34 +167,24 @@ class Mirror:
         with contextlib.ExitStack() as stack:
             try:
                 # opened together: a file that the run drops meanwhile can be read to its end
-                manifest = read_manifest(root, slot)
-                content, marker = ((folder / name).read_bytes() for name in (MANIFEST, MARKER))
-                files = {name: stack.enter_context(open_regular(folder / name)) for name in manifest.files}
+                names = [MANIFEST, *read_manifest(root, slot).files]
+                files = {name: stack.enter_context(open_regular(folder / name)) for name in names}
+                marker = (folder / MARKER).read_bytes()
             except (DamagedError, FileNotFoundError):  # dropped by now, or damaged, which a resume tells
                 return
             if self._remote.read(f"{place}/{MARKER}") == marker:
                 return
-            if self._remote.read(f"{place}/{MANIFEST}") != content:
-                self._remote.remove(place)  # another of that step, or the beginning of one
-                self._remote.write(f"{place}/{MANIFEST}", content)
-            for name, entry in manifest.files.items():
-                if self._remote.size(f"{place}/{name}") != entry.num_bytes:
-                    self._remote.send(files[name], f"{place}/{name}", entry.num_bytes, entry.sha256)
-        self._follow()
-        self._remote.write(f"{place}/{MARKER}", marker)
-
-    def _follow(self) -> None:
-        """Copy the run's other files as they are now."""
+            self._remote.remove(place)  # another of that step, or the beginning of one
+            for name, file in files.items():
+                self._remote.send(file, f"{place}/{name}")
         for name in FOLLOWING:
-            try:
-                content = (self._folder / name).read_bytes()
-            except FileNotFoundError:  # not written yet, or the folder is gone
-                continue
-            self._remote.write(name, content)
+            with contextlib.suppress(FileNotFoundError), (self._folder / name).open("rb") as file:
+                self._remote.send(file, name)
+        self._remote.write(f"{place}/{MARKER}", marker)
 
 
 def _first_start(manifest: bytes) -> Any:
-    """What tells a run from every other: its first start, with its time and its machine."""
+    """Return what tells a run from every other: its first start, with its time and its machine."""
     try:
         return json.loads(manifest)["starts"][0]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):

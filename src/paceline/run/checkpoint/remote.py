@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import posixpath
+import shutil
 from pathlib import Path
 from typing import IO, Any, final
 
 from paceline.contract.errors import DataError, RecipeError
 
 _CHUNK_BYTES = 2**22
-
-
-class SentOtherwise(Exception):
-    """What was sent, or what arrived, is not what was to be sent."""
 
 
 @final
@@ -81,31 +79,19 @@ class Remote:
         return int(found["size"]) if found["type"] == "file" else None
 
     def write(self, name: str, content: bytes) -> None:
-        """A small file, whole or not at all."""
-        self._make_parent(name)
-        partial = self._partial(name)
-        self._files.pipe_file(partial, content)
-        self._settle(partial, name)
+        """Write a small file, whole or not at all."""
+        self.send(io.BytesIO(content), name)
 
-    def send(self, file: IO[bytes], name: str, num_bytes: int, sha256: str) -> None:
-        """A large file, which has to be what is said of it; else nothing of it stays under its name.
-
-        Raises:
-            SentOtherwise: other content was read, or another number of bytes arrived.
-        """
-        self._make_parent(name)
-        partial, found = self._partial(name), hashlib.sha256()
-        with self._files.open(partial, "wb") as there:
-            while block := file.read(_CHUNK_BYTES):
-                found.update(block)
-                there.write(block)
-        self._files.invalidate_cache()
-        arrived = int(self._files.info(partial)["size"])
-        if found.hexdigest() != sha256 or arrived != num_bytes:
-            with contextlib.suppress(FileNotFoundError):
-                self._files.rm_file(partial)
-            raise SentOtherwise(f"{name}: {arrived:,} of {num_bytes:,} bytes arrived, or others than were saved")
-        self._settle(partial, name)
+    def send(self, file: IO[bytes], name: str) -> None:
+        """Copy a file there, whole or not at all: a disk shows it under a hidden name until then, an object store not
+        before."""
+        place = self._at(name)
+        self._files.makedirs(posixpath.dirname(place), exist_ok=True)
+        partial = posixpath.join(posixpath.dirname(place), f".{posixpath.basename(place)}.partial")
+        with self._files.open(partial if self._is_local else place, "wb") as there:
+            shutil.copyfileobj(file, there, _CHUNK_BYTES)
+        if self._is_local:
+            self._files.mv(partial, place)
 
     def fetch(self, name: str, file: IO[bytes]) -> str:
         """Copy a file from there; returns its SHA-256."""
@@ -133,15 +119,3 @@ class Remote:
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-    def _partial(self, name: str) -> str:
-        """Object stores show a file once it is whole; on a disk it has a hidden name until then."""
-        folder, _, last = name.rpartition("/")
-        return self._at(f"{folder}/.{last}.partial".lstrip("/")) if self._is_local else self._at(name)
-
-    def _settle(self, partial: str, name: str) -> None:
-        if self._is_local:
-            self._files.mv(partial, self._at(name))
-
-    def _make_parent(self, name: str) -> None:
-        self._files.makedirs(posixpath.dirname(self._at(name)), exist_ok=True)

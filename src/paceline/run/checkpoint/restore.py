@@ -1,4 +1,4 @@
-"""A run folder made again from its mirror: every byte is checked, and what came once is not fetched again."""
+"""A run folder made again from its mirror: every byte is checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from paceline.contract.errors import CheckpointError, RunFolderError
-from paceline.contract.files import digest, disk_errors, fsync_folder, require_room, write_atomically
+from paceline.contract.files import disk_errors, fsync_folder, require_room, write_atomically
 from paceline.run.checkpoint.manifest import MANIFEST, MARKER, STATE, Manifest, Slot
 from paceline.run.checkpoint.mirror import FOLLOWING
 from paceline.run.checkpoint.remote import Remote
@@ -22,7 +22,7 @@ _LARGEST_MANIFEST = 2**24
 def restore(url: str, out: Path, tell: Callable[[str], None]) -> int:
     """Make a run folder out of what a mirror holds of it; returns the step of its newest checkpoint.
 
-    It is built beside its place and renamed once it is whole: after an error the next call goes on where this one was.
+    It is built beside its place and renamed once it is whole.
 
     Args:
         url: of the run there, ``MIRROR/NAME``.
@@ -45,13 +45,14 @@ def restore(url: str, out: Path, tell: Callable[[str], None]) -> int:
             f"{url}: no run is there", "it has no recipe.yaml", "give MIRROR/NAME, as loop.checkpoint_mirror made it"
         )
     with disk_errors(out):
-        beside.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(beside, ignore_errors=True)  # of a call that was cut off
+        beside.mkdir(parents=True)
         slots = sorted(slot for name in remote.names("checkpoints") if (slot := Slot.parse(name)))
         whole = [slot for slot in reversed(slots) if _fetch(remote, slot, beside / "checkpoints", tell)]
-        for folder in (beside / "checkpoints").glob("*"):  # of an earlier call, perhaps for another run
-            if folder.name not in {slot.name for slot in whole}:
-                shutil.rmtree(folder)
+        for slot in set(slots) - set(whole):
+            shutil.rmtree(beside / "checkpoints" / slot.name, ignore_errors=True)
         if not whole:
+            shutil.rmtree(beside)
             raise CheckpointError(f"{url}: no whole checkpoint is there", "none was ever completely copied")
         for name, content in files.items():
             write_atomically(beside / name, content)
@@ -81,13 +82,10 @@ def _fetch(remote: Remote, slot: Slot, root: Path, tell: Callable[[str], None]) 
     folder.mkdir(parents=True, exist_ok=True)
     require_room(folder, sum(entry.num_bytes for entry in manifest.files.values()), f"the checkpoint {slot.name}")
     for name, entry in manifest.files.items():
-        path = folder / name
-        if path.is_file() and path.stat().st_size == entry.num_bytes and digest(path) == entry.sha256:
-            continue
         if remote.size(f"{place}/{name}") != entry.num_bytes:  # before a byte of it is fetched
             tell(f"{slot.name}: left out, {name} does not have its size")
             return False
-        with path.open("wb") as file:
+        with (folder / name).open("wb") as file:
             found = remote.fetch(f"{place}/{name}", file)
         if found != entry.sha256:
             tell(f"{slot.name}: left out, {name} does not have its SHA-256")
