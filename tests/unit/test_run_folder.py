@@ -50,6 +50,20 @@ def write_manifest(folder: RunFolder, **changes: Any) -> None:
 # ---- create, open, view
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    """The tokenizer could not be saved into it, and the model was lost after the last step."""
+    odd = tmp_path / os.fsdecode(b"d\xe9j\xe0")
+    with pytest.raises(RunFolderError, match=r"run: is not UTF-8(.|\n)*another --out"):
+        RunFolder.create(odd / "run")
+    with pytest.raises(RunFolderError, match="runs: is not UTF-8"):
+        RunFolder.create_named("a", odd / "runs")
+    assert not odd.exists()
+    made(tmp_path / "run").rename(odd)
+    with pytest.raises(RunFolderError, match="is not UTF-8"):
+        RunFolder.open(odd)
+    RunFolder.view(odd)  # to be read
+
+
 @pytest.mark.parametrize("how", ["removed", "renamed", "a parent renamed", "replaced"])
 def test_a_folder_that_is_gone_is_noticed_and_found_again(tmp_path: Path, how: str) -> None:
     parent, path = tmp_path / "a", tmp_path / "a" / "run"

@@ -111,6 +111,15 @@ def is_irregular(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
+def is_utf8(path: Path) -> bool:
+    """Return whether a path is text: on Linux a name is any bytes, for which Python has halves of surrogate pairs."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def lfs_note(path: Path) -> tuple[str, str] | None:
     """Return why and fix of an error about a file that is only git-lfs's pointer to it; None of any other file.
 

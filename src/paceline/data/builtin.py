@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from paceline.data.dataset import Origins, Tokens
 from paceline.data.docstrings import LIBRARIES, MOST_PER_LIBRARY, collect
 from paceline.data.sources.images import load, require_pillow, stack
 from paceline.data.table import Table
+from paceline.machine.facts import beyond_main_memory
 from paceline.recipe.catalogue.tasks import ONE_CLASS
 from paceline.recipe.parts import DataPart, RandomPart
 
@@ -22,6 +24,15 @@ PREFIX = "builtin:"
 
 _FIRST_RANDOM_TOKEN = 100
 """Lower ids are special tokens in most vocabularies."""
+
+_LARGEST = 2**31
+"""Length of a text, or of a side of an image: more has no use, and numpy draws no numbers beyond 64 bits."""
+
+_DRAWN_BYTES = 8
+"""A token takes as much while it is drawn, and 2 or 4 bytes after."""
+
+_ROW_BYTES = 100
+"""What a row takes in addition to its tokens or pixels: its label as a number and as text, its origin."""
 
 
 def read_builtin(part: DataPart) -> Table:
@@ -106,6 +117,7 @@ def _random(part: DataPart) -> Table:
             why="its images are made in the size of data.random.image",
             fix=f"leave data.image_size out, or --set data.random.image=[{size},{size},{shapes.image[2]}]",
         )
+    _require_memory(shapes)
     random = np.random.default_rng(0)
     # shared out in turn, so that every class is there if there are enough samples, then shuffled
     labels = random.permutation(np.arange(shapes.samples) % shapes.classes)
@@ -122,13 +134,30 @@ def _random(part: DataPart) -> Table:
     )
 
 
-def _random_tokens(shapes: RandomPart, random: np.random.Generator) -> Tokens:
+def _require_memory(shapes: RandomPart) -> None:
+    """Refuse shapes that would fill the main memory before they are drawn: at the worst the system ends the process."""
+    if shapes.image is not None:
+        sample_bytes = math.prod(_positive(shapes.image))
+    else:
+        sample_bytes = _DRAWN_BYTES * sum(_length_range(shapes)) // 2  # the mean length
+    if why := beyond_main_memory(shapes.samples * (sample_bytes + _ROW_BYTES)):
+        what = f"data.random.samples = {shapes.samples:,}: too many of this size"
+        raise DataError(what, why=why, fix="give fewer or smaller samples, such as --set data.random.samples=512")
+
+
+def _length_range(shapes: RandomPart) -> tuple[int, int]:
+    """Return the shortest and the longest length in tokens."""
     shortest, longest = (shapes.length, shapes.length) if isinstance(shapes.length, int) else shapes.length
-    if not 1 <= shortest <= longest:
+    if not 1 <= shortest <= longest <= _LARGEST:
         raise DataError(
             f"data.random.length = {shapes.length}: not a length in tokens",
-            fix="give one length from 1, or the shortest and the longest",
+            fix=f"give one length from 1 to {_LARGEST:,}, or the shortest and the longest",
         )
+    return shortest, longest
+
+
+def _random_tokens(shapes: RandomPart, random: np.random.Generator) -> Tokens:
+    shortest, longest = _length_range(shapes)
     lengths = random.integers(shortest, longest + 1, size=shapes.samples)
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
     flat = random.integers(_FIRST_RANDOM_TOKEN, shapes.vocabulary, size=int(offsets[-1]))
@@ -137,8 +166,9 @@ def _random_tokens(shapes: RandomPart, random: np.random.Generator) -> Tokens:
 
 
 def _positive(image: Sequence[int]) -> Sequence[int]:
-    if min(image) < 1:
-        raise DataError(f"data.random.image = {tuple(image)}: height, width and channels start at 1")
+    if not 1 <= min(image) <= max(image) <= _LARGEST:
+        what = f"data.random.image = {tuple(image)}: not the height, width and channels of an image"
+        raise DataError(what, fix=f"give numbers from 1 to {_LARGEST:,}")
     return image
 
 

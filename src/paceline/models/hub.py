@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.contract.errors import ModelError, nearest
-from paceline.contract.files import LFS_NOTE, is_irregular, lfs_note
+from paceline.contract.files import LFS_NOTE, is_irregular, is_utf8, lfs_note
 from paceline.contract.streams import Screen
 
 ADAPTERS = "adapter_config.json"
@@ -138,8 +138,11 @@ def require_files(folder: Path, patterns: tuple[str, ...]) -> None:
     """Refuse a folder in which a pipe, a folder or git-lfs's pointer has the place of a file that will be opened.
 
     Raises:
-        ModelError: names it.
+        ModelError: names it; or the folder's path is not UTF-8, and the libraries that read a model take no other.
     """
+    if not is_utf8(folder):
+        why = "the libraries that read models take no other path"
+        raise ModelError(f"{folder}: is not UTF-8", why, "rename the folder, or copy the model elsewhere")
     for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             if is_irregular(path):

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from paceline.contract.errors import RunFolderError
-from paceline.contract.files import is_irregular
+from paceline.contract.files import is_irregular, is_utf8
 from paceline.run_folder.ways import has_checkpoint, way_on
 
 LOCK, QUARANTINE = ".lock", "quarantine.jsonl"
@@ -36,6 +36,18 @@ def resolved(path: str | Path) -> Path:
     if path.is_symlink() and not path.exists():
         raise RunFolderError(f"{path}: is a link that leads nowhere", fix="remove it, or choose another --out")
     return path.resolve()
+
+
+def require_utf8(path: Path) -> None:
+    """Refuse to write a run into a folder whose name is not UTF-8: the libraries that save its model take no such path.
+
+    Raises:
+        RunFolderError: says so, before the run begins.
+    """
+    if is_utf8(path):
+        return
+    why = "the libraries that save the model take no other path"
+    raise RunFolderError(f"{path}: is not UTF-8", why, "rename the folder, or choose another --out")
 
 
 def require_files(path: Path) -> None:

@@ -25,6 +25,7 @@ from paceline.run_folder.checks import (
     QUARANTINE,
     refuse_links,
     require_fresh,
+    require_utf8,
     require_writable,
     resolved,
 )
@@ -78,6 +79,7 @@ class RunFolder:
             RunFolderError: a run is or was there, the folder holds something else, or it cannot be written.
         """
         shown, path = path, resolved(path)
+        require_utf8(path)
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         with disk_errors(path):
             try:
@@ -112,6 +114,7 @@ class RunFolder:
             )
         stem = named_now(name).name
         parent = Path(parent).resolve()
+        require_utf8(parent)
         above = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         for count in range(1, 1000):
             path = parent / (stem if count == 1 else f"{stem}-{count}")
@@ -131,6 +134,7 @@ class RunFolder:
             RunFolderError: no run is there, it is in use by a live process, or it cannot be written.
         """
         folder = cls.view(path)
+        require_utf8(folder.path)
         require_writable(folder.path)
         with folder._held:
             itself = hold(folder.path, folder._held)

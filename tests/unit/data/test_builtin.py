@@ -83,7 +83,20 @@ def test_random_images() -> None:
     assert len(set(table.labels or ())) == 4, "as many classes as samples allow"
 
 
-@pytest.mark.parametrize("options", [{"length": 0}, {"length": (9, 3)}, {"image": (0, 5, 3)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"length": 0},
+        {"length": (9, 3)},
+        {"length": 10**30},
+        {"image": (0, 5, 3)},
+        {"image": (10**30, 5, 3)},
+        # more than the main memory
+        {"samples": 2**40},
+        {"samples": 10**9, "length": 10**6},
+        {"samples": 10**7, "image": (2**31, 2**31, 3)},
+    ],
+)
 def test_impossible_shapes(options: dict[str, object]) -> None:
     part = DataPart(source="builtin:random", random=RandomPart.model_validate(options))
     with pytest.raises(DataError, match=rf"data\.random\.{next(iter(options))}"):

@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow
 import pytest
 
 from paceline.contract.errors import DataError
@@ -342,6 +343,18 @@ def test_bad_texts_in_a_folder_name_their_file(tmp_path):
     with pytest.raises(DataError, match=r"b/2.txt:2: not UTF-8") as caught:
         read(DataPart(source=root))
     assert "byte offset 7" in caught.value.why
+
+
+def test_tables_may_have_names_that_are_not_utf_8(tmp_path):
+    (tmp_path / os.fsdecode(b"d\xe9j\xe0")).mkdir()
+    table = pyarrow.Table.from_pylist(ROWS)
+    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    parquet(tmp_path / "a.parquet", ROWS)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for path in tmp_path.glob("a.*"):
+        moved = path.rename(tmp_path / os.fsdecode(b"d\xe9j\xe0") / f"{os.fsdecode(bytes([0xE9]))}{path.suffix}")
+        check(read(DataPart(source=str(moved))))
 
 
 def test_files_may_have_names_that_are_not_utf_8_and_classes_not(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.errors import ModelError
-from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch
+from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, require_files
 from tests.testing.hub import LoopbackHub
 from tests.testing.tiny import write_tiny_model
 
@@ -226,3 +226,11 @@ def test_a_pipe_among_a_models_files_is_refused_before_it_is_opened(tmp_path: Pa
     with pytest.raises(ModelError, match=r"00002.safetensors: is no regular file"):
         fetch(str(tmp_path), WEIGHT_FILES)
     assert fetch(str(tmp_path), CONFIG_FILES) == tmp_path, "what is not read is of no concern"
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused_by_that(tmp_path: Path) -> None:
+    """Safetensors would call its files damaged, and paceline advise to download them again."""
+    folder = tmp_path / os.fsdecode(b"mod\xe8le")
+    folder.mkdir()
+    with pytest.raises(ModelError, match=r"le: is not UTF-8(.|\n)*rename the folder"):
+        require_files(folder, ("*.safetensors",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def _table(path: Path, name: str, errors: tuple[type[Exception], ...]) -> Any:
             raise DataError(
                 "the file is empty", file=name, fix="write it again; an Arrow file holds at least its schema"
             )
-        source = pyarrow.memory_map(str(path))
+        source = pyarrow.memory_map(os.fsencode(path))  # a name may be no text
         if source.read(6) == b"ARROW1":
             return pyarrow.ipc.open_file(source).read_all()
         source.seek(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,21 +45,20 @@ def read_parquet(path: Path, name: str) -> Source:
     errors = (pyarrow.ArrowException, OSError, UnicodeDecodeError)
     if path.stat().st_size == 0:
         raise DataError("the file is empty", file=name, fix="write it again; a parquet file holds at least its schema")
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        columns, classes = tuple(file.schema_arrow.names), class_names_in(file.schema_arrow.metadata)
-    except errors as error:
-        raise damaged("parquet", name, error) from None
-    if (twice := repeated(columns)) is not None:
-        file.close()
-        raise DataError("a column is named twice", file=name, column=twice, fix="give each column its own name")
     packed = path.stat().st_size
-    try:
+    with contextlib.ExitStack() as opened:
+        try:
+            # not by its name, which ParquetFile takes for UTF-8
+            source = opened.enter_context(pyarrow.OSFile(os.fsencode(path)))
+            file = pyarrow.parquet.ParquetFile(source)
+            columns, classes = tuple(file.schema_arrow.names), class_names_in(file.schema_arrow.metadata)
+        except errors as error:
+            raise damaged("parquet", name, error) from None
+        if (twice := repeated(columns)) is not None:
+            raise DataError("a column is named twice", file=name, column=twice, fix="give each column its own name")
         _require_plausible_rows(file.metadata, packed, name)
-    except DataError:
-        file.close()
-        raise
-    return Source(name=name, rows=_rows(file, packed, name, classes, errors), columns=columns)
+        rows = _rows(file, opened.pop_all(), packed, name, classes, errors)
+        return Source(name=name, rows=rows, columns=columns)
 
 
 def _require_plausible_rows(metadata: Any, packed: int, name: str) -> None:
@@ -85,10 +86,15 @@ def _batch_rows(metadata: Any, packed: int) -> int:
 
 
 def _rows(
-    file: Any, packed: int, name: str, classes: Mapping[str, ClassNames], errors: tuple[type[Exception], ...]
+    file: Any,
+    opened: contextlib.ExitStack,
+    packed: int,
+    name: str,
+    classes: Mapping[str, ClassNames],
+    errors: tuple[type[Exception], ...],
 ) -> Iterator[Row]:
     line = size = 0
-    with file:
+    with opened:
         batches = file.iter_batches(batch_size=_batch_rows(file.metadata, packed))
         while True:
             try:

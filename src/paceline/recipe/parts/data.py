@@ -49,10 +49,10 @@ class SplitsPart(Part):
 class RandomPart(Part):
     """Shapes of ``builtin:random``, for memory and speed runs."""
 
-    samples: int = Field(512, ge=2, description="Number of samples.")
-    classes: int = Field(2, ge=1, description="Number of labels.")
+    samples: int = Field(512, ge=2, le=2**40, description="Number of samples.")
+    classes: int = Field(2, ge=1, le=2**31, description="Number of labels.")
     length: int | tuple[int, int] = Field(512, description="Tokens a sequence, or the range they are drawn from.")
-    vocabulary: int = Field(30000, ge=200, description="Number of token ids; drawn from 100 up to it.")
+    vocabulary: int = Field(30000, ge=200, le=2**31, description="Number of token ids; drawn from 100 up to it.")
     image: tuple[int, int, int] | None = Field(None, description="Height, width, channels: images, not tokens.")
 
 
@@ -211,6 +211,7 @@ class DataPart(Part):
     pad_to_multiple_of: int | None = Field(
         None,
         ge=1,
+        le=2**20,
         json_schema_extra=EXECUTION,
         description="Round lengths of padded batches and totals of packed rows up to a multiple of this; null: 1 where"
         " steps are eager, else by the length of the run, so that shapes come again.",
