@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, final
 
 import torch
+import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -54,7 +55,7 @@ def adopt(
 
     Raises:
         UserError: the optimizer or ``ema`` holds parameters that are not the model's, or the model is wrapped for
-            several processes (DistributedDataParallel, FSDP).
+            several processes (DistributedDataParallel, FSDP), or this process is one rank of several.
 
     Example:
         >>> engine = paceline.adopt(model, optimizer, lambda model, b: model(**b).loss * len(b["labels"]))
@@ -63,6 +64,7 @@ def adopt(
         ...     engine.update()
     """
     _refuse_parallel(model)
+    _refuse_process_group()
     owned = {id(parameter) for parameter in model.parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(id(parameter) not in owned for parameter in held):
@@ -270,3 +272,14 @@ def _refuse_parallel(model: nn.Module) -> None:
                 "its hooks sum gradients when backward() runs, and the engine does not call backward()",
                 "give adopt() the module itself and train it in one process",
             )
+
+
+def _refuse_process_group() -> None:
+    """Refuse an open process group of several ranks: each would train a model of its own, and none would notice."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    raise UserError(
+        f"paceline.adopt(...) in rank {dist.get_rank()} of {dist.get_world_size()} of an open process group",
+        "the engine sums no gradients over ranks, so each rank would train a model of its own",
+        f"train in one process, or leave the loop to paceline: paceline.train(RECIPE, gpus={dist.get_world_size()})",
+    )

@@ -1,12 +1,15 @@
 from collections import namedtuple
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.contract.errors import UserError
 from paceline.engine.adopt import adopt
@@ -39,6 +42,18 @@ def test_a_model_whose_gradients_are_summed_by_hooks_is_refused(make, name: str,
         adopt(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(b).sum())
     assert "backward()" in error.value.why
     assert error.value.fix
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_rank_of_several_is_refused(size: int) -> None:
+    """Each rank trained a model of its own, without a word."""
+    model = nn.Linear(2, 2)
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        with pytest.raises(UserError, match="in rank 0 of 2") if size > 1 else nullcontext():
+            adopt(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(b).sum())
+    finally:
+        dist.destroy_process_group()
 
 
 def test_an_ordinary_model_is_adopted() -> None:
