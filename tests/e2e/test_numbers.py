@@ -60,7 +60,9 @@ def attempt(base: dict[str, Any], path: str, value: str, out: Path) -> str:
     return f"{path}={value}: losses {losses}, and not a word about it"
 
 
-@pytest.mark.parametrize("part", ["data", "loop", "model", "observe", "optimizer", "parallel", "schedule", "seed", "task"])
+@pytest.mark.parametrize(
+    "part", ["data", "loop", "model", "observe", "optimizer", "parallel", "schedule", "seed", "task"]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_numbers_beyond_reason(part: str, tmp_path: Path) -> None:
     tried = [(path, value) for path in settings(part) for value in VALUES]
