@@ -240,8 +240,8 @@ def test_a_setting_that_the_data_or_the_model_refuse(
     [
         ("review.csv", ("no such file", "did you mean 'reviews.csv'?")),
         ("nowhere/a.csv", ("no such file", "no folder 'nowhere'")),
-        ("table.xls", ("no reader for .xls", "save it as .xlsx or as CSV UTF-8")),
-        ("table.xlsx", ("table.xlsx: not a whole .xlsx file", "save it anew")),
+        ("table.xls", ("table.xls: not a whole .xls file", "save it again")),
+        ("table.xlsx", ("table.xlsx: not a whole .xlsx file", "save it again")),
         ("data.json", ("data.json:1: the file is not JSON", "correct it there")),
         ("texts.txt", ("no reader for .txt", "a folder per class")),
         ("empty", ("no texts, images or tables found", "FOLDER/CLASS")),

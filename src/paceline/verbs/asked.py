@@ -86,7 +86,8 @@ def _of_folder(folder: Path, verb: str) -> str:
 
 
 _DATA_SUFFIXES = frozenset(
-    {".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".xlsx", ".xls", ".gz", ".txt"}
+    {".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".gz", ".txt"}
+    | {".xlsx", ".xlsm", ".xls", ".xlsb", ".ods"}
 )
 
 

@@ -17,7 +17,7 @@ NOTE = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "4d7a" * 16 +
     ("name", "source"),
     [
         *((f"a{suffix}", f"a{suffix}") for suffix in (".csv", ".tsv", ".jsonl", ".json", ".csv.gz", ".json.gz")),
-        *((f"a{suffix}", f"a{suffix}") for suffix in (".parquet", ".arrow", ".xlsx")),
+        *((f"a{suffix}", f"a{suffix}") for suffix in (".parquet", ".arrow", ".xlsx", ".xls", ".xlsb", ".ods")),
         ("texts/good/1.txt", "texts"),
         ("tables/train.csv", "tables"),
         ("pictures/good/1.png", "pictures"),

@@ -238,7 +238,6 @@ def test_missing_test_file_is_found_before_anything_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("a.xls", "save it as .xlsx or as CSV"),
         ("a.json.xz", "unxz"),
         ("a.xlsx.gz", ".csv"),
         ("a.txt", "folder per class"),

@@ -17,7 +17,7 @@ from paceline.data.sources.links import is_broken
 from paceline.data.sources.locate import files_of_folder, locate
 from paceline.recipe.parts import DataPart
 
-_READING = 6
+_READING = 7
 """Raised when reading the same bytes gives other rows than before."""
 
 _FIELDS = (

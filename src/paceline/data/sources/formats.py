@@ -12,7 +12,8 @@ DOWNLOADS = ("imdb", "cifar10")
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
-BINARY = (".parquet", ".arrow", ".xlsx")
+WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".xlsb", ".ods")
+BINARY = (".parquet", ".arrow", *WORKBOOKS)
 """Formats that are not read out of a .gz file."""
 FORMATS = (*DELIMITERS, *JSON_LINES, ".json", *BINARY)
 """Formats of tables."""

@@ -13,23 +13,19 @@ from paceline.data.bad_rows import BadRows
 from paceline.data.sources.arrow import files_of_saved, is_saved, read_arrow, read_saved
 from paceline.data.sources.cifar import files_of_cifar, is_cifar, read_cifar
 from paceline.data.sources.delimited import read_delimited
-from paceline.data.sources.excel import read_excel
 from paceline.data.sources.folders import files_of, read_folder
-from paceline.data.sources.formats import BINARY, DELIMITERS, DOWNLOADS, FORMATS, file_format
+from paceline.data.sources.formats import BINARY, DELIMITERS, DOWNLOADS, FORMATS, WORKBOOKS, file_format
 from paceline.data.sources.json_array import read_json
 from paceline.data.sources.json_lines import read_json_lines
 from paceline.data.sources.lines import Lines, refuse_lfs_note, require_plausible_gzip, unreadable
 from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import SAMPLE_ROWS, Source
 from paceline.data.sources.table_folders import find_tables
+from paceline.data.sources.workbook import read_workbook
 from paceline.recipe.parts import DataPart
 
 _HINTS = {
     ".txt": "a folder per class with .txt files, or a .csv with a text and a label column",
-    ".xls": "open it in a spreadsheet, and save it as .xlsx or as CSV UTF-8",
-    ".xlsm": "save it as .xlsx, without macros, or as CSV UTF-8",
-    ".xlsb": "save it as .xlsx or as CSV UTF-8",
-    ".ods": "save it as .xlsx or as CSV UTF-8",
     ".zip": "unzip {name}",
     ".zst": "zstd -d {name}",
     ".bz2": "bunzip2 {name}",
@@ -117,8 +113,8 @@ def _open_file(path: Path, name: str, part: DataPart, bad: BadRows) -> list[Sour
         return read_arrow(path, name)
     if suffix == ".parquet":
         return [read_parquet(path, name)]
-    if suffix == ".xlsx":
-        return [read_excel(path, name, bad, part)]
+    if suffix in WORKBOOKS:
+        return [read_workbook(path, name, bad, part)]
     read_text = read_json if suffix == ".json" else read_json_lines
     return [read_text(path, name, bad, part.encoding)]
 

@@ -121,9 +121,9 @@ class DataPart(Part):
 
     source: str = Field(
         "memory",
-        description="Path of a csv, tsv, jsonl or json (also .gz), xlsx, parquet or arrow file, of a folder per class"
-        " or of what save_to_disk left, or of CIFAR-10's binary version; hub:NAME; builtin:docstrings, builtin:digits,"
-        " builtin:random; memory: rows given from Python.",
+        description="Path of a csv, tsv, jsonl or json (also .gz), xlsx, xls, ods, parquet or arrow file, of a folder"
+        " per class or of what save_to_disk left, or of CIFAR-10's binary version; hub:NAME; builtin:docstrings,"
+        " builtin:digits, builtin:random; memory: rows given from Python.",
     )
     validation: str | None = Field(None, description="A file of its own for validation.")
     test: str | None = Field(None, description="A file of its own for the test.")

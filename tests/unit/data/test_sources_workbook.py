@@ -1,8 +1,11 @@
-"""Excel workbooks: every cell as a CSV export has it, and what is no table is refused by its cell."""
+"""Workbooks: every cell as a CSV export has it, and what is no table is refused by its cell."""
 
+import base64
 import datetime
+import struct
 import sys
 import zipfile
+import zlib
 
 import openpyxl
 import pytest
@@ -95,7 +98,7 @@ def test_damaged_and_protected_files_are_told_apart(tmp_path):
     with pytest.raises(DataError, match=r"not a whole \.xlsx file"):
         read(DataPart(source=str(path)))
     path.write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(1000))
-    with pytest.raises(DataError, match=r"not an \.xlsx file") as caught:
+    with pytest.raises(DataError, match=r"not a \.xlsx file that can be read") as caught:
         read(DataPart(source=str(path)))
     assert "password" in caught.value.why
     with zipfile.ZipFile(path, "w") as archive:
@@ -104,7 +107,7 @@ def test_damaged_and_protected_files_are_told_apart(tmp_path):
         read(DataPart(source=str(path)))
 
 
-def test_damage_inside_the_sheet_names_the_row(tmp_path):
+def test_damage_inside_the_sheet_is_no_end_of_it(tmp_path):
     path = tmp_path / "a.xlsx"
     workbook(path, ("rows", [("text", "label"), *[(f"text {number}", "xy"[number % 2]) for number in range(3000)]]))
     with zipfile.ZipFile(path) as archive:
@@ -114,15 +117,15 @@ def test_damage_inside_the_sheet_names_the_row(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in parts.items():
             archive.writestr(name, content)
-    with pytest.raises(DataError, match=r"a\.xlsx:\d+: not a whole \.xlsx file"):
+    with pytest.raises(DataError, match=r"a\.xlsx: not a whole \.xlsx file"):
         read(DataPart(source=str(path)))
 
 
-def test_without_openpyxl_the_command_is_given(tmp_path, monkeypatch):
+def test_without_calamine_the_command_is_given(tmp_path, monkeypatch):
     path = tmp_path / "a.xlsx"
     workbook(path, ("rows", ROWS[:3]))
-    monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(DataError, match="need openpyxl") as caught:
+    monkeypatch.setitem(sys.modules, "python_calamine", None)
+    with pytest.raises(DataError, match="need python-calamine") as caught:
         read(DataPart(source=str(path)))
     assert caught.value.fix == 'pip install "paceline[excel]"'
 
@@ -219,10 +222,10 @@ def test_a_formula_with_its_value_is_that(tmp_path):
     workbook(path, ("rows", [("text", "note", "label"), ("a", "=1+1", "x"), ("b", '=""', "=A2"), ("c", "=NA()", "y")]))
 
     def calculated(sheet):
-        sheet = sheet.replace('r="B2"><f>1+1</f><v', 'r="B2"><f>1+1</f><v>2</v><v')
-        sheet = sheet.replace('r="B3"><f>""</f><v', 'r="B3" t="str"><f>""</f><v></v><v')
-        sheet = sheet.replace('r="C3"><f>A2</f><v', 'r="C3" t="str"><f>A2</f><v>z</v><v')
-        return sheet.replace('r="B4"><f>NA()</f><v', 'r="B4" t="e"><f>NA()</f><v>#N/A</v><v')
+        sheet = sheet.replace('r="B2"><f>1+1</f><v />', 'r="B2"><f>1+1</f><v>2</v>')
+        sheet = sheet.replace('r="B3"><f>""</f><v />', 'r="B3" t="str"><f>""</f><v></v>')
+        sheet = sheet.replace('r="C3"><f>A2</f><v />', 'r="C3" t="str"><f>A2</f><v>z</v>')
+        return sheet.replace('r="B4"><f>NA()</f><v />', 'r="B4" t="e"><f>NA()</f><v>#N/A</v>')
 
     rewritten(path, calculated)
     (table,) = read_unlabelled(DataPart(source=str(path)), 10, tell=lambda notice: None)
@@ -267,3 +270,143 @@ def test_dates_booleans_and_numbers_are_classes_as_a_csv_export_writes_them(tmp_
         tmp_path / "a.xlsx", ("rows", [("text", "label"), *[(f"t{at}", label) for at, label in enumerate(labels)]])
     )
     assert read(DataPart(source=str(tmp_path / "a.xlsx"))).labels[:4] == ["2026-01-02", "TRUE", "7", "7.5"]
+
+
+def test_a_column_of_formulas_without_values_is_named_in_a_row_of_nothing_else(tmp_path):
+    workbook(tmp_path / "a.xlsx", ("rows", [("text", "label"), ("a", "x"), (None, "=A2")]))
+    with pytest.raises(DataError, match=r"a\.xlsx:3, column '(text|label)'"):
+        read(DataPart(source=str(tmp_path / "a.xlsx")))
+
+
+def test_whole_numbers_are_written_without_a_point(tmp_path):
+    cells = [7.0, -3, 0.1 + 0.2, 1e20, 1.5e-7, 2**53 - 1, -0.5]
+    workbook(tmp_path / "a.xlsx", ("rows", [("text", "id"), *[(f"t{cell}", cell) for cell in cells]]))
+    (table,) = read_unlabelled(DataPart(source=str(tmp_path / "a.xlsx")), 10, tell=lambda notice: None)
+    expected = ["7", "-3", "0.3", "1e+20", "1.5e-07", "9007199254740991", "-0.5"]
+    assert [row["id"] for row in table.rows] == expected
+
+
+def test_a_table_that_begins_below_and_right_of_empty_cells_is_read(tmp_path):
+    book = openpyxl.Workbook()
+    sheet = book.active
+    for place, value in {"C3": "text", "D3": "label", "C5": "a", "D5": "x", "C6": "b", "D6": "y"}.items():
+        sheet[place] = value
+    book.save(tmp_path / "a.xlsx")
+    table = read(DataPart(source=str(tmp_path / "a.xlsx")))
+    assert (table.texts, table.labels, table.origins.lines.tolist()) == (["a", "b"], ["x", "y"], [5, 6])
+
+
+CELLS = [("text", "label"), ("这家店很好", 7), ("b", 7.5), ("c", True), ("d", "x"), (None, None), ("e", "y")]
+AS_TEXT = (["这家店很好", "b", "c", "d", "e"], ["7", "7.5", "TRUE", "x", "y"])
+
+
+def write_ods(path, rows):
+    """Write the least that is an OpenDocument spreadsheet."""
+
+    def cell(value):
+        if value is None:
+            return "<table:table-cell/>"
+        kind = {bool: "boolean", int: "float", float: "float", str: "string"}[type(value)]
+        attribute = {"boolean": f'office:boolean-value="{str(value).lower()}"', "float": f'office:value="{value}"'}
+        text = f"<text:p>{value}</text:p>" if kind == "string" else ""
+        return f'<table:table-cell office:value-type="{kind}" {attribute.get(kind, "")}>{text}</table:table-cell>'
+
+    spaces = " ".join(
+        f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"' for name in ("office", "table", "text")
+    )
+    body = "".join(f"<table:table-row>{''.join(map(cell, row))}</table:table-row>" for row in rows)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+        archive.writestr(
+            "META-INF/manifest.xml", '<m:manifest xmlns:m="urn:oasis:names:tc:opendocument:xmlns:manifest:1.0"/>'
+        )
+        archive.writestr(
+            "content.xml",
+            f"<office:document-content {spaces}><office:body><office:spreadsheet>"
+            f'<table:table table:name="rows">{body}</table:table>'
+            "</office:spreadsheet></office:body></office:document-content>",
+        )
+
+
+def write_xlsb(path, rows):
+    """Write the least that is a binary workbook (MS-XLSB): records of a kind, a length and data."""
+
+    def number(value):
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128, value >> 7])
+
+    def record(kind, data=b""):
+        return number(kind) + number(len(data)) + data
+
+    def wide(text):
+        return struct.pack("<I", len(text)) + text.encode("utf-16-le")
+
+    def cell(column, value):
+        place = struct.pack("<II", column, 0)
+        if isinstance(value, bool):
+            return record(4, place + bytes([value]))
+        return record(6, place + wide(value)) if isinstance(value, str) else record(5, place + struct.pack("<d", value))
+
+    sheet = record(129) + record(148, struct.pack("<IIII", 0, len(rows) - 1, 0, 1)) + record(145)
+    for line, row in enumerate(rows):
+        sheet += record(0, struct.pack("<IIHBBI", line, 0, 300, 0, 0, 0) + bytes(1))
+        sheet += b"".join(cell(column, value) for column, value in enumerate(row) if value is not None)
+    sheet += record(146) + record(130)
+    named = record(156, struct.pack("<II", 0, 1) + wide("rId1") + wide("rows"))
+    book = record(131) + record(153, bytes(12)) + record(143) + named + record(144) + record(132)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+        archive.writestr("xl/workbook.bin", book)
+        archive.writestr("xl/worksheets/sheet1.bin", sheet)
+        archive.writestr(
+            "xl/_rels/workbook.bin.rels",
+            '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+            '<Relationship Id="rId1" Target="worksheets/sheet1.bin"/></Relationships>',
+        )
+
+
+XLS = (
+    r"c-rk)O=uHA6#izjn`~o$l9~#w5JSMKwLOTJUfNYbd$Lq7{$fp<JxJ43V!&2VtF_=o6g-"
+    r"IHrBDxEs$Qy64|?+;MD!pEg+`B_1O*Rm*Eerxv8@pr&`M>$<-M7C^UciLnK!dPuZz*y@kdQ1EJG&(Sa7NkTx1g@RbC+is&^cj^-"
+    r"`0>@v){*Wzs?h4NTX(3duE;>s^9|hx!ZBz(<nfIF0VXoSj%j>|q~LLi*4_THr2OYSGAE)wAwny`J?0W<F!Ri!Ik!cMx}097WOUZf"
+    r"RFhd{|3zT`gq4kGahUw(LLyUdkxGctf~c1H1F5QrR_D5!b6R0b0;5J7?!*xeoUb28Ic30|RZD%q(KG*c15XB!I8pu6~~I?W=1SAp"
+    r"7^F_Rw$aCN1J}`%O&;M&O*}O)`dRY|>?oj{M-"
+    r"+GjnL?W7%X23ieRJ0J5pHoi!ldU!OX5>%`UG^G7Ir(j<K(8ImCqJ1mcTJ{}@Vj)xlFHr1pvsN;N;H&28{nY;hx&Hi+c)ytL<9@l+"
+    r"vY?gk)!6n&(8rQ<>56o?0y`A-"
+    r"C?sX&Qn^?yvvMFuuX;7Jcqs+O&waqlnPR3hn%cA^N%8z|M@FYI=$=XKw$*$75*yKBF97%eRWvIQpM$sx-#hu#{Pc1JM>X4aX-"
+    r"T2FaV`>rQyQ7|tb(oi1j1Xn*mgMXR#TRAxg88z?3tE`{i6XA}S{c5^{D9)Svp>Dg<p;{}1I(9mZ)hf!Tz@26FT>WEZ7A<`W(SowM"
+    r"j5`r{E+g7LW*WBS=7*})niJ!N{8`JgyF-"
+    r"74<9~!`0(N5A490u?|}P(z%O+2g)gN3>&%lZ_`ga1TO7n7T?P86+>0Egc??$+KO0~OuP?E}Hs1e2i9<Ac9{otOAN>`_FMXtm#rLz"
+    r"~hLJzFg(@9?p%Op;^7uahmg(TN"
+)
+"""A workbook of Excel 97 that xlwt wrote, with a date in the last row."""
+
+
+@pytest.mark.parametrize(("suffix", "write"), [(".ods", write_ods), (".xlsb", write_xlsb), (".xlsx", write_xlsb)])
+def test_other_workbooks_are_read_as_xlsx_is(tmp_path, suffix, write):
+    path = tmp_path / f"a{suffix}"
+    write(path, CELLS)
+    table = read(DataPart(source=str(path)))
+    assert (table.texts, table.labels) == AS_TEXT
+    assert table.origins.lines.tolist() == [2, 3, 4, 5, 7]
+    write(path, [*CELLS, ("f", "#N/A")])
+    with pytest.raises(DataError, match=rf"a\{suffix}:8, column 'label': an error of the spreadsheet"):
+        read(DataPart(source=str(path)))
+
+
+def test_a_workbook_of_excel_97_is_read(tmp_path):
+    path = tmp_path / "a.xls"
+    path.write_bytes(zlib.decompress(base64.b85decode("".join(XLS))))
+    table = read(DataPart(source=str(path)))
+    assert (table.texts, table.labels) == (AS_TEXT[0], ["7", "7.5", "TRUE", "x", "2026-01-02"])
+
+
+def test_a_workbook_with_macros_is_read(tmp_path):
+    workbook(tmp_path / "a.xlsm", ("rows", ROWS[:3]))
+    assert len(read(DataPart(source=str(tmp_path / "a.xlsm")))) == 2
+
+
+def test_a_page_by_the_name_of_a_workbook_is_refused(tmp_path):
+    (tmp_path / "a.xls").write_text("<html><table><tr><td>text</td></tr></table></html>")
+    with pytest.raises(DataError, match=r"not a whole \.xls file") as caught:
+        read(DataPart(source=str(tmp_path / "a.xls")))
+    assert "save it again" in caught.value.fix
