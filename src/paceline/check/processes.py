@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import selectors
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any, Self, final
 
 from paceline.check.claim import NotApplicable, Untried
 from paceline.check.several import Job
+from paceline.contract.child import Child
 from paceline.contract.interpreter import python
 from paceline.machine.cluster import LAUNCHER, RENDEZVOUS
 
@@ -31,7 +29,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._running: list[subprocess.Popen[str]] = []
+        self._running: list[Child] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Self:
@@ -50,10 +48,7 @@ class Ranks:
         if not self._running:
             self._start()
         for process in self._running:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(json.dumps(job) + "\n")
-                process.stdin.flush()
+            process.ask(job)
         answers = self._answers()
         for rank, answer in sorted(answers.items()):
             if "refused" in answer:
@@ -64,7 +59,7 @@ class Ranks:
                 raise Untried(f"rank {rank} of {self.size} failed: {answer['failed']}")
         if len(answers) < self.size:
             silent = next(rank for rank in range(self.size) if rank not in answers)
-            said = self._said(silent)
+            said = self._running[silent].last_line()
             self.close()
             raise Untried(f"rank {silent} of {self.size} gave no answer{said}")
         found: dict[str, Any] = answers[0]["done"]
@@ -75,7 +70,7 @@ class Ranks:
         for process in self._running:
             process.kill()
         for process in self._running:
-            process.communicate()
+            process.close()
         self._running.clear()
         if self._folder is not None:
             self._folder.cleanup()
@@ -91,18 +86,7 @@ class Ranks:
         environment = {**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         for rank in range(self.size):
             command = python("-m", "paceline.check.rank", str(rank), str(self.size), f"file://{folder}/meet")
-            with (folder / f"said-{rank}").open("w") as said:
-                self._running.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=said,
-                        text=True,
-                        env=environment,
-                        process_group=0,
-                    )
-                )
+            self._running.append(Child(command, environment=environment))
 
     def _answers(self) -> dict[int, dict[str, Any]]:
         """Rank -> answer, until all have given one, one has failed, or there is no more time."""
@@ -110,23 +94,15 @@ class Ranks:
         deadline = time.monotonic() + SECONDS
         with selectors.DefaultSelector() as waiting:
             for rank, process in enumerate(self._running):
-                assert process.stdout is not None
-                waiting.register(process.stdout, selectors.EVENT_READ, rank)
+                waiting.register(process.answers, selectors.EVENT_READ, rank)
             while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
                 for key, _ in waiting.select(left):
                     waiting.unregister(key.fileobj)
-                    stdout: Any = key.fileobj
-                    line = stdout.readline()
-                    if not line:
+                    answer = self._running[key.data].answer()
+                    if not answer:
                         return answers
-                    answers[key.data] = json.loads(line)
+                    answers[key.data] = answer
                     if "done" not in answers[key.data]:
                         # the others may find the same within a moment, or wait for this one for good
                         deadline = min(deadline, time.monotonic() + 1.0)
         return answers
-
-    def _said(self, rank: int) -> str:
-        """The last line that a rank wrote."""
-        assert self._folder is not None
-        lines = (Path(self._folder.name) / f"said-{rank}").read_text(errors="replace").strip().splitlines()
-        return f": {lines[-1]}" if lines else ""

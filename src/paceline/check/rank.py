@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from paceline.check.several import carried_out
+from paceline.contract.child import take_over_output
 from paceline.contract.errors import UserError, in_a_line
 from paceline.distributed.group import joined
 from paceline.engine.numerics import numerics
@@ -23,7 +24,7 @@ TIMEOUT_SECONDS = 300.0
 
 def main() -> None:
     """Answer until there are no more jobs."""
-    out, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like, and the answers are read by a program
+    send = take_over_output()
     rank, size, init = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -45,8 +46,7 @@ def main() -> None:
                 answer = {"refused": str(error.why or error.what)}
             except Exception as error:
                 answer = {"failed": in_a_line(error)}
-            out.write(json.dumps(answer) + "\n")
-            out.flush()
+            send(answer)
 
 
 if __name__ == "__main__":

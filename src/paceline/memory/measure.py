@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from paceline.contract.child import Child
 from paceline.contract.interpreter import python
 from paceline.contract.records import MemoryStages, StageRecord
 from paceline.machine.facts import Gpu, ask
@@ -40,41 +35,21 @@ def measure(
         heard: told of each stage as it ends.
         command: the program that measures.
     """
-    loop, stages, told = recipe.loop, list[StageRecord](), dict[str, Any]()
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for this process, which ends that one
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(json.dumps({"recipe": recipe.plain(), "others": others}) + "\n")
-                process.stdin.flush()
-            for line in process.stdout:
-                told = _read(line)
-                if "stage" not in told:
-                    break
-                stages.append(StageRecord(**told["stage"]))
-                heard(stages[-1])
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(ENDING_SECONDS)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        errors.seek(0)
-        said = errors.read().decode(errors="replace")
+    loop, stages = recipe.loop, list[StageRecord]()
+    child = Child(command)
+    try:
+        child.ask({"recipe": recipe.plain(), "others": others})
+        while "stage" in (told := child.answer()):
+            stages.append(StageRecord(**told["stage"]))
+            heard(stages[-1])
+        child.wait(ENDING_SECONDS)
+        child.kill()  # also what it forked
+        code, printed = child.wait(), child.printed()
+    finally:
+        child.kill()
+        child.close()
     found = told.get("steady") or {"micro_batch_size": loop.micro_batch_size or loop.batch_size}
-    problem, trace = _problem(told, process.returncode, said)
+    problem, trace = _problem(told, code or 0, printed)
     return MemoryStages(
         **found, stages=tuple(stages), others=others, batch_size=loop.batch_size, problem=problem, traceback=trace
     )
@@ -90,15 +65,7 @@ def taken_by_others(gpu: Gpu) -> int | None:
     return None
 
 
-def _read(line: str) -> dict[str, Any]:
-    try:
-        told = json.loads(line)
-    except ValueError:  # its end cut it in two
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _problem(told: dict[str, Any], code: int, said: str) -> tuple[str, str]:
+def _problem(told: Mapping[str, Any], code: int, printed: str) -> tuple[str, str]:
     """What stopped it, and the traceback where that is a bug's; nothing where it went to its end."""
     if "steady" in told:
         return "", ""
@@ -107,4 +74,4 @@ def _problem(told: dict[str, Any], code: int, said: str) -> tuple[str, str]:
     if "problem" in told:
         return told["problem"], told.get("traceback", "")
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"the process that measures ended without an answer ({how})", said
+    return f"the process that measures ended without an answer ({how})", printed

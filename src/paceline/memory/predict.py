@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
-import signal
-import subprocess
-import tempfile
-from typing import IO, Any, final
+from typing import Any, Final, final
 
 from paceline.contract import errors
+from paceline.contract.child import Child
 from paceline.contract.errors import DataError, PacelineError
 from paceline.contract.interpreter import python
 from paceline.contract.records import Decision, MemoryPlan
 from paceline.machine.facts import Gpu
 from paceline.recipe import Recipe
+
+ENDING_SECONDS: Final = 10.0
+"""How long a process that gave no answer may take to end."""
 
 
 class PlanFailed(PacelineError):
@@ -35,9 +34,7 @@ class Predictor:
 
     def __init__(self, *, niceness: int = 0) -> None:
         self._niceness = niceness
-        self._process: subprocess.Popen[str] | None = None
-        self._printed: IO[bytes] | None = None
-        """Standard error of the process."""
+        self._child: Child | None = None
 
     def __enter__(self) -> Predictor:
         return self
@@ -78,72 +75,36 @@ class Predictor:
         _require_answer(self._answer_to({"recipe": recipe.plain(), "cut_over": world_size}))
 
     def _answer_to(self, asked: dict[str, Any]) -> dict[str, Any]:
-        process = self.start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            process.communicate()
-            reason = self._last_line()
+        child = self.start()
+        child.ask(asked)
+        answer = child.answer()
+        if not answer:
+            code, reason = child.wait(ENDING_SECONDS), child.last_line()
             self.close()
-            raise PlanFailed(f"the tracing process ended without an answer (exit code {process.returncode}){reason}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+            raise PlanFailed(f"the tracing process ended without an answer (exit code {code}){reason}")
+        return answer
 
-    def _last_line(self) -> str:
-        """Return the last line of the process's standard error, after a colon; empty where it wrote none."""
-        assert self._printed is not None
-        self._printed.seek(0)
-        lines = self._printed.read().decode(errors="replace").strip().splitlines()
-        return f": {lines[-1]}" if lines else ""
-
-    def start(self) -> subprocess.Popen[str]:
-        """The process, which imports what plans need as soon as it is there; a plan starts it by itself."""
-        if self._process is None or self._process.poll() is not None:
-            if self._printed is None:
-                self._printed = tempfile.TemporaryFile()  # noqa: SIM115
-            self._printed.truncate(0)
-            self._process = _started(self._niceness, self._printed)
-        return self._process
+    def start(self) -> Child:
+        """Start the process, which imports what plans need as soon as it is there; a plan starts it by itself."""
+        if self._child is None or not self._child.is_alive:
+            self.close()
+            # without GPUs: it must not take memory from one, nor wait for a driver
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+            command = python("-m", "paceline.memory.worker")
+            self._child = Child(command, environment=environment, niceness=self._niceness)
+        return self._child
 
     def close(self) -> None:
         """End the process; another plan starts a new one."""
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: its pipes are closed already
-                process.communicate()
-            process.wait()
-        if self._printed is not None:
-            self._printed.close()
-            self._printed = None
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
 
     def kill(self) -> None:
         """End the process at once, with what it forked; a plan that another thread is waiting for fails."""
-        process = self._process
-        if process is not None and process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _started(niceness: int, printed: IO[bytes]) -> subprocess.Popen[str]:
-    # without GPUs: it must not take memory from one, nor wait for a driver
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    process = subprocess.Popen(
-        python("-m", "paceline.memory.worker"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=printed,
-        text=True,
-        env=environment,
-        process_group=0,  # Ctrl-C is for the run, which ends this one with all that it forked
-    )
-    if niceness:
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PGRP, process.pid, niceness)
-    return process
+        child = self._child
+        if child is not None and child.is_alive:
+            child.kill()
 
 
 def _plan_from(found: dict[str, Any]) -> MemoryPlan:

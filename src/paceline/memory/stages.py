@@ -19,11 +19,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.child import take_over_output
 from paceline.contract.errors import UserError, in_a_line
 from paceline.contract.files import compiled_folder
 from paceline.contract.records import StageRecord
@@ -241,26 +242,22 @@ def _is_capturing(device: torch.device) -> bool:
 
 def main() -> None:
     """Measure the recipe that comes in as a line of JSON; each stage, and then the end, goes out as one."""
-    out, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like, and the answers are read by a program
-
-    def say(**told: Any) -> None:
-        out.write(json.dumps(told) + "\n")
-        out.flush()
-
+    send = take_over_output()
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_asker, daemon=True).start()
     recipe = Recipe.parse(request["recipe"])
     device = torch.device(recipe.device)
     gauge = GpuGauge(device, request["others"] or 0) if device.type == "cuda" else NoGauge()
-    stages = Stages(gauge, lambda stage: say(stage=dataclasses.asdict(stage)))
+    stages = Stages(gauge, lambda stage: send({"stage": dataclasses.asdict(stage)}))
     try:
-        say(steady=dataclasses.asdict(measure_stages(recipe, stages, gauge)))
+        send({"steady": dataclasses.asdict(measure_stages(recipe, stages, gauge))})
     except torch.OutOfMemoryError as error:
-        say(out_of_memory=stages.now, message=str(error).partition("\n")[0])
+        send({"out_of_memory": stages.now, "message": str(error).partition("\n")[0]})
     except UserError as error:
-        say(problem=str(error))
+        send({"problem": str(error)})
     except Exception as error:
-        say(problem=f"it failed in the stage {stages.now!r}: {in_a_line(error)}", traceback=traceback.format_exc())
+        problem = f"it failed in the stage {stages.now!r}: {in_a_line(error)}"
+        send({"problem": problem, "traceback": traceback.format_exc()})
 
 
 def _end_with_asker() -> None:

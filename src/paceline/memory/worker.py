@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from paceline.contract.child import take_over_output
 from paceline.contract.errors import ModelError, TraceError, UserError
 from paceline.contract.records import MemoryPlan
 from paceline.machine.facts import Gpu
@@ -82,7 +83,7 @@ def _split(subject: Subject, gpu: Gpu, num_gpus: int) -> MemoryPlan:
 
 def main() -> None:
     """Answer until there are no more requests; where processes cannot be forked, one."""
-    out, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like, and the answers are read by a program
+    send = take_over_output()
     for name in IMPORTED:
         importlib.import_module(name)
     asked = select.poll()
@@ -95,8 +96,7 @@ def main() -> None:
         gc.freeze()
         child = os.fork() if sys.platform == "linux" else 0
         if child == 0:
-            out.write(json.dumps(_answered(line)) + "\n")
-            out.flush()
+            send(_answered(line))
             # with the stand-in registered, torch does not always survive the end of the interpreter
             os._exit(0)
         while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
@@ -104,8 +104,7 @@ def main() -> None:
                 os.kill(child, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(ended[1])
         if status != 0:
-            out.write(json.dumps({"bug": f"the trace ended without an answer (exit code {status})"}) + "\n")
-            out.flush()
+            send({"bug": f"the trace ended without an answer (exit code {status})"})
 
 
 def _import_for(request: Mapping[str, Any]) -> None:
