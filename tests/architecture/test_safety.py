@@ -103,6 +103,16 @@ def _interpreters(node: ast.AST) -> Iterator[str]:
         yield from [repr(first)] * bool(re.fullmatch(r"python[\d.]*", first))
 
 
+def undecodable(source: Path) -> list[str]:
+    """Calls that read another program's output as text, and fail at bytes that are not UTF-8."""
+    found = []
+    for file, tree in _trees(source):
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        reading = [call for call in calls if _keyword(call, "text") is True and _keyword(call, "errors") is None]
+        found += [f"{file}:{call.lineno}" for call in reading]
+    return found
+
+
 def step_lines(source: Path) -> int:
     """Lines of the file to read first."""
     return len((source / "engine" / "step.py").read_text(encoding="utf-8").splitlines())
@@ -213,6 +223,15 @@ def test_the_guard_sees_another_start_of_python(tmp_path: Path, code: str) -> No
     _plant(tmp_path, "memory/a.py", code)
     _plant(tmp_path, INTERPRETER, code)
     assert len(interpreters(tmp_path)) == 1
+
+
+def test_output_of_other_programs_is_read_whatever_its_bytes() -> None:
+    assert not undecodable(SOURCE), 'pass errors="replace"'
+
+
+def test_the_guard_sees_output_that_cannot_be_decoded(tmp_path: Path) -> None:
+    _plant(tmp_path, "a.py", 'subprocess.run(command, text=True)\nsubprocess.run(c, text=True, errors="replace")')
+    assert undecodable(tmp_path) == ["a.py:1"]
 
 
 def test_the_step_fits_on_a_screen() -> None:

@@ -34,7 +34,9 @@ class Gauge:
             query = ["--query-gpu=index,memory.used,power.draw", "--format=csv,noheader,nounits"]
             command = [self._program, *query, f"--id={','.join(self._gpus)}", f"--loop-ms={EVERY_MILLISECONDS}"]
             null = subprocess.DEVNULL
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=null, stdin=null, text=True)
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=null, stdin=null, text=True, errors="replace"
+            )
             self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
             self._reader.start()
         return self

@@ -36,6 +36,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._printed,
             text=True,
+            errors="replace",
             env=environment,
             process_group=0,
         )

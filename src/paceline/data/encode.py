@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.contract.errors import DataError
+from paceline.contract.errors import DataError, ModelError, first_line
+from paceline.contract.panics import is_panic
 from paceline.data.dataset import Tokens
 from paceline.data.long_texts import PIECE_CHARACTERS, head_of
 from paceline.data.overflow import HEAD, Overflow, overlapping, pieces, pieces_of_pair
@@ -59,10 +60,26 @@ def encode_texts(
 
     Raises:
         DataError: ``max_length`` has no room for a text beside the special tokens, or for windows that overlap so far.
+        ModelError: the tokenizer panics, as at a text for which its regular expression would take forever.
     """
     _require_room(tokenizer, pairs is not None, max_length)
-    if overflow != HEAD:
+    try:
+        if overflow == HEAD:
+            return _encode_heads(tokenizer, texts, pairs, max_length, keep_going)
         return _encode_and_cut(tokenizer, texts, pairs, max_length, overflow, keep_going)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        name = getattr(tokenizer, "name_or_path", "") or "of the model"
+        fix = "set model.tokenizer to another tokenizer, or leave out or shorten the text that it panics at"
+        why = f"its code in Rust panicked: {first_line(error)}"
+        raise ModelError(f"the tokenizer {name}: cannot encode a text", why, fix) from None
+
+
+def _encode_heads(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, keep_going: KeepGoing
+) -> Tokens:
+    """Encode the beginnings of texts, as the tokenizer itself truncates them."""
     # of a pair both lengths together say how much is kept of each text
     texts, beyond = _heads(tokenizer, texts, max_length) if pairs is None else (texts, 0)
     dtype = _dtype_of(tokenizer)

@@ -65,4 +65,9 @@ def _links(compiler: list[str]) -> bool:
     flags = [part for name in ("CFLAGS", "LDFLAGS") for part in shlex.split(os.environ.get(name, ""))]
     with tempfile.TemporaryDirectory() as folder:
         command = [*compiler, "-x", "c++", "-", *flags, "-laio", "-o", f"{folder}/program"]
-        return subprocess.run(command, input=_PROGRAM, text=True, capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(
+                command, input=_PROGRAM, text=True, errors="replace", capture_output=True, check=False
+            ).returncode
+            == 0
+        )

@@ -183,7 +183,13 @@ def node_address(node: str) -> str:
     command = ["scontrol", "--oneliner", "show", "node", node]
     try:
         answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return node

@@ -8,6 +8,8 @@ import sys
 from functools import partial
 from typing import Any
 
+from paceline.contract.errors import UserError
+
 _LATE = {
     "is_sklearn_available": ("sklearn.metrics", "roc_curve"),
     "is_scipy_available": ("scipy.optimize", "linear_sum_assignment"),
@@ -23,7 +25,13 @@ def import_transformers() -> None:
     Its assisted generation and its losses of object detection take one function each from them, which costs a second of
     every start. Here the functions come when they are called, as some do in later versions. Where the packages are
     loaded already, nothing is gained and nothing changed.
+
+    Raises:
+        UserError: Python has dropped docstrings, from which transformers composes those of its models as it loads them.
     """
+    if sys.flags.optimize > 1:
+        why = "transformers reads the docstrings of its models, which Python drops there"
+        raise UserError("PYTHONOPTIMIZE=2, or python -OO: transformers cannot be loaded", why, "unset PYTHONOPTIMIZE")
     from transformers import utils
 
     if any(package in sys.modules for package in ("sklearn", "scipy")):

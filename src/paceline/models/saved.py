@@ -17,6 +17,7 @@ from torch import nn
 
 from paceline.contract.errors import ModelError, in_a_line
 from paceline.contract.files import disk_errors, fsync_file, fsync_folder, require_room
+from paceline.contract.panics import is_failure
 from paceline.models import factory as factories
 from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
 from paceline.models.digests import check_digests, weight_digests
@@ -331,7 +332,9 @@ def _read_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the reader of tokenizer.json raises a bare Exception
+    except BaseException as error:  # the reader of tokenizer.json raises a bare Exception, or panics
+        if not is_failure(error):
+            raise
         raise ModelError(f"{folder}: its tokenizer cannot be loaded", str(error), "use a copy that is whole") from error
 
 

@@ -17,6 +17,7 @@ import tokenizers
 
 from paceline.contract.errors import ModelError, PacelineError, in_a_line
 from paceline.contract.files import is_irregular, write_atomically
+from paceline.contract.panics import is_failure
 from paceline.models.config import max_positions
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, fetch
 from paceline.recipe.parts import ModelPart
@@ -272,7 +273,9 @@ def _pretrained(part: ModelPart, source: str, config: PretrainedConfig | None) -
         tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(
             folder, config=config, trust_remote_code=part.trust_remote_code, local_files_only=True
         )
-    except Exception as error:  # converters raise whatever they meet
+    except BaseException as error:  # converters raise whatever they meet
+        if not is_failure(error):
+            raise
         raise ModelError(f"{what}: its tokenizer cannot be loaded", in_a_line(error),
             "set model.tokenizer to a folder or Hub model that has a tokenizer.json") from error  # fmt: skip
     if not tokenizer.is_fast:

@@ -68,7 +68,7 @@ def collect(folder: Path) -> Collected:
                 checkpoints[record.step] = record
             case Notice():
                 notices[record] = None
-    summary = _read_summary(summary_file)
+    summary = read_summary(summary_file)
     if summary is not None and steps and max(steps) > summary.steps:
         summary = None  # left by a run that was stopped and has been resumed since
     recipe = folder / "recipe.yaml"
@@ -85,7 +85,12 @@ def collect(folder: Path) -> Collected:
     )
 
 
-def _read_summary(path: Path) -> RunRecord | None:
+def read_summary(path: Path) -> RunRecord | None:
+    """Return what became of a run; None where there is no such file.
+
+    Raises:
+        RunFolderError: the file is damaged, or holds something else.
+    """
     fields = _read_json(path)
     if not fields:
         return None

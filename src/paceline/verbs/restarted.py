@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from paceline.contract.errors import RunFolderError
+from paceline.contract.records import RunRecord
 from paceline.contract.redaction import redacted_command
 from paceline.contract.streams import write_error
 from paceline.machine.jobs import is_restart, job_of
@@ -46,7 +47,17 @@ def say(line: str) -> None:
     write_error(f"paceline: {line}")
 
 
-def ended_run(folder: Path) -> dict[str, Any]:
-    """What is told of a run that has ended, and is said to be so."""
+def ended_run(folder: Path) -> RunRecord:
+    """Return the summary of a run that has ended, and say that it has.
+
+    Raises:
+        RunFolderError: its summary is damaged.
+    """
+    from paceline.observe.collect import read_summary
+
+    record = read_summary(folder / "summary.json")
+    if record is None:
+        why = "it holds nothing"
+        raise RunFolderError(f"{folder / 'summary.json'}: damaged", why, "remove the file, and the run ends once more")
     say(f"{folder}: the run is finished, and nothing is left to do")
-    return dict(json.loads((folder / "summary.json").read_bytes()))
+    return record

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from paceline.contract.errors import CheckpointError, RecipeError
 from paceline.contract.exclusive import exclusive
+from paceline.contract.plain import plain
 from paceline.contract.stop import NOT_BEGUN, Stop
 from paceline.contract.stopwatch import Stopwatch
 from paceline.machine.cluster import TIMEOUT_SECONDS, Place, find_place
@@ -97,8 +98,8 @@ def train(
                 way = world.share(way_of(out, os.environ, sys.argv) if world.is_first else None)
             checkpoint = None
             if out is not None and way == "done":
-                told = world.share(ended_run(Path(out)) if world.is_first else None)
-                return cast("RunRecord", record_from_plain(RunRecord, told))
+                ended = world.share(plain(ended_run(Path(out))) if world.is_first else None)
+                return cast("RunRecord", record_from_plain(RunRecord, ended))
             if out is not None and way == "go on":
                 folder, checkpoint = _held(out, chosen, mesh, watch, stack)
                 if world.is_first:
@@ -240,7 +241,7 @@ def recipe_to_resume(folder: str | Path, settings: Sequence[str] = (), trust: Tr
     """
     seen = RunFolder.view(folder)
     if not settings and seen.summary.exists():
-        early = '"status": "stopped early"' in seen.summary.read_text(encoding="utf-8")
+        early = '"status": "stopped early"' in seen.summary.read_text(encoding="utf-8", errors="replace")
         fix = way_to_more(seen.read_recipe(), stopped_early=early)
         raise CheckpointError(f"{folder}: the run is finished", "nothing is left to resume", fix)
     recipe = _open_again(seen.read_recipe()).with_settings(settings)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.contract.errors import DataError
+from paceline.contract.errors import DataError, ModelError
 from paceline.data import encode
 from paceline.data.dataset import Tokens
 from paceline.data.encode import encode_texts, truncate
+from paceline.data.overflow import HEAD, Overflow
 
 WORDS = """
 the quick brown fox jumps over a lazy dog and then some more words are said un ##known ##ly , . !
@@ -207,3 +208,17 @@ def test_truncating_tokens() -> None:
     assert short.second is not None
     assert short.second.tolist() == [1, 3, 2]
     assert truncate(tokens, 5) is tokens
+
+
+@pytest.mark.parametrize("overflow", [HEAD, Overflow(kind="tail")])
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_tokenizer_that_panics_is_named(overflow: Overflow, is_long: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rust's panic is no Exception in Python: it passed every handler, and ended the command as a bug of its own."""
+    from tokenizers import Regex, pre_tokenizers
+
+    tokenizer = _fast(name_or_path="the/model")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+a+)+b"), "isolated")
+    with pytest.raises(ModelError, match="the tokenizer the/model: cannot encode a text") as error:
+        encode_texts(tokenizer, ["a dog", "a" * 40 + " dog" * 100_000 * is_long], None, 16, overflow)
+    assert "retry-limit" in error.value.why
+    assert "panicked" in capfd.readouterr().err

@@ -45,3 +45,21 @@ def test_functions_come_when_they_are_called() -> None:
 @pytest.mark.slow
 def test_packages_that_are_there_already_are_left_alone() -> None:
     run(FIRST_THEIRS)
+
+
+WITHOUT_DOCSTRINGS = """
+from paceline.contract.errors import UserError
+from paceline.models.imports import import_transformers
+try:
+    import_transformers()
+except UserError as error:
+    print(error)
+"""
+
+
+def test_without_docstrings_transformers_is_refused() -> None:
+    """Its traceback, of a page, named neither the variable nor the reason."""
+    command = [sys.executable, "-OO", "-c", WITHOUT_DOCSTRINGS]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.startswith("PYTHONOPTIMIZE=2, or python -OO: transformers cannot be loaded\n")
+    assert found.stdout.endswith("fix: unset PYTHONOPTIMIZE\n")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.errors import CheckpointError, RunFolderError
 from paceline.machine.jobs import is_restart, job_of
 from paceline.recipe import Recipe
 from paceline.run_folder import RunFolder
-from paceline.verbs.restarted import way_of
+from paceline.verbs.restarted import ended_run, way_of
+from paceline.verbs.train import recipe_to_resume
 
 RECIPE = Recipe.parse(
     {"name": "x", "model": {"source": "someone/model"}, "data": {"source": "a.csv"}, "device": "cpu", "seed": 3}
@@ -41,6 +43,15 @@ def test_a_start_that_follows_a_failure(folder: Path) -> None:
     assert way_of(folder, AGAIN, ["paceline"]) == "go on"
     (folder / "summary.json").write_text("{}")
     assert way_of(folder, AGAIN, ["paceline"]) == "done"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"\xff\xfe", b'{"steps": 3}'])
+def test_a_damaged_summary_of_a_run_that_has_ended_is_named(folder: Path, content: bytes) -> None:
+    (folder / "summary.json").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"summary\.json: "):
+        ended_run(folder)
+    with pytest.raises(CheckpointError, match="the run is finished"):
+        recipe_to_resume(folder)
 
 
 @pytest.mark.parametrize(

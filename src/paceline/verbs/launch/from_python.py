@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import yaml
 
-from paceline.contract.errors import Preempted, RecipeError, UserError
+from paceline.contract.errors import Preempted, RecipeError, RunFolderError, UserError
 from paceline.contract.files import write_atomically
 from paceline.contract.interpreter import python
 from paceline.machine.facts import this_machine
-from paceline.observe.metrics_file import record_from_plain
+from paceline.observe.collect import read_summary
 from paceline.recipe import Recipe
 from paceline.run_folder import named_now
 from paceline.verbs.launch.check import check_recipe
@@ -45,8 +44,6 @@ def train_on_ranks(
         UserError: the ranks cannot be started so, or have failed; why stands on standard error.
         Preempted: asked to stop; a checkpoint is saved.
     """
-    from paceline.contract.records import RunRecord
-
     asked = f"gpus={gpus!r}" if gpus is not None else f"processes={processes!r}"
     if data is not None or recipe.data.source == "memory":
         why = "each rank reads the data itself, and rows in memory are of this process"
@@ -69,5 +66,7 @@ def train_on_ranks(
         raise Preempted(f"{folder}: stopped as asked; paceline.resume({str(folder)!r}) goes on")
     if code:
         raise UserError(f"train(recipe, {asked}): the ranks ended with exit code {code}", "standard error says why")
-    told: Any = json.loads((folder / "summary.json").read_bytes())
-    return cast("RunRecord", record_from_plain(RunRecord, told))
+    record = read_summary(folder / "summary.json")
+    if record is None:
+        raise RunFolderError(f"{folder / 'summary.json'}: missing", "the ranks ended without an error", "run again")
+    return record
