@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.cells import in_turns
 from paceline.bench.records import Record, append
 from paceline.bench.spread import Spread
 from paceline.bench.start import environment, train
-from paceline.bench.turns import in_turns
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -18,7 +18,7 @@ from fixed_segments import Block, FixedSegments
 from transformers import BertConfig, BertForSequenceClassification
 
 from paceline.machine.gpus import gpu_for
-from paceline.memory.constants import constants_for
+from paceline.memory.anatomy import constants_for
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
 

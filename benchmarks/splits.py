@@ -23,10 +23,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.cells import in_turns
 from paceline.bench.records import Record, Records
 from paceline.bench.spread import Spread
 from paceline.bench.start import SOURCE, environment, train
-from paceline.bench.turns import in_turns
 from paceline.contract.errors import PacelineError
 from paceline.machine.facts import Gpu, this_machine
 from paceline.machine.gpus import facts_with, gpu_for

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from paceline.bench.turns import in_turns
+from paceline.bench.cells import in_turns
 
 SUITES = Path(__file__).with_name("suites.yaml")
 

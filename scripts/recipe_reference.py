@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.recipe.schema import recipe_schema
+from paceline.verbs.schema import recipe_schema
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 BEGIN, END = "<!-- fields: written by scripts/recipe_reference.py -->", "<!-- end of fields -->"

@@ -202,7 +202,7 @@ def test_step_and_loop_never_wait_for_the_device() -> None:
 @pytest.mark.parametrize("code", ["x = loss.item()", "x = loss.detach().cpu()", "torch.cuda.synchronize()"])
 def test_the_guard_sees_waits(tmp_path: Path, code: str) -> None:
     _plant(tmp_path, "engine/step.py", f"def step():\n    {code}")
-    _plant(tmp_path, "engine/late.py", code)
+    _plant(tmp_path, "run/step_records.py", code)
     assert len(waits(tmp_path)) == 1, "it looks at the hot files, and at those only"
 
 

@@ -19,7 +19,7 @@ RUNGS = {"bench/rungs.py", "bench/claims.py", "bench/contenders"}
 NAMES = "|".join(entry.name for entry in STRATEGIES)
 IN_TEXT = re.compile(rf"(?<![\w-])(?:{NAMES})(?![\w-])")
 IN_CODE = re.compile(r"is_sharded|DTensor|FSDP|DistributedDataParallel|fully_shard")
-KNOWN = {"engine/adopt.py", "models/factory.py", "models/saved.py", "machine/facts.py", "contract/secret_shapes.py"}
+KNOWN = {"engine/adopt.py", "models/factory.py", "models/saved.py", "machine/facts.py", "contract/redaction.py"}
 """Know what torch's own wrappers of models are called: two refuse them, the third unwraps them. One has names of
 distributions, of which one is called as the strategy that needs it; one knows how secrets begin."""
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from paceline.data.augment import Augmentation
 from paceline.data.dataset import Images, Tokens
+from paceline.data.image_layout import Augmentation
 from paceline.data.layout import ImageLayout, PackedLayout, PaddedLayout, WindowedLayout
 from paceline.kernels.images import images as arranged
 from paceline.recipe.parts import AugmentPart

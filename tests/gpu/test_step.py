@@ -9,9 +9,9 @@ from torch import nn
 
 from paceline.data.dataset import Images
 from paceline.data.layout import ImageLayout
-from paceline.engine.late import Late
 from paceline.prepare.assemble import Assembled, assemble
 from paceline.recipe import Recipe
+from paceline.run.step_records import Late
 from paceline.seams import Build
 from paceline.tasks import task_for
 from paceline.techniques import precision

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from paceline.recipe import Recipe
-from paceline.recipe.schema import recipe_schema, schema_text
+from paceline.verbs.schema import recipe_schema, schema_text
 
 
 def test_the_schema_is_json_of_the_recipes_fields() -> None:

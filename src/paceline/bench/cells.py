@@ -1,4 +1,7 @@
-"""One cell, a rung's turn: the files it is given, the process that does the work, and the record that it leaves."""
+"""One cell, a rung's turn: the files it is given, the process that does the work, and the record that it leaves.
+
+Rungs take turns, so that a machine that grows hot or busy treats all alike.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,29 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from paceline.bench.gauge import Gauge
 from paceline.bench.process import Line, Outcome, run
 from paceline.bench.records import CUT_OFF, Record
 from paceline.bench.rungs import ALL_DEVICES, OURS, Rung
 from paceline.bench.start import SOURCE, Trained, drop_large, environment, script_command, set_options, train
-from paceline.bench.turns import in_turns
 from paceline.bench.work import Extent
 from paceline.contract.errors import DiskFullError, UserError
 from paceline.contract.files import disk_errors, write_atomically
+
+T = TypeVar("T")
+
+
+def in_turns(items: Sequence[T], rounds: int) -> Iterator[tuple[T, int]]:
+    """Each item once a round, with the round's number; each round begins with another, the first with the first."""
+    for number in range(rounds):
+        start = number % len(items) if items else 0
+        yield from ((item, number) for item in (*items[start:], *items[:start]))
+
 
 CONTENDERS = Path(__file__).with_name("contenders")
 SHARED = "job"

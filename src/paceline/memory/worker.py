@@ -2,6 +2,10 @@
 
 Every trace has a process of its own, forked from this one, which has imported what it needs: what is registered with
 torch for a trace cannot be taken back, and what one leaves behind must not be counted, or collected, in the next.
+
+It also says whether ranks can share a model, before there are ranks, weights and data. A run's own strategy cuts it in
+the one place where a model has no memory, on the stand-in for a GPU: what is refused here is what every rank would
+refuse, in the same words.
 """
 
 from __future__ import annotations
@@ -21,21 +25,60 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from paceline.contract.child import take_over_output
-from paceline.contract.errors import ModelError, TraceError, UserError
+from paceline.contract.errors import ModelError, RecipeError, TraceError, UserError
 from paceline.contract.records import MemoryPlan
 from paceline.machine.facts import Gpu
 from paceline.memory.anatomy import plan_of
-from paceline.memory.cutting import require_cut
 from paceline.memory.data_parallel import split_over
-from paceline.memory.stand_in import UNTRACEABLE
+from paceline.memory.stand_in import UNTRACEABLE, stand_in
 from paceline.memory.subject import Subject, subject_of
-from paceline.memory.trace import trace
+from paceline.memory.trace import model_of, placed, trace
+from paceline.memory.world import planned_world
 from paceline.models.config import read_config
+from paceline.prepare.preparation import build_for
 from paceline.recipe import Recipe
-from paceline.recipe.techniques import one_process
+from paceline.recipe.catalogue.strategies import AXES
+from paceline.recipe.techniques import CATALOGUE, one_process
+from paceline.seams import Mesh
 from paceline.techniques.compile import wake_tracer
+
+_ANY_GPU = Gpu(name="any")
+"""How a model is cut does not depend on what it runs on."""
+
+
+def require_cut(recipe: Recipe, world_size: int) -> None:
+    """Refuse a model that so many ranks cannot share as ``parallel.tensor`` and ``parallel.pipeline`` say.
+
+    In a process that does nothing else, see ``stand_in``. What cannot be found out here (a model that is not on this
+    machine, a forward pass that asks for numbers) is left to the ranks, and so is every other error.
+
+    Args:
+        recipe: whether ``choose`` has seen it or not.
+
+    Raises:
+        RecipeError: no blocks, too few, of another kind; heads that do not divide; a weight of two stages.
+    """
+    try:
+        subject = subject_of(recipe)
+        _cut(subject, model_of(subject), world_size)
+    except (UserError, *UNTRACEABLE) as error:
+        if isinstance(error, RecipeError) and error.what.startswith(tuple(entry.setting for entry in AXES)):
+            raise
+
+
+def _cut(subject: Subject, model: nn.Module, world_size: int) -> None:
+    part = subject.recipe.parallel
+    mesh = Mesh.over(planned_world(world_size), tensor=part.tensor, pipe=part.pipeline)
+    # cut first of all, and no technique makes a model that can be cut of one that cannot
+    switches = [entry.setting for entry in CATALOGUE if entry.setting.startswith("techniques.") and entry.off is False]
+    changes = ["techniques.precision=fp32", *(f"{switch}=false" for switch in switches)]
+    with stand_in(_ANY_GPU) as (device, _):
+        recipe = subject.recipe.with_settings(changes)
+        build_for(recipe, placed(model, device), subject.dataset, device, mesh=mesh)
+
 
 IMPORTED = ("torch._dynamo", "transformers.models.auto.modeling_auto", "transformers.modeling_layers")
 """What nearly every trace needs and takes seconds to import."""

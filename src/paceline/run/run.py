@@ -1,27 +1,34 @@
-"""A run from recipe to saved model: wiring only, top to bottom."""
+"""A run from recipe to saved model: wiring only, top to bottom; and what it says where the memory of a GPU is full."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import math
+import shlex
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from paceline.contract.errors import DiskFullError, UserError
 from paceline.contract.files import compiled_folder
 from paceline.contract.last_resort import GIVE_UP_SECONDS
-from paceline.contract.records import EvaluationRecord, Notice, Record, RunRecord
+from paceline.contract.records import EvaluationRecord, MemoryPlan, Notice, Record, RunRecord
 from paceline.contract.stop import Stop
 from paceline.distributed.agree import agree
 from paceline.engine.compile_cache import kept_cache
 from paceline.engine.numerics import numerics
+from paceline.engine.statistics import fewest_together
 from paceline.machine.facts import Facts
-from paceline.memory.exhausted import explained
+from paceline.memory.beside import PlanBeside
+from paceline.memory.changes import TracedChange
+from paceline.memory.exhausted import Shortage, Situation, explained, traced_offers
+from paceline.memory.split import largest_share
 from paceline.prepare.preparation import Prepared, prepare_run
 from paceline.recipe import Recipe
 from paceline.recipe.choose import with_smallest_gpu
+from paceline.recipe.techniques import one_process
 from paceline.run.baseline import check_baseline
 from paceline.run.beginning import begin, changes, measures_otherwise, refuse_finished
 from paceline.run.emitter import Emitter
@@ -29,10 +36,64 @@ from paceline.run.ending import end, measure
 from paceline.run.fitting import fit_features
 from paceline.run.job import Job, Request, job_of, mirror_of
 from paceline.run.loop import Loop
-from paceline.run.memory_full import plan_beside, situation
 from paceline.run.progress import Progress
 from paceline.run.stopped import given_up, preemption_marked, then, then_with_room
-from paceline.seams import World
+from paceline.seams import Weighed, World
+
+
+def situation(request: Request, loop: Loop | None = None, beside: PlanBeside | None = None) -> Situation:
+    """What is told of the run when its memory is full; without a loop it was still being put together."""
+    recipe, data = loop.job.recipe if loop else request.recipe, request.mesh.data
+    step = loop.progress.step if loop else 0
+    splits = loop.job.dataset.splits if loop else {}
+    num_samples = len(splits["train"]) if loop else recipe.loop.batch_size
+    held_out = max((len(splits[name]) for name in ("validation", "test") if name in splits), default=sys.maxsize)
+    saved = request.checkpoint is not None or (loop is not None and loop.saved_step is not None)
+    words = _planning(request, recipe) if recipe.device == "cuda" else []
+    engine = loop.job.assembled.engine if loop else None
+
+    def offers(shortage: Shortage) -> Sequence[TracedChange]:
+        if beside is None or request.rows is not None:
+            return ()
+        known = beside.result() if loop and not loop.decisions else ""
+        plan = known if isinstance(known, MemoryPlan) else None
+        return traced_offers(recipe, request.facts, shortage, num_gpus=_num_gpus(request, recipe), known=plan)
+
+    return Situation(
+        recipe=recipe,
+        resume=f"with one of them {then(request, saved=True)}" if saved else "start it again: no step was saved",
+        largest=largest_share(recipe, num_samples, data.size),
+        evaluated=min(recipe.loop.evaluated_together, held_out),
+        step=min(step + 1, loop.job.course.total_steps) if loop else 0,
+        total_steps=loop.job.course.total_steps if loop else 0,
+        held=engine.held() if isinstance(engine, Weighed) else {},
+        plan_command=shlex.join(words),
+        fewest=fewest_together(loop.job.assembled.build.model) if loop else 1,
+        has_states=saved,
+        can_split=loop is None or not loop.job.course.strategy.why_not_retried(),
+        offers=offers,
+    )
+
+
+def plan_beside(request: Request, prepared: Prepared) -> PlanBeside | None:
+    """What predicts the run's memory while it runs; None without a GPU, or where it is not wanted."""
+    recipe = prepared.recipe
+    if recipe.device != "cuda" or not recipe.observe.memory_plan or not request.world.is_first:
+        return None
+    obstacle = "the rows are in memory, and a plan reads them from a file" if request.rows is not None else ""
+    command, num_gpus = shlex.join(_planning(request, recipe)), _num_gpus(request, recipe)
+    return PlanBeside(recipe, request.facts.gpus[0], world_size=num_gpus, obstacle=obstacle, command=command)
+
+
+def _planning(request: Request, recipe: Recipe) -> list[str]:
+    """The words of the command that plans the run, on a GPU."""
+    words = ["paceline", "plan", str(request.folder.recipe), "--gpu", request.facts.gpus[0].name]
+    return words if _num_gpus(request, recipe) == 1 else [*words, "--gpus", str(_num_gpus(request, recipe))]
+
+
+def _num_gpus(request: Request, recipe: Recipe) -> int:
+    """That the run has: one a rank, or, with ``dp``, all that its one process sees."""
+    return len(request.facts.gpus) if one_process(recipe.parallel.strategy) else request.world.size
 
 
 def run(request: Request) -> RunRecord:

@@ -1,24 +1,128 @@
-"""What is told of steps: numbers that leave the device when they are ready become records."""
+"""Records of steps, made of numbers that leave the device when they are ready: no step waits for the one before it.
+
+Where a loss or gradient is no number, they name the samples to blame, or that training has diverged.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Generic, TypeVar, final
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from paceline.contract.errors import NonFiniteError
 from paceline.contract.last_resort import GIVE_UP_SECONDS
 from paceline.contract.records import MetricsRecord, Record, StepRecord
 from paceline.contract.stopwatch import Stopwatch
 from paceline.data.dataset import Dataset
-from paceline.engine.late import Late
 from paceline.prepare.assemble import Assembled
-from paceline.run.not_finite import not_finite
 from paceline.run.progress import Progress, TrainSums, with_step
 from paceline.seams import Ids, Size
+
+Note = TypeVar("Note")
+
+
+class Late(Generic[Note]):
+    """A queue of device scalars, each with a note; they come out in order, at the latest on ``flush``.
+
+    On CUDA the copy goes to pinned memory behind the work that makes the numbers, and an event tells when it is done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._waiting: deque[tuple[Note, Tensor, torch.cuda.Event | None]] = deque()
+
+    def push(self, note: Note, scalars: Sequence[Tensor]) -> None:
+        """Queue scalars of any number format."""
+        # every launch counts in a short step, so that numbers are only widened where one of them is
+        wide = torch.float64 if any(scalar.dtype == torch.float64 for scalar in scalars) else torch.float32
+        stacked = torch.stack([scalar.detach().to(wide) for scalar in scalars])
+        if not self._cuda:
+            self._waiting.append((note, stacked, None))
+            return
+        host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+        host.copy_(stacked, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._waiting.append((note, host, event))
+
+    def ready(self, most: int | None = None) -> Iterator[tuple[Note, list[float]]]:
+        """Those that have arrived. Waits only while more than ``most`` are under way; None: never."""
+        while self._waiting:
+            note, values, event = self._waiting[0]
+            if event is not None and not event.query():
+                if most is None or len(self._waiting) <= most:
+                    return
+                event.synchronize()
+            self._waiting.popleft()
+            yield note, values.tolist()
+
+    def flush(self) -> Iterator[tuple[Note, list[float]]]:
+        """All of them, waiting as needed."""
+        while self._waiting:
+            note, values, event = self._waiting.popleft()
+            if event is not None:
+                event.synchronize()
+            yield note, values.tolist()
+
+
+def not_finite(
+    assembled: Assembled, dataset: Dataset, samples: Ids, *, step: int, epoch: int, loss: float, norm: float, lr: float
+) -> NonFiniteError:
+    """The error of a step whose update was not made.
+
+    Args:
+        samples: of the step. step: from 1. epoch: from 0.
+        loss, norm: what was found; one of them is not finite.
+        lr: the recipe's.
+    """
+    tried = [int(i) for i in samples]
+    others = [int(i) for i in np.setdiff1d(dataset.splits["train"], samples)[:8]]
+    # ranks see this at different steps, so that no pass may be run which needs all of them
+    sharded = assembled.build.meets_in_forward
+    bad = [] if sharded else [i for i in tried if not _is_fine(assembled, i)]
+    # a model that is beyond repair fails on every sample
+    rows_to_blame = bool(bad) and (not others or any(_is_fine(assembled, i) for i in others))
+    named = bad if rows_to_blame else tried
+    places = _places(dataset, named)
+    what = f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+    known = (
+        "single samples cannot be tried where ranks meet in every pass"
+        if sharded
+        else "it is not single samples, so training has diverged"
+    )
+    return NonFiniteError(
+        f"step {step} (epoch {epoch + 1}): {what}",
+        f"{len(bad)} of its {len(tried)} samples give such a loss or gradient on their own: {places}"
+        if rows_to_blame
+        else f"{known}; those of the step: {places}",
+        "look at these rows" if rows_to_blame else f"--set optimizer.lr={lr / 10:g}",
+        step=step,
+        epoch=epoch,
+        sample_ids=named,
+    )
+
+
+def _places(dataset: Dataset, samples: Sequence[int]) -> str:
+    return ", ".join(dataset.origins.of(i) for i in samples[:8]) + (" …" if len(samples) > 8 else "")
+
+
+def _is_fine(assembled: Assembled, sample: int) -> bool:
+    """Whether a sample alone gives a finite loss and finite gradients."""
+    build = assembled.build
+    build.model.eval()
+    batch = build.layout.collate(np.array([sample]))
+    loss = build.task.loss_sum(build.forward(build.model, batch), batch)
+    parameters = [parameter for group in assembled.groups for parameter in group.parameters]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return all(bool(found.isfinite().all()) for found in (loss, *gradients) if found is not None)
+
 
 MOST_SKIPPED = 50
 """fp16 loss scaling may skip this many steps in a row: enough for any scale to shrink from 65,536 to nothing."""

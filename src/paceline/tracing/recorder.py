@@ -1,7 +1,7 @@
 """The windows of a run: opened and closed at step bounds, on every rank; each leaves ``trace/steps-<first>-<last>``.
 
 Nothing here changes what is learned. The device is waited for where a window opens and closes, and at the bound from
-which the steps before it are timed; nowhere else.
+which the steps before it are timed; nowhere else. Threads are named to the operating system, where profilers read them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,11 +25,29 @@ from paceline.contract.spans import mark
 from paceline.contract.stopwatch import Stopwatch
 from paceline.machine.device import stream_names
 from paceline.observe.stream_names import name_streams
-from paceline.observe.thread_names import name_threads
 from paceline.recipe.windows import StepWindow
 from paceline.seams import Capturing, Engine, Ids, World
 from paceline.tracing.listeners import Listener
 from paceline.tracing.recompiles import Recompiles
+
+LONGEST = 15
+"""Bytes that Linux keeps of a thread's name."""
+
+
+def name_threads() -> None:
+    """Give every thread but the main one, whose name is the process's, the name it has in Python.
+
+    Python does so itself from 3.14 on. Where the system has no such file, or refuses it, names stay as they are: they
+    are for people who look at a trace, and no run fails of them.
+    """
+    main = threading.main_thread()
+    for thread in threading.enumerate():
+        if thread is main or thread.native_id is None:
+            continue
+        name = thread.name.removeprefix("paceline-").encode()[:LONGEST]
+        with contextlib.suppress(OSError):
+            Path(f"/proc/self/task/{thread.native_id}/comm").write_bytes(name)
+
 
 FORMAT: Final = 1
 """The format of window.json."""

@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageOps
 
 from paceline.contract.errors import RecipeError
-from paceline.data.augment import Augmentation
 from paceline.data.dataset import Images, Tokens
+from paceline.data.image_layout import Augmentation
 from paceline.data.layout import ImageLayout, resident_bytes
 from paceline.data.resident import resident_images, resident_tokens
 from paceline.recipe.parts import AugmentPart

@@ -1,6 +1,6 @@
 import torch
 
-from paceline.engine.late import Late
+from paceline.run.step_records import Late
 
 
 def test_numbers_come_out_in_order_with_their_notes() -> None:

@@ -10,7 +10,7 @@ from paceline.data.dataset import Tokens
 from paceline.data.layout import PackedLayout, PaddedLayout
 from paceline.data.order import OrderState, ShuffledOrder
 from paceline.seams import Layout, StepInput
-from paceline.strategies.fsdp.widths import with_widths
+from paceline.strategies.fsdp.strategy import with_widths
 
 CPU = torch.device("cpu")
 

@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.fixed_segments import Block, FixedSegments
 from paceline.machine.gpus import gpu_for
-from paceline.memory.anatomy import PRODUCTS
-from paceline.memory.constants import constants_for
+from paceline.memory.anatomy import PRODUCTS, constants_for
 from paceline.memory.ledger import Ledger
 from paceline.memory.stand_in import stand_in
 from tests.unit.memory.apart import answer

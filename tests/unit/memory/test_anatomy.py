@@ -11,8 +11,7 @@ import pytest
 
 from paceline.contract.records import MemoryPlan
 from paceline.machine.facts import Gpu
-from paceline.memory.anatomy import kind_of, plan_of
-from paceline.memory.constants import constants_for
+from paceline.memory.anatomy import constants_for, kind_of, plan_of
 from paceline.memory.expandable import DEFAULT, ExpandableAllocator
 from paceline.memory.ledger import Allocation
 from paceline.memory.subject import Subject

@@ -385,7 +385,7 @@ def _request(**changes: Any) -> Any:
 
 
 def planned(request: Any, **settings: Any) -> PlanBeside | None:
-    from paceline.run.memory_full import plan_beside
+    from paceline.run.run import plan_beside
 
     recipe = Recipe.parse({**TINY, "device": "cuda", **settings})
     return plan_beside(request, SimpleNamespace(recipe=recipe))  # type: ignore[arg-type]

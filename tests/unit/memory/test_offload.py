@@ -7,7 +7,7 @@ import pytest
 from paceline.contract.records import MemoryPlan
 from paceline.machine.facts import this_machine
 from paceline.machine.gpus import facts_with, gpu_for
-from paceline.memory.constants import constants_for
+from paceline.memory.anatomy import constants_for
 from paceline.memory.predict import Predictor
 from paceline.recipe import Recipe
 from paceline.recipe.choose import choose

@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.contract.stopwatch import Stopwatch
 from paceline.machine.facts import this_machine
-from paceline.memory.constants import constants_for
+from paceline.memory.anatomy import constants_for
 from paceline.prepare.assemble import assemble
 from paceline.prepare.preparation import prepare_run
 from paceline.recipe.choose import choose

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.thread_names import name_threads
+from paceline.tracing.recorder import name_threads
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are named through /proc, which is Linux'")

@@ -1,4 +1,8 @@
-"""FSDP: every rank keeps a shard of each weight, its gradient and its states; see ``shard`` for how."""
+"""FSDP: every rank keeps a shard of each weight, its gradient and its states; see ``shard`` for how.
+
+Passes that ranks capture and replay together have micro-batches of one shape. Nobody is asked for it: each rank works
+out the whole split of a step.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,28 @@ from paceline.optim.state import Splitting
 from paceline.seams import Build, Engine, Ids, Layout, StepInput, World
 from paceline.strategies.fsdp.gradients import build_sharded_updates
 from paceline.strategies.fsdp.shard import abandon, apply_fsdp, collected, load_whole, mesh_of
-from paceline.strategies.fsdp.widths import with_widths
 from paceline.strategies.strategy import Strategy, Training, torch_engine
 from paceline.techniques.precision import summed_in
+
+
+def with_widths(given: StepInput, pieces: Sequence[Ids], layout: Layout) -> StepInput:
+    """The step's input, each micro-batch as wide as the widest rank's, where the layout can do that and counts agree.
+
+    Ranks split by tokens, so that the widest is seldom wider by more than a few hundredths.
+
+    Args:
+        given: one rank's.
+        pieces: the micro-batches of every rank, rank by rank.
+    """
+    each = len(given.microbatches)
+    widths: list[int | None] = []
+    for index in range(each):
+        sizes = [layout.size(ids) for ids in pieces[index::each]]
+        narrow, wide = (choose(size.slots for size in sizes) for choose in (min, max))
+        if len({size.samples for size in sizes}) > 1 or not sizes[0].samples or wide - narrow > layout.widens_by:
+            return replace(given, widths=(), same_shapes=False)
+        widths.append(wide if layout.widens_by else None)
+    return replace(given, widths=tuple(widths))
 
 
 @final
