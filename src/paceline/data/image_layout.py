@@ -5,7 +5,6 @@ Shapes: S samples, C channels, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -15,12 +14,12 @@ from torch import Tensor
 
 from paceline.contract.errors import RecipeError
 from paceline.data.dataset import Images
-from paceline.data.filler import Ones, as_filler
 from paceline.data.resident import resident_images
-from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
+from paceline.data.sample_layout import SampleLayout
+from paceline.data.transfer import Arrays, Shapes, to_device
 from paceline.kernels.images import images as gathered_images
 from paceline.recipe.parts import AugmentPart
-from paceline.seams import Batch, Ids, Layout, Size
+from paceline.seams import Batch, Ids, Size
 
 _MANY = 2**62
 """Integers are drawn below this and divided with remainder, so that their bias is below 2^-50."""
@@ -66,7 +65,7 @@ def _require_room(part: AugmentPart, height: int, width: int) -> None:
 
 
 @final
-class ImageLayout(Layout):
+class ImageLayout(SampleLayout):
     """Images as normalised channels-first floats.
 
     A micro-batch of no samples is two of weight 0, for batch normalisation refuses to train on one.
@@ -98,8 +97,9 @@ class ImageLayout(Layout):
         augment: AugmentPart | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        self._images, self._labels, self._device, self._format = images, labels, device, memory_format
-        self._normalisation, self._augment = (mean, deviation), augment
+        super().__init__(labels, device, resident_images(images, device) if resident else None)
+        self._settings = {"mean": mean, "deviation": deviation, "augment": augment, "memory_format": memory_format}
+        self._images, self._format = images, memory_format
         _, height, width, channels = images.pixels.shape
         self._mean, self._deviation = (
             torch.tensor(each[:channels], device=device).view(-1, 1, 1).expand(channels, 1, 1).contiguous()
@@ -109,45 +109,6 @@ class ImageLayout(Layout):
         if augment is not None and augment.changes_each:
             self._augmentation = Augmentation(augment, height, width, device)
         self._stand_in = np.arange(2) % max(1, len(images.pixels))
-        self._resident = (resident_images(images, device), torch.tensor(labels, device=device)) if resident else None
-        self.reads_ahead = not resident and device.type != "cpu"
-        self._ones = Ones(device)
-        self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
-
-    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch:
-        if not len(ids):
-            return as_filler(self.collate(self._stand_in))
-        at: Tensor | None = None
-        if self._resident is not None:
-            at = to_device(ids, self._device)
-            pixels, labels = self._resident[0], self._resident[1].index_select(0, at)
-        else:
-            sent = self._ahead.take(ids)
-            pixels, labels = sent["pixels"], sent["labels"]
-        change, draws = self._augmentation, None
-        if change is not None and draw is not None:
-            draws = change.draw(len(ids), draw)
-        crop, cutout = (change.crop, change.cutout) if change else (0, 0)
-        last = self._format is torch.channels_last
-        values = gathered_images(pixels, at, draws, self._mean, self._deviation, crop, cutout, last)
-        return Batch({"pixel_values": values}, labels, self._ones(len(ids)))
-
-    def over(self, inputs: Images, labels: NDArray[Any]) -> ImageLayout:
-        return ImageLayout(
-            inputs,
-            labels,
-            self._device,
-            mean=self._normalisation[0],
-            deviation=self._normalisation[1],
-            augment=self._augment,
-            memory_format=self._format,
-        )
-
-    def expect(self, ids: Sequence[Ids]) -> None:
-        self._ahead.expect([each for each in ids if len(each)])
-
-    def close(self) -> None:
-        self._ahead.close()
 
     def size(self, ids: Ids) -> Size:
         return Size(len(ids), len(ids), len(ids) or len(self._stand_in))
@@ -155,13 +116,23 @@ class ImageLayout(Layout):
     def sorted(self, ids: Ids) -> Ids:
         return ids
 
+    def _batch(self, values: dict[str, Tensor], labels: Tensor, weights: Tensor, draw: int | None) -> Batch:
+        change, draws = self._augmentation, None
+        if change is not None and draw is not None:
+            draws = change.draw(len(weights), draw)
+        crop, cutout = (change.crop, change.cutout) if change else (0, 0)
+        last = self._format is torch.channels_last
+        pixels, at = values["pixels"], values.get("at")
+        normalised = gathered_images(pixels, at, draws, self._mean, self._deviation, crop, cutout, last)
+        return Batch({"pixel_values": normalised}, labels, weights)
+
+    def _gathered(self, ids: Ids, slots: int | None, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        at = to_device(ids, self._device)
+        return {"pixels": pixels, "at": at, "labels": labels.index_select(0, at)}
+
     def _shapes(self, ids: Ids) -> Shapes:
-        return {
-            "pixels": ((len(ids), *self._images.pixels.shape[1:]), torch.uint8),
-            "labels": ((len(ids), *self._labels.shape[1:]), torch_dtype(self._labels)),
-        }
+        return {"pixels": ((len(ids), *self._images.pixels.shape[1:]), torch.uint8)}
 
     def _fill(self, ids: Ids, arrays: Arrays) -> None:
-        arrays["labels"][...] = self._labels[ids]  # an id out of range stops here
         # straight into pinned memory, which numpy does in no other mode
         np.take(self._images.pixels, ids, axis=0, out=arrays["pixels"], mode="wrap")

@@ -6,7 +6,6 @@ Shapes: S samples, T positions of the row, P sequences in it: the samples, then 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,10 +16,9 @@ from torch import Tensor
 
 from paceline.contract.errors import DataError
 from paceline.data.dataset import Tokens
-from paceline.data.filler import Ones, as_filler
-from paceline.data.resident import longest, resident_tokens, resident_types
-from paceline.data.transfer import Arrays, ReadAhead, Shapes, to_device, torch_dtype
-from paceline.seams import Batch, Ids, Layout, Packed, Size
+from paceline.data.sample_layout import TokenLayout, spread_evenly
+from paceline.data.transfer import Arrays, Shapes, to_device
+from paceline.seams import Batch, Ids, Packed, Size
 
 SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
 
@@ -71,7 +69,7 @@ class _Row:
 
 
 @final
-class PackedLayout(Layout):
+class PackedLayout(TokenLayout):
     """All samples of a micro-batch in one row, with where each begins; for attention that takes ``cu_seqlens``.
 
     In the row the longest sample stands first, because attention kernels balance better so; labels and weights keep
@@ -106,67 +104,32 @@ class PackedLayout(Layout):
         resident: bool,
         all_types: bool = False,
     ) -> None:
-        self._tokens, self._labels, self._device = tokens, labels, device
-        self._token_types, self._all_types, self._first, self._bucket = token_types, all_types, first_position, bucket
-        self._lengths = tokens.lengths
-        _require_tokens(self._lengths)
-        self._longest, self._stand_in = longest(tokens), np.zeros(1, dtype=np.int64)
+        _require_tokens(tokens.lengths)
+        super().__init__(tokens, labels, device, token_types, all_types, resident)
+        self._settings = {
+            "token_types": token_types,
+            "all_types": all_types,
+            "first_position": first_position,
+            "bucket": bucket,
+        }
+        self._first, self._bucket, self._stand_in = first_position, bucket, np.zeros(1, dtype=np.int64)
         self._fillers = -(-bucket // self._longest) if len(tokens) else 0
-        self._second = tokens.begins_of_second(all_types) if token_types else None
-        self._types = tokens.types if token_types else None
-        self._types_there = resident_types(tokens, device) if resident and token_types else None
         # looked for once: counting takes another pass over each row
         self._skips = first_position > 0 and bool((tokens.flat == first_position - 1).any())
-        self._resident = (resident_tokens(tokens, device), torch.tensor(labels, device=device)) if resident else None
-        self.reads_ahead = not resident and device.type != "cpu"
         # what is read ahead has its shape before the other ranks' is looked at
         self.widens_by = LARGEST_BUCKET if resident else 0
-        self._ones = Ones(device)
-        self._ahead = ReadAhead(self._shapes, self._fill, device, threaded=self.reads_ahead)
-
-    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch:
-        if not len(ids):
-            return as_filler(self.collate(self._stand_in))
-        weights = self._ones(len(ids))
-        row = self._ahead.take(ids) if self._resident is None else self._gathered(ids, slots, *self._resident)
-        packed = Packed(row.pop("cu_seqlens"), row.pop("sequence"), self._longest)
-        labels = row.pop("labels")
-        return Batch(row, labels, weights, packed)
-
-    def over(self, inputs: Tokens, labels: NDArray[Any]) -> PackedLayout:
-        return PackedLayout(
-            inputs,
-            labels,
-            self._device,
-            token_types=self._token_types,
-            all_types=self._all_types,
-            first_position=self._first,
-            bucket=self._bucket,
-            resident=False,
-        )
-
-    def expect(self, ids: Sequence[Ids]) -> None:
-        self._ahead.expect([each for each in ids if len(each)])
-
-    def close(self) -> None:
-        self._ahead.close()
 
     def size(self, ids: Ids) -> Size:
         real = int(self._lengths[ids].sum())
         return Size(len(ids), real, self._rounded(real if len(ids) else int(self._lengths[self._stand_in].sum())))
 
     def sorted(self, ids: Ids) -> Ids:
-        """Every order wastes the same; this one gives all micro-batches about the same total, so that few shapes arise.
+        """Every order wastes the same; this one gives all micro-batches about the same total: few shapes arise."""
+        return spread_evenly(ids, self._lengths)
 
-        Samples by length are visited in steps of the golden ratio, which spreads any number of consecutive ones
-        evenly over the lengths (Weyl 1916: multiples of an irrational number are equidistributed).
-        """
-        by_length = ids[np.argsort(self._lengths[ids], kind="stable")]
-        return by_length[np.argsort(np.arange(len(ids)) * ((math.sqrt(5) - 1) / 2) % 1, kind="stable")]
-
-    @property
-    def _gives_types(self) -> bool:
-        return self._second is not None or self._types is not None
+    def _batch(self, values: dict[str, Tensor], labels: Tensor, weights: Tensor, draw: int | None) -> Batch:
+        packed = Packed(values.pop("cu_seqlens"), values.pop("sequence"), self._longest)
+        return Batch(values, labels, weights, packed)
 
     def _rounded(self, real: int) -> int:
         return -(-real // self._bucket) * self._bucket
@@ -233,7 +196,6 @@ class PackedLayout(Layout):
             **dict.fromkeys(names, (shape, torch.int64)),
             "cu_seqlens": ((len(ids) + self._fillers + 1,), torch.int32),
             "sequence": ((len(ids),), torch.int64),
-            "labels": ((len(ids), *self._labels.shape[1:]), torch_dtype(self._labels)),
         }
 
     def _fill(self, ids: Ids, arrays: Arrays) -> None:
@@ -259,7 +221,6 @@ class PackedLayout(Layout):
             arrays["token_type_ids"][0, row.real :] = self._tokens.pad_type
         arrays["cu_seqlens"][...] = row.bounds
         arrays["sequence"][...] = row.sequence
-        arrays["labels"][...] = self._labels[ids]
 
 
 def _require_tokens(lengths: NDArray[np.int64]) -> None:

@@ -5,7 +5,6 @@ Shapes: S samples, W windows of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.data.dataset import Tokens, ranges
-from paceline.data.filler import Ones
+from paceline.data.sample_layout import Ones, spread_evenly
 from paceline.data.transfer import to_device
 from paceline.seams import Batch, Ids, Layout, Size
 
@@ -68,9 +67,8 @@ class WindowedLayout(Layout):
         return replace(self.of_windows.size(self._windows(ids)), samples=len(ids))
 
     def sorted(self, ids: Ids) -> Ids:
-        """By number of windows in steps of the golden ratio, as ``PackedLayout``: no batch has all of the longest."""
-        by_count = ids[np.argsort(self._counts[ids], kind="stable")]
-        return by_count[np.argsort(np.arange(len(ids)) * ((math.sqrt(5) - 1) / 2) % 1, kind="stable")]
+        """Spread the numbers of windows, so that no batch has all of the longest texts."""
+        return spread_evenly(ids, self._counts)
 
     def batches(self, ids: Ids, batch_size: int) -> list[Ids]:
         """At most ``batch_size`` windows each, where no text alone has more: the memory of as many short texts."""
