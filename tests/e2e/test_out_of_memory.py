@@ -140,8 +140,8 @@ def test_the_error_says_where_what_was_held_and_what_would_fit(
     assert "2 GiB more were asked for, and 1.25 GiB of 31.7 GiB were free; tensors took 28.5 GiB (parameters " in why
     for kind in ("gradients", "optimizer states", "activations and all else"):
         assert kind in why
-    assert fix.startswith("--set loop.micro_batch_size=2, or --set techniques.recompute=true; ")
-    assert "--set loop.on_oom=split" in fix
+    assert fix.startswith('settings=["loop.micro_batch_size=2"], or settings=["techniques.recompute=true"]; ')
+    assert 'settings=["loop.on_oom=split"]' in fix
     assert f"then with one of them paceline train {folder} --resume goes on" in fix
     # nothing is lost, and what was advised is possible
     assert CheckpointStore(folder / "checkpoints", 1).newest().step == 3
@@ -393,7 +393,7 @@ def assert_told(other: Ended, failed: Ended, what: str, rank: int = 1) -> None:
     assert other.error is not None
     assert (failed.error.exit_code, failed.error.kind) == (2, "MemoryFullError")
     assert str(failed.error).startswith(what)
-    assert "--set techniques.recompute=true" in str(failed.error)
+    assert "techniques.recompute=true" in str(failed.error)
     assert (other.error.exit_code, other.error.kind) == (2, "LostRank")
     assert str(other.error).startswith(f"rank {rank} failed: {what}")
 

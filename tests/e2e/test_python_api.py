@@ -268,3 +268,20 @@ def test_importing_costs_nothing() -> None:
     code = "import sys, paceline; dir(paceline); print([n for n in ('torch', 'transformers') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_fix_of_an_error_is_an_argument_that_works(tmp_path: Path) -> None:
+    rows = [{"text": row["text"], "klass": row["label"]} for row in reviews()]
+    with pytest.raises(errors.DataError, match="no label column found") as caught:
+        paceline.train(recipe(), rows, out="run")
+    assert caught.value.fix == 'settings=["data.label=klass"]'
+    settings = ["data.label=klass"]
+    record = paceline.train(recipe(), rows, settings=settings, out="run")
+    assert record.status == "finished"
+    assert paceline.train(SETTINGS, rows, settings=[*settings, "loop.max_steps=1"], out="one").steps == 1
+    with pytest.raises(errors.DataError) as caught:
+        paceline.evaluate("run", data=[{"text": "good"}])
+    assert "--" not in caught.value.fix
+    with pytest.raises(errors.UserError, match=r"optimizer\.lrr") as unknown:
+        paceline.train(recipe(), rows, settings=["optimizer.lrr=3"], out="two")
+    assert unknown.value.fix == 'settings=["optimizer.lr=3"]'

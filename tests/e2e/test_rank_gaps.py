@@ -103,7 +103,7 @@ def test_shards_of_a_number_that_the_ranks_do_not_divide_are_refused_and_nothing
         assert rank.error is not None
         assert rank.error.exit_code == 2
         assert "parallel.shard_size = 2" in str(rank.error)
-        assert "--set parallel.shard_size=null" in str(rank.error)
+        assert "parallel.shard_size=null" in str(rank.error)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     mended = finished(on_ranks(3, meeting(), ["parallel.shard_size=null"], tmp_path / "run"))
     alike(mended, finished(on_ranks(1, "", chosen, tmp_path / "alone")))

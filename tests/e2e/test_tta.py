@@ -147,5 +147,5 @@ def test_what_cannot_be_is_refused(
 
 
 def test_training_on_views_of_texts_is_another_setting(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"--set data\.overflow=windows"):
+    with pytest.raises(RecipeError, match=r"data\.overflow=windows"):
         train_run(tmp_path, model={"source": "absent"}, data={"source": "absent.csv"}, techniques={"tta": ["windows"]})

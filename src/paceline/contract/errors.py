@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C where there was nothing to save: 128 + SIGINT, as shells count."""
@@ -34,8 +34,16 @@ class UserError(PacelineError):
 
     def __init__(self, what: str, why: str = "", fix: str = "") -> None:
         self.what, self.why, self.fix = what, why, fix
-        lines = [what] + [f"  why: {why}"] * bool(why) + [f"  fix: {fix}"] * bool(fix)
-        super().__init__("\n".join(lines))
+        super().__init__(self._message())
+
+    def respell(self, spell: Callable[[str], str]) -> None:
+        """Change how reason and fix are spelled, and with them the message."""
+        self.why, self.fix = spell(self.why), spell(self.fix)
+        self.args = (self._message(),)
+
+    def _message(self) -> str:
+        lines = [self.what] + [f"  why: {self.why}"] * bool(self.why) + [f"  fix: {self.fix}"] * bool(self.fix)
+        return "\n".join(lines)
 
 
 class RecipeError(UserError):

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.contract.errors import INTERRUPTED, PacelineError, UserError
+from paceline.contract.python_fixes import command_line
 from paceline.contract.redaction import without_credentials
 from paceline.memory.expandable import ask_for_it
 from paceline.verbs.commands.bench import bench
@@ -60,7 +61,8 @@ class Commands(TyperGroup):
         """Run the command; a person's error ends with its message and exit code, without a traceback."""
         arguments = [*ctx._protected_args, *ctx.args]
         try:
-            return super().invoke(ctx)
+            with command_line():
+                return super().invoke(ctx)
         except PacelineError as error:
             typer.echo(f"paceline: {without_credentials(str(error))}", err=True)
             raise SystemExit(error.exit_code) from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.contract.errors import UserError
 from paceline.contract.exclusive import exclusive
+from paceline.contract.python_fixes import python_fixes
 from paceline.machine.cluster import TIMEOUT_SECONDS, Place
 from paceline.recipe.trust import Trust
 from paceline.verbs.notices import tell
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.contract.records import EvaluationRecord
 
 
+@python_fixes()
 @exclusive("paceline.evaluate", trains=False)
 def evaluate(
     folder: str | Path,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from paceline.contract.errors import RecipeError, UserError
 from paceline.contract.plain import plain
+from paceline.contract.python_fixes import python_fixes
 from paceline.contract.records import Decision, MemoryPlan
 from paceline.machine.facts import Facts, Gpu, this_machine
 from paceline.machine.gpus import facts_with, gpu_for
@@ -105,9 +106,11 @@ class Plan:
         }
 
 
+@python_fixes()
 def plan(
     recipe: Recipe,
     *,
+    settings: Sequence[str] = (),
     gpu: str | None = None,
     gpus: int | Literal["all"] = 1,
     read_data: bool = False,
@@ -120,6 +123,7 @@ def plan(
 
     Args:
         recipe: the whole run.
+        settings: ``key=value`` changes of the recipe, as ``--set`` takes them on the command line.
         gpu: a GPU's name or an amount of memory, ``h200``, ``a100-80gb``, ``24GiB``; None: this machine's first GPU.
         gpus: GPUs, a process each, or all of this machine; with ``parallel.strategy: dp``, those that the process sees.
         read_data: read and encode the data first, as a run would, to know their lengths. Else they are taken for as
@@ -132,7 +136,7 @@ def plan(
     Example:
         >>> paceline.plan(paceline.Recipe.load("recipes/imdb_bert_large.yaml"), gpu="v100-32gb").fits
     """
-    here = this_machine()
+    recipe, here = recipe.with_settings(settings) if settings else recipe, this_machine()
     if gpus == "all" and gpu is not None:
         why = "all counts this machine's GPUs, and the plan is of another"
         raise UserError(f"--gpus all with --gpu {gpu}", why, f"--gpu {gpu} --gpus 8, or as many as there will be")

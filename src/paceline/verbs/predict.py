@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from paceline.contract.errors import UserError, excerpt
 from paceline.contract.exclusive import exclusive
+from paceline.contract.python_fixes import python_fixes
 from paceline.recipe.trust import Trust
 from paceline.verbs.notices import counter, tell
 
@@ -52,6 +53,7 @@ def predict(
     trust_references: bool = False,
     safe_csv: bool = False,
 ) -> int: ...
+@python_fixes()
 @exclusive("paceline.predict", trains=False)
 def predict(
     folder: str | Path,

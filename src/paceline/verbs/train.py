@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from paceline.contract.errors import CheckpointError, RecipeError
 from paceline.contract.exclusive import exclusive
 from paceline.contract.plain import plain
+from paceline.contract.python_fixes import python_fixes
 from paceline.contract.stop import NOT_BEGUN, Stop
 from paceline.contract.stopwatch import Stopwatch
 from paceline.machine.cluster import TIMEOUT_SECONDS, Place, find_place
 from paceline.machine.facts import Facts, this_machine
-from paceline.recipe import Recipe
+from paceline.recipe import Recipe, merge
 from paceline.recipe.choose import choose
 from paceline.recipe.techniques import opened
 from paceline.recipe.trust import NONE, Trust, is_of_a_run, require_trust
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 _SHARED = "resume where every rank sees the same run folder: on storage that all machines share, or on one machine"
 
 
+@python_fixes()
 @exclusive("paceline.train", trains=True)
 def train(
     recipe: Recipe | Mapping[str, Any] | str | Path,
     data: object | None = None,
     *,
+    settings: Sequence[str] = (),
     out: str | Path | None = None,
     gpus: int | Literal["all"] | None = None,
     processes: int | None = None,
@@ -50,6 +53,7 @@ def train(
         recipe: the whole run; or what makes it: nested plain data, or the path of a YAML file.
         data: in place of ``recipe.data.source``: rows in memory (a DataFrame, a datasets.Dataset, a dict of columns,
             texts and labels as a tuple, a list of dicts, ...; by split as a dict of these), or another source as text.
+        settings: ``key=value`` changes of the recipe, as ``--set`` takes them on the command line.
         out: the run folder; None: ``runs/<name>-<time>``. Where torchrun, or a scheduler that has requeued the job,
             starts the ranks again, the run that they had begun there goes on.
         gpus: train on this many GPUs of this machine, or all of them, a process each; ``--gpus`` on the command line.
@@ -71,7 +75,7 @@ def train(
         >>> recipe = {"model": {"source": "distilbert-base-uncased"}, "data": {"source": "reviews.csv"}}
         >>> paceline.train(recipe).final["test"]["accuracy"]
     """
-    recipe, data = _settled(recipe, data)
+    recipe, data = _settled(recipe, data, settings)
     if gpus is not None or processes is not None:
         from paceline.verbs.launch.from_python import train_on_ranks
 
@@ -123,14 +127,16 @@ def train(
         )
 
 
-def _settled(recipe: object, data: object) -> tuple[Recipe, object]:
+def _settled(recipe: object, data: object, settings: Sequence[str]) -> tuple[Recipe, object]:
     """A recipe out of what makes one, and rows; a source in place of rows is the recipe's."""
     if isinstance(recipe, str | Path):
-        path, recipe = Path(recipe), Recipe.load(recipe)
+        path, recipe = Path(recipe), Recipe.load(recipe, settings)
         if is_of_a_run(path):
             require_trust(recipe, path, NONE)
     elif isinstance(recipe, Mapping):
-        recipe = Recipe.parse(recipe)
+        recipe = Recipe.parse(merge(recipe, settings))
+    elif isinstance(recipe, Recipe) and settings:
+        recipe = recipe.with_settings(settings)
     if not isinstance(recipe, Recipe):
         what = f"train: a recipe of type {type(recipe).__name__}"
         raise RecipeError(what, "it is a Recipe, a dict of settings or the path of a YAML file", 'train("recipe.yaml")')
@@ -140,6 +146,7 @@ def _settled(recipe: object, data: object) -> tuple[Recipe, object]:
     return recipe, data
 
 
+@python_fixes()
 @exclusive("paceline.resume", trains=True)
 def resume(
     folder: str | Path,
