@@ -97,11 +97,10 @@ def cache_folder(turn: Turn, folder: Path) -> Path:
 
 def paceline_options(cell: Cell, *, on_gpus: bool) -> list[str]:
     """The cell's batch, number of steps and processes, as options of ``paceline train``."""
-    settings: dict[str, Any] = {"loop.batch_size": cell.batch_size}
-    if not cell.whole:
-        settings["loop.max_steps"] = cell.settings["warm_up"] + cell.settings["measured"]
-        if "precision" in cell.settings:
-            settings["techniques.precision"] = cell.settings["precision"]
+    steps = cell.settings["warm_up"] + cell.settings["measured"]
+    settings: dict[str, Any] = {"loop.batch_size": cell.batch_size, "loop.max_steps": steps}
+    if "precision" in cell.settings:
+        settings["techniques.precision"] = cell.settings["precision"]
     options = set_options({**settings, **cell.recipe_settings})
     if cell.processes > 1:
         options += ["--gpus" if on_gpus else "--processes", str(cell.processes)]
@@ -146,8 +145,6 @@ def _of_paceline(cell: Cell, trained: Trained, workload: Path | None) -> Record:
         path=told.get("execution"),
         final=told.get("final"),
     )
-    if cell.whole:
-        return {**found, "steps": told["steps"], "samples_per_second": told["samples_per_second"]}
     early = (told.get("execution") or {}).get("early_pooling") == "the last block"
     return {**found, **_window(cell, steps, workload, early=early)}
 

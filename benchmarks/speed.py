@@ -11,19 +11,15 @@ measured and how.
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from measurements import ROOT, cache_folder, identity, measure, mfu
-from suites import Book, Turn, Workload, read_book, turns
+from suites import Book, Turn, read_book, turns
 from tables import render
 
 from paceline.bench.budget import expected_seconds
@@ -76,7 +72,7 @@ class Recipes:
             if self._given[need] is None:
                 raise SystemExit(f"{name}: give --{need}")
         if "data" in workload.needs:
-            settings["data.source"] = str(self._data(workload))
+            settings["data.source"] = str(Path(str(self._given["data"])).resolve())
         if "tokenizer" in workload.needs:
             settings["model.tokenizer"] = str(Path(str(self._given["tokenizer"])).resolve())
         return [str(HERE / "recipes" / workload.recipe), *set_options(settings)]
@@ -94,16 +90,6 @@ class Recipes:
         subprocess.run(command, check=True, env=environment(cache, sources=(SOURCE,)), cwd=ROOT, stdout=sys.stderr)
         made_of.write_text(json.dumps(options))
         return folder
-
-    def _data(self, workload: Workload) -> Path:
-        given = Path(str(self._given["data"])).resolve()
-        if not workload.csv or given.suffix == ".csv":
-            return given
-        made = self._folder / "data" / f"{given.name.partition('.')[0]}.csv"
-        if not made.exists():
-            made.parent.mkdir(exist_ok=True)
-            _write_csv(given, made)
-        return made
 
 
 def _take(turn: Turn, recipes: Recipes, folder: Path, ends: float, machine: Facts) -> Record:
@@ -168,18 +154,6 @@ def _commit() -> str | None:
     """None where there is no git, or no repository."""
     state = git_state(ROOT)
     return state["commit"] + (", with changes" if state["dirty"] else "") if state else None
-
-
-def _write_csv(source: Path, path: Path) -> None:
-    """Text and label of JSON lines as a CSV."""
-
-    unfinished = path.with_suffix(".part")
-    opener: Any = gzip.open if source.suffix == ".gz" else open
-    with unfinished.open("w", encoding="utf-8", newline="") as file, opener(source, "rt", encoding="utf-8") as lines:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        writer.writerows((row["text"], row["label"]) for row in map(json.loads, lines))
-    os.replace(unfinished, path)
 
 
 def _arguments(book: Book) -> argparse.Namespace:

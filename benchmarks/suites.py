@@ -28,7 +28,6 @@ class Workload(Entry):
     recipe: str = Field(description="A file of benchmarks/recipes.")
     settings: dict[str, Any] = Field({}, alias="set", description="Changes of the recipe, by dotted path.")
     needs: tuple[Literal["data", "tokenizer"], ...] = Field((), description="Given on the command line.")
-    csv: bool = Field(False, description="Turn the data into a CSV first.")
 
 
 class Contender(Entry):
@@ -51,9 +50,7 @@ class Group(Entry):
         {},
         description="For every contender; warm_up and measured are numbers of steps. A contender's own go before.",
     )
-    whole: bool = Field(False, description="The recipe from start to end, instead of a window of steps.")
     cold: int = Field(1, ge=0, description="Cells with empty caches.")
-    warm: bool = Field(True, description="Rounds with the caches that the cold cell left.")
     limit_seconds: float = Field(300, gt=0, description="Wall time of a cell.")
 
     @model_validator(mode="after")
@@ -89,10 +86,9 @@ class Cell:
     """The same on one process, which linear growth is counted from."""
     script: str | None
     settings: Mapping[str, Any]
-    """For a contender's script; empty for a whole run of paceline."""
+    """For a contender's script."""
     recipe_settings: Mapping[str, Any]
     """For paceline."""
-    whole: bool
     limit_seconds: float
 
     @property
@@ -129,7 +125,7 @@ def turns(book: Book, suite: str, rounds: int, only: str | None = None) -> Itera
             every = (cell for number in group.processes for cell in _cells(book, suite, group, size, number))
             cells = [cell for cell in every if only is None or fnmatch(cell.name, f"*{only}*")]
             yield from (Turn(cell, True, number) for number in range(group.cold) for cell in cells)
-            yield from (Turn(cell, False, number) for cell, number in in_turns(cells, rounds if group.warm else 0))
+            yield from (Turn(cell, False, number) for cell, number in in_turns(cells, rounds))
 
 
 def _cells(book: Book, suite: str, group: Group, size: int, processes: int) -> Iterator[Cell]:
@@ -148,8 +144,7 @@ def _cells(book: Book, suite: str, group: Group, size: int, processes: int) -> I
             work=work_of_one + sharing,
             work_of_one=work_of_one,
             script=contender.script,
-            settings={} if group.whole else settings,
+            settings=settings,
             recipe_settings=contender.set,
-            whole=group.whole,
             limit_seconds=group.limit_seconds,
         )
