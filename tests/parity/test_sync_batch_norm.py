@@ -152,7 +152,7 @@ class _Exactly:
     def __init__(self, layout: Any, pixels: np.ndarray) -> None:
         self._layout, self._pixels = layout, pixels
 
-    def collate(self, ids: np.ndarray, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Any:
+    def collate(self, ids: np.ndarray, draw: int | None = None, *, slots: int | None = None) -> Any:
         batch = self._layout.collate(ids)
         exact = floats(self._pixels[ids if len(ids) else [0, 1]])
         return replace(batch, inputs={"pixel_values": exact})

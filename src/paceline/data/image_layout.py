@@ -78,7 +78,6 @@ class ImageLayout(SampleLayout):
         deviation: standard deviation per channel.
         resident: keep all pixels on the device and gather there.
         augment: random changes of the batches that are given a ``draw``.
-        seed: of what is drawn once for the whole run.
         memory_format: how [S, C, H, W] lies in memory; ``torch.channels_last`` saves a copy, since pixels come so.
 
     Raises:

@@ -79,7 +79,7 @@ class SampleLayout(Layout):
         self._ones = Ones(device)
         self._ahead = ReadAhead(self._all_shapes, self._fill_all, device, threaded=self.reads_ahead)
 
-    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch:
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
         if not len(ids):
             return as_filler(self.collate(self._stand_in))
         weights = self._ones(len(ids))

@@ -39,8 +39,8 @@ class WindowedLayout(Layout):
         self._ones = Ones(device)
         self.reads_ahead = of_windows.reads_ahead
 
-    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch:
-        batch = self.of_windows.collate(self._windows(ids), draw, slots=slots, epoch=epoch)
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
+        batch = self.of_windows.collate(self._windows(ids), draw, slots=slots)
         counts = self._counts[ids]
         if (counts == 1).all():  # also of no samples
             return batch

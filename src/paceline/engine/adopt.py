@@ -242,7 +242,7 @@ class AdoptedEngine:
         self._engine.close()
 
 
-def _no_samples(ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> NoReturn:
+def _no_samples(ids: Ids, draw: int | None = None, *, slots: int | None = None) -> NoReturn:
     raise TypeError("micro-batches are made by the loop that adopted the engine")
 
 

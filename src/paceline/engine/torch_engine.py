@@ -33,7 +33,7 @@ SEVERAL = "shards' gradients of a step of several micro-batches are kept whole b
 class Collate(Protocol):
     """Makes a micro-batch of samples, as ``Layout.collate``."""
 
-    def __call__(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch: ...
+    def __call__(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch: ...
 
 
 @final
@@ -139,10 +139,10 @@ class TorchEngine(Engine):
         at, draw, other = (given.step, index, self._world.rank), None, None
         if self._seed is not None:
             draw, other = (augmentation_seed(self._seed, *at, of_partners=which) for which in (False, True))
-        batch = self._collate(given.microbatches[index], draw, slots=given.width(index), epoch=given.epoch)
+        batch = self._collate(given.microbatches[index], draw, slots=given.width(index))
         if given.mix is None:
             return batch
-        return mixed_batch(batch, self._collate(given.partners[index], other, epoch=given.epoch), given.mix)
+        return mixed_batch(batch, self._collate(given.partners[index], other), given.mix)
 
     def accumulate_batches(
         self, batches: Iterable[Any], denominator: float, *, step: int = 0, same_shapes: bool = True

@@ -235,9 +235,9 @@ class _Noted(Layout):
         self._layout, self._ledger = layout, ledger
         self.widens_by = layout.widens_by
 
-    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch:
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
         with self._ledger.during("batch"):
-            return self._layout.collate(ids, draw, slots=slots, epoch=epoch)
+            return self._layout.collate(ids, draw, slots=slots)
 
     def over(self, inputs: Any, labels: Any) -> Layout:
         return self._layout.over(inputs, labels)

@@ -112,7 +112,7 @@ class Course:
         """
         plan = self.plan(at)
         denominator = self._build.task.denominator(self._dataset.labels[plan.samples])
-        return self._shared(at, self._mixed(plan, StepInput(step, plan.microbatches, denominator, epoch=at.epoch)))
+        return self._shared(at, self._mixed(plan, StepInput(step, plan.microbatches, denominator)))
 
     def own_share(self, at: OrderState) -> float:
         """Return what part of the denominator of the step at ``at`` is of this rank's samples; 0 where it has none."""

@@ -38,8 +38,6 @@ class StepInput:
     """Label count of the global batch; with class weights, the sum of its labels' weights."""
     widths: tuple[int | None, ...] = ()
     """Positions that each micro-batch is filled up to; None, or no entry: as wide as it is by itself."""
-    epoch: int = 0
-    """Counted from 0; some augmentations go by it."""
     same_shapes: bool = True
     """Whether the micro-batches of all ranks have the same shapes: where ranks meet within a pass, it can be captured
     only then. The same on all ranks."""

@@ -15,13 +15,12 @@ class Layout(ABC):
     """How samples become batches on the device."""
 
     @abstractmethod
-    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None, epoch: int = 0) -> Batch:
+    def collate(self, ids: Ids, draw: int | None = None, *, slots: int | None = None) -> Batch:
         """The micro-batch of these samples, in the order of ``ids``.
 
         Args:
             draw: seed of random augmentation; None: none, as in every evaluation.
             slots: positions to make it as wide as, at most ``widens_by`` more than it has by itself.
-            epoch: counted from 0; some augmentations go by it.
         """
 
     @abstractmethod

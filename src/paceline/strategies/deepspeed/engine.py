@@ -184,7 +184,7 @@ class DeepSpeedEngine(Engine):
     def _made(self, given: StepInput, index: int) -> Batch:
         """The step's micro-batch number ``index``, on the device."""
         draw = augmentation_seed(self._seed, given.step, index, self._world.rank)
-        return self._collate(given.microbatches[index], draw, slots=given.width(index), epoch=given.epoch)
+        return self._collate(given.microbatches[index], draw, slots=given.width(index))
 
     def _backward(self, loss: Tensor, *, last: bool) -> None:
         self._theirs.set_gradient_accumulation_boundary(last)
