@@ -347,6 +347,7 @@ def losses(told: dict[str, Any]) -> dict[str, list[float]]:
     return {cell["rung"]: cell["losses"] for cell in told["cells"]}
 
 
+@pytest.mark.slow
 def test_a_tiny_bench_does_the_same_work_on_each_rung_and_keeps_its_order(
     paceline: Paceline, recipe: Recipe, tmp_path: Path
 ) -> None:

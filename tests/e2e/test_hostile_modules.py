@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.commands import reviews, write_csv
+from tests.testing.marks import slow_except
 from tests.testing.tiny import tiny_bert_config, write_tiny_model
 
 pytestmark = pytest.mark.timeout(400)
@@ -21,11 +22,9 @@ SHORT = ["--set", "loop.max_steps=2", "--set", "device=cpu", "--set", "observe.r
 SLURM = ["launch", "slurm", "recipe.yaml", "--processes", "1", "--dry-run"]
 TORCHRUN = ["launch", "torchrun", "recipe.yaml", "--hosts", "a,b", "--processes", "1"]
 
-FAST = {
+VERBS = {
     "plan": ["plan", "recipe.yaml", "--gpu", "24GiB", "--set", "device=auto"],
     "check": ["check", "recipe.yaml", "--only", "ranks"],
-}
-SLOW = {
     "ranks": ["train", "recipe.yaml", *SHORT, "--processes", "2"],
     "train": ["train", "recipe.yaml", *SHORT],
     "resume": ["train", "run", "--resume", "--set", "loop.max_steps=3", "--set", "schedule.type=constant"],
@@ -93,8 +92,8 @@ def paceline_script() -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        *(pytest.param(words, id=name) for name, words in FAST.items()),
-        *(pytest.param(words, id=name, marks=pytest.mark.slow) for name, words in SLOW.items()),
+        # that each Python is started by one function, with -P, is a test of the source: architecture/test_safety
+        *(pytest.param(words, id=name, marks=pytest.mark.slow) for name, words in VERBS.items()),
     ],
 )
 def test_no_verb_runs_a_file_of_the_current_folder(hostile: Path, words: list[str]) -> None:
@@ -107,7 +106,7 @@ def test_no_verb_runs_a_file_of_the_current_folder(hostile: Path, words: list[st
 def test_every_verb_is_walked() -> None:
     from paceline.verbs.cli import app
 
-    walked = {words[0] for words in (*FAST.values(), *SLOW.values())}
+    walked = {words[0] for words in VERBS.values()}
     verbs = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     # the first two fetch from the network, in this process; the demo trains as train does, for minutes
     assert verbs - walked == {"data", "restore", "demo"}, "the list above lacks a verb"
@@ -148,7 +147,7 @@ class Model(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize("start", ["script", "-m"])
+@pytest.mark.parametrize("start", slow_except(["script", "-m"], "-m"))
 def test_functions_that_a_recipe_names_are_in_the_current_folder(hostile: Path, tmp_path: Path, start: str) -> None:
     (tmp_path / "mine.py").write_text(FACTORY)
     (tmp_path / "neighbour.py").write_text(NEIGHBOUR)

@@ -584,6 +584,7 @@ def test_parameter_groups_with_schedules_of_their_own(paceline: Paceline, train:
     assert (np.diff(rates[2:, 1]) < 0).all()
 
 
+@pytest.mark.slow
 def test_ways_of_computing_the_same(train: Train, tmp_path: Path) -> None:
     write_csv(tmp_path / "data.csv", reviews())
     recipe = {"model": BERT, "data": {"source": "data.csv"}}
@@ -595,6 +596,7 @@ def test_ways_of_computing_the_same(train: Train, tmp_path: Path) -> None:
         assert pieces[split]["loss"] == pytest.approx(metrics["loss"], rel=1e-4), "micro-batches add up to the batch"
 
 
+@pytest.mark.slow
 def test_early_stopping_and_the_last_weights(paceline: Paceline, train: Train, tmp_path: Path) -> None:
     write_csv(tmp_path / "data.csv", reviews())
     recipe = {"model": BERT, "data": {"source": "data.csv"}, "optimizer": {"lr": 1e-12}, "loop": {"epochs": 9}}

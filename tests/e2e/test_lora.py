@@ -110,6 +110,7 @@ def test_random_weights_need_to_be_saved_whole(reviews: Path, tmp_path: Path) ->
     assert library.evaluate(tmp_path / "run", split="test").loss > 0
 
 
+@pytest.mark.slow
 def test_adapters_learn_what_all_weights_learn(reviews: Path, tmp_path: Path) -> None:
     """The head alone learns nothing of these texts: adapters win most of what all weights do."""
     base = write_tiny_model(tmp_path / "base", tiny_bert_config(initializer_range=0.3))

@@ -16,6 +16,7 @@ from paceline.prepare import preparation
 from paceline.run import inference
 from tests.e2e.conftest import rows
 from tests.e2e.whole_runs import recipe
+from tests.testing.marks import slow_except
 from tests.testing.tiny import tiny_resnet_config
 
 SHORT = {"max_steps": 4, "epochs": 1}
@@ -76,7 +77,7 @@ def imported(pretrained: Path, reviews: Path, tmp_path_factory: pytest.TempPathF
     paceline.train(recipe(pretrained, reviews, loop=SHORT), out=tmp_path_factory.mktemp("first") / "run")
 
 
-@pytest.mark.parametrize("name", OF_TEXTS)
+@pytest.mark.parametrize("name", slow_except(OF_TEXTS, "auto", "all", "lora"))
 def test_of_texts(
     name: str,
     pretrained: Path,
@@ -93,7 +94,7 @@ def test_of_texts(
     assert_freed(models)
 
 
-@pytest.mark.parametrize("name", OF_IMAGES)
+@pytest.mark.parametrize("name", slow_except(OF_IMAGES, "images"))
 def test_of_images(name: str, tmp_path: Path, models: list[weakref.ref[nn.Module]], uncollected: None) -> None:
     base: dict[str, Any] = {
         "model": {"config": tiny_resnet_config()},

@@ -31,6 +31,7 @@ from tests.e2e.commands import in_process
 from tests.e2e.ranks import Ended, Trouble, on_ranks, one_rank
 from tests.e2e.whole_runs import Disturb, outcome, recipe
 from tests.testing.distributed import run_processes
+from tests.testing.marks import slow_except
 from tests.testing.tiny import tiny_bert_config, tiny_resnet_config, write_tiny_model
 
 pytestmark = pytest.mark.timeout(120)
@@ -207,6 +208,7 @@ def test_an_evaluation_that_cannot_be_smaller_is_given_up(
     assert CheckpointStore(tmp_path / "run" / "checkpoints", 1).newest().step == 5
 
 
+@pytest.mark.slow
 def test_a_run_split_from_the_start_is_the_run_of_small_micro_batches_bit_for_bit(
     pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +229,7 @@ def test_a_run_split_from_the_start_is_the_run_of_small_micro_batches_bit_for_bi
     assert "out of memory" in told[-1].reason
 
 
-@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("in_backward", slow_except([False, True], True))
 def test_a_run_split_at_a_step_is_the_run_resumed_there_with_small_micro_batches_bit_for_bit(
     in_backward: bool,
     pretrained: Path,

@@ -16,6 +16,7 @@ from paceline.contract.errors import RecipeError
 from paceline.models.saved import load_saved
 from tests.e2e.commands import reviews, write_csv
 from tests.e2e.test_inference import train_run
+from tests.testing.marks import slow_except
 from tests.testing.tiny import write_tiny_model
 
 CHOICES: dict[str, dict[str, Any]] = {
@@ -55,7 +56,7 @@ def by_hand(run: Path, text: str, choice: str) -> list[float]:
     return logits.amax(0).softmax(-1).tolist()
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", slow_except(CHOICES, "windows"))
 def test_a_saved_run_keeps_the_choice(tmp_path: Path, choice: str) -> None:
     data = write_csv(tmp_path / "reviews.csv", long_reviews(60))
     run = train_run(tmp_path, data, max_length=MAX_LENGTH, **CHOICES[choice])
@@ -127,7 +128,7 @@ def train_on(model: Path, folder: Path, *settings: str) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("kept", ["nothing set", "head", "tail"])
+@pytest.mark.parametrize("kept", slow_except(["nothing set", "head", "tail"], "nothing set"))
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_what_is_kept_is_what_is_said_in_console_predictions_and_transformers(
     tmp_path: Path, side: str, kept: str, capsys: pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ from paceline.contract.errors import Preempted
 from paceline.verbs.evaluate import evaluate
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import Disturb, assert_same, lines, outcome, recipe
+from tests.testing.marks import slow_except
 
 NARROW = {"precision": "pure_bf16"}
 
@@ -29,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_except(VARIANTS, "stochastic", "by depth, one cycle"))
 def test_a_run_goes_on_to_the_bit_and_its_model_can_be_used(
     variant: str, pretrained: Path, reviews: Path, tmp_path: Path, disturb: Disturb
 ) -> None:

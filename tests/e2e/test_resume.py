@@ -26,6 +26,7 @@ from tests.e2e.whole_runs import (
     outcome,
     recipe,
 )
+from tests.testing.marks import slow_except
 from tests.testing.tiny import tiny_bert_config
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -72,11 +73,8 @@ def stopped(chosen: Recipe, folder: Path, disturb: Disturb, at: int) -> None:
         train(chosen, out=folder)
 
 
-EACH_STEP = [
-    at if at in (1, 2, STEPS // 2, STEPS // 2 + 1, STEPS) else pytest.param(at, marks=pytest.mark.slow)
-    for at in range(1, STEPS + 1)
-]
-"""The first, the last, and those about the end of an epoch; `make test-full` stops at all."""
+EACH_STEP = slow_except(range(1, STEPS + 1), 1, STEPS // 2, STEPS)
+"""The first, the last, and the end of an epoch; `make test-full` stops at all."""
 
 
 @pytest.mark.parametrize("at", EACH_STEP)
@@ -107,7 +105,10 @@ def test_crashed_in_the_middle_of_any_step(
     assert_same(outcome(resume(tmp_path / "run")), expected("plain"))
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "plain"])
+@pytest.mark.parametrize(
+    "variant",
+    slow_except((name for name in VARIANTS if name != "plain"), "lora", "windows", "pure bf16", "balanced sampler"),
+)
 @pytest.mark.parametrize("at", [pytest.param(4, marks=pytest.mark.slow), 5, pytest.param(9, marks=pytest.mark.slow)])
 def test_every_kind_of_run(
     variant: str, at: int, expected: Any, pretrained: Path, reviews: Path, tmp_path: Path, disturb: Disturb
@@ -130,7 +131,7 @@ def test_stopped_again_and_again(
     assert [start["first_step"] for start in starts] == [0, 2, 3, 5, 9, 12]
 
 
-@pytest.mark.parametrize("at", [7, 10])
+@pytest.mark.parametrize("at", slow_except([7, 10], 10))
 def test_early_stopping_counts_on(at: int, pretrained: Path, reviews: Path, tmp_path: Path, disturb: Disturb) -> None:
     """Evaluations after steps 2, 4, 6, ... with a metric that never gains: the run ends by itself after step 10."""
     chosen = recipe(
@@ -267,7 +268,7 @@ def test_other_data_are_refused(halfway: Path) -> None:
     assert resume(halfway, [f"data.source={data}"]).status == "finished"
 
 
-@pytest.mark.parametrize("change", ["data", "metric"])
+@pytest.mark.parametrize("change", slow_except(["data", "metric"], "data"))
 def test_what_is_measured_otherwise_is_judged_anew(
     pretrained: Path, reviews: Path, tmp_path: Path, change: str
 ) -> None:

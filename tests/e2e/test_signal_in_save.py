@@ -14,9 +14,10 @@ from paceline.run.checkpoint import store
 from paceline.run.checkpoint.store import CheckpointStore
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import assert_same, outcome, recipe
+from tests.testing.marks import slow_except
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", slow_except([1, 3], 3))
 @pytest.mark.parametrize("at", ["save_file", "digest", "write_atomically"], ids=["a tensor", "a sum", "the marker"])
 def test_a_save_under_way_is_seen_through(
     at: str, times: int, pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from paceline.engine import torch_engine
 from paceline.run.checkpoint.store import CheckpointStore
 from paceline.verbs.train import resume, train
 from tests.e2e.whole_runs import STEPS, Crashed, Disturb, assert_same, lines, outcome, recipe
+from tests.testing.marks import slow_except
 
 TERM, INTERRUPT = signal.SIGTERM, signal.SIGINT
 
@@ -101,7 +102,7 @@ def test_a_second_ctrl_c_interrupts_at_once(
     assert_same(outcome(resume(tmp_path / "run")), whole)
 
 
-@pytest.mark.parametrize("interrupted", [1, 2])
+@pytest.mark.parametrize("interrupted", slow_except([1, 2], 2))
 def test_an_evaluation_is_broken_off_and_done_again(
     interrupted: int, pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +184,9 @@ def test_a_warm_up_is_broken_off_without_a_word_of_torchs(
     assert train(chosen, out=folder).status == "finished", "its folder was not given way to"
 
 
-@pytest.mark.parametrize("optimizer", [{}, {"type": "sgd", "lr": 0.05}], ids=["adamw", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer", [{}, pytest.param({"type": "sgd", "lr": 0.05}, marks=pytest.mark.slow)], ids=["adamw", "sgd"]
+)
 def test_between_the_first_record_and_the_first_step(
     optimizer: dict[str, Any], pretrained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +324,7 @@ def test_training_works_where_the_caller_has_turned_gradients_off(
         assert_same(outcome(train(recipe(pretrained, reviews), out=tmp_path / "inference")), whole)
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_bits_and_others_do_not(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
     def run(name: str, **changes: Any) -> Any:
         torch.manual_seed(len(name))  # a caller's random state is of no account

@@ -31,7 +31,7 @@ VERBS = {
     "evaluate": ["evaluate", "run"],
     "slurm": ["launch", "slurm", "recipe.yaml", "--processes", "1", "--dry-run"],
 }
-LIGHT = ("schema", "techniques", "doctor", "help")
+LIGHT = ("schema", "techniques", "help")
 """Without torch."""
 
 

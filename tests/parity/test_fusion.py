@@ -32,6 +32,7 @@ from paceline.techniques.recompute import apply_recompute
 from tests.parity.driving import assembled, recipe, train
 from tests.parity.reference import tiny_model
 from tests.parity.test_compile import EACH_FAMILY, FAMILIES, TOTALS, WIDTH, made_model, packed_loss, packed_model
+from tests.testing.marks import slow_except
 from tests.unit.kernels.test_residual_norm import kept
 
 pytestmark = [
@@ -109,9 +110,7 @@ def assert_as_near(exact: nn.Module, plain: nn.Module, found: nn.Module, factor:
 
 @pytest.mark.parametrize("backend", EACH)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if "roberta" in kind else kind for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", slow_except(KINDS, "bert", "modernbert"))
 def test_gradients_are_as_near_fp32_as_those_of_autocast(kind: str, layout: str, backend: str) -> None:
     make = packed_model if layout == "packed" else made_model
     (exact, _), (plain, _), (found, blocks) = make(kind), make(kind), make(kind)
@@ -186,7 +185,7 @@ class Given(nn.Module):
         return hidden * self.masks.pop(0).to(hidden.dtype)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 @pytest.mark.parametrize("kind", ["bert", "distilbert"])
 def test_the_backward_pass_uses_the_masks_of_the_forward_pass(kind: str, backend: str) -> None:
     (exact, exact_blocks), (plain, plain_blocks), (found, blocks) = (packed_model(kind) for _ in range(3))
@@ -214,7 +213,7 @@ def test_the_backward_pass_uses_the_masks_of_the_forward_pass(kind: str, backend
     assert_as_near(exact, plain, found)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_a_recomputed_block_drops_the_same_again(backend: str) -> None:
     """Traced only, too, where torch leaves random states to a compiler that is not there."""
     found = []
@@ -577,7 +576,7 @@ def test_the_narrow_copy_goes_on_where_nothing_comes_between() -> None:
     assert gone[2] is copies[1]
 
 
-@pytest.mark.parametrize("kind", ["distilbert", "bert"])
+@pytest.mark.parametrize("kind", slow_except(["distilbert", "bert"], "bert"))
 def test_the_embeddings_hand_their_copy_to_the_first_block(kind: str) -> None:
     (exact, _), (plain, _), (found, blocks) = (made_model(kind) for _ in range(3))
     taken: list[Any] = []

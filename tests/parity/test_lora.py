@@ -103,7 +103,13 @@ TOGETHER = {
 
 @pytest.mark.parametrize(
     ("name", "dora"),
-    [("packed", False), ("packed", True), ("recomputed", False), ("recomputed", True), ("compiled", False)],
+    [
+        ("packed", False),
+        ("packed", True),
+        ("recomputed", False),
+        ("recomputed", True),
+        pytest.param("compiled", False, marks=pytest.mark.slow),
+    ],
 )
 def test_weights_are_those_of_plain_peft_beside_other_techniques(
     name: str, dora: bool, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ from tests.distributed import splitting
 from tests.parity import driving, test_fsdp
 from tests.parity.reference import STEPS, batches, linear_schedule, padded, samples, tiny_model
 from tests.testing.distributed import run_distributed
+from tests.testing.marks import slow_except
 
 ROOM = 8
 """Tokens of a window, where texts have 3 to 24."""
@@ -81,7 +82,7 @@ def by_hand(model: nn.Module, how: str) -> list[float]:
 
 @pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("how", ["mean", "max"])
-@pytest.mark.parametrize("micro", [None, 3], ids=["whole", "micro-batches"])
+@pytest.mark.parametrize("micro", slow_except([None, 3], 3), ids=["whole", "micro-batches"])
 def test_training_on_windows_is_that_of_a_plain_loop(
     how: str, packs: bool, micro: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_checkpoint_that_lacks_weights_outside_the_head_needs_whole_weights(tm
     assert caught.value.fix == "--set model.lora.merge=true"
 
 
+@pytest.mark.slow
 def test_of_the_hub_the_commit_is_kept_and_loaded_again(bases: dict[str, Path], tmp_path: Path) -> None:
     """In a process of its own: where the Hub is, is settled once a process."""
     program = f"""
