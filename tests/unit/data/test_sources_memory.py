@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import polars
 import pyarrow
 import pytest
 import torch
@@ -43,29 +44,16 @@ class Stream:
         return iter([dict(row) if isinstance(row, dict) else row for row in self._rows])
 
 
-class Polars:
-    """What paceline asks of a polars.DataFrame: iterating gives its columns."""
+class OtherFrame:
+    """A frame of a library that narwhals does not know, with polars' method; iterating gives its columns."""
 
-    def __init__(self, rows: Any) -> None:
-        self._frame = pandas.DataFrame(rows)
-        self.columns = list(self._frame.columns)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self._frame[name] for name in self.columns)
-
-    def collect_schema(self) -> None: ...
-
-    def iter_rows(self) -> Iterator[tuple[Any, ...]]:
-        return self._frame.itertuples(index=False, name=None)
-
-
-class LazyFrame:
     columns = ("text", "label")
 
-    def collect_schema(self) -> None: ...
+    def __iter__(self) -> Iterator[Any]:
+        return iter(pandas.DataFrame(DICTS).items())
 
-    def collect(self) -> Polars:
-        return Polars(DICTS)
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return DICTS
 
 
 class Arrow:
@@ -92,8 +80,11 @@ PAIRS = list(zip(TEXTS, LABELS, strict=True))
 CONTAINERS = {
     "stream": lambda: Stream(DICTS),
     "stream with columns": lambda: Stream(DICTS, ["text", "label"]),
-    "polars": lambda: Polars(DICTS),
-    "lazy polars": LazyFrame,
+    "pandas": lambda: pandas.DataFrame(DICTS),
+    "polars": lambda: polars.DataFrame(DICTS),
+    "lazy polars": lambda: polars.LazyFrame(DICTS),
+    "polars categories": lambda: polars.DataFrame(DICTS, schema_overrides={"label": polars.Categorical}),
+    "frame of another library": OtherFrame,
     "arrow table": lambda: pyarrow.Table.from_pylist(DICTS),
     "arrow batch": lambda: pyarrow.RecordBatch.from_pylist(DICTS),
     "arrow stream": Arrow,
@@ -124,6 +115,7 @@ def test_a_container_gives_the_rows_of_a_list_of_dicts(name: str) -> None:
 
 SPLITS = {
     "streams": {"train": Stream(DICTS), "unsupervised": Stream(DICTS), "test": Stream(DICTS[:2])},
+    "lazy frames": {"train": polars.LazyFrame(DICTS), "test": polars.LazyFrame(DICTS[:2])},
     "frames": {"train": pandas.DataFrame(DICTS), "test": pandas.DataFrame(DICTS[:2])},
     "lists": {"test": DICTS[:2], "train": DICTS},
     "pairs": {"train": (TEXTS, LABELS), "test": (TEXTS[:2], LABELS[:2])},

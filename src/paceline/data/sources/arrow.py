@@ -1,7 +1,8 @@
-"""Arrow files and the folders of them that ``save_to_disk`` of Hugging Face's datasets makes, read by pyarrow alone."""
+"""Arrow and parquet files, and the folders that ``save_to_disk`` of Hugging Face's datasets makes, by pyarrow alone."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -12,9 +13,21 @@ from paceline.contract.errors import DataError
 from paceline.data.sources.class_names import class_names_in
 from paceline.data.sources.lines import refuse_lfs_note, unreadable
 from paceline.data.sources.memory import read_memory
-from paceline.data.sources.rows import Source, damaged, not_installed, repeated
+from paceline.data.sources.rows import (
+    LARGE_BYTES,
+    Source,
+    damaged,
+    not_installed,
+    repeated,
+    require_plausible_size,
+)
 
 _PIECE_ROWS = 1024
+
+_MANY_ROWS = 1_000_000
+"""Above this, rows of parquet take a byte of the file at least: a text takes more, however well it is compressed."""
+
+_FIX = "write the table again from its source; if it is right, write it as CSV or JSON lines"
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
 
 
@@ -30,6 +43,15 @@ def read_arrow(path: Path, name: str) -> list[Source]:
         DataError: pyarrow is not installed, or the file is no whole Arrow file.
     """
     return read_memory(_Saved.of([path], name), name)
+
+
+def read_parquet(path: Path, name: str) -> list[Source]:
+    """Read the rows of a parquet file; a row's line is its number, from 1. Class numbers become names that it has.
+
+    Raises:
+        DataError: pyarrow is not installed, or the file is no whole parquet file.
+    """
+    return read_memory(_Parquet(path, name), name)
 
 
 def read_saved(folder: Path, name: str) -> list[Source]:
@@ -118,8 +140,7 @@ class _Saved:
                 why=f"{files[0].name} has {', '.join(names[0])}; {files[other].name} has {', '.join(names[other])}",
                 fix="save the data set anew",
             )
-        if (twice := repeated(names[0])) is not None:
-            raise DataError("a column is named twice", file=name, column=twice, fix="give each column its own name")
+        _require_names(names[0], name)
         return cls(tables, name, errors)
 
     def __len__(self) -> int:
@@ -158,3 +179,83 @@ def _table(path: Path, name: str, errors: tuple[type[Exception], ...]) -> Any:
         return pyarrow.ipc.open_stream(source).read_all()
     except errors as error:
         raise damaged("Arrow", name, error) from None
+
+
+class _Parquet:
+    """As ``_Saved``, over a parquet file that is read in small batches.
+
+    Raises:
+        DataError: pyarrow is not installed, or the file is no whole parquet file; what it expands to is implausible.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise not_installed("parquet files need pyarrow", "parquet", name) from None
+        # a damaged name or text is only found when it is decoded
+        self._errors = (pyarrow.ArrowException, OSError, UnicodeDecodeError)
+        self._name, self._packed = name, path.stat().st_size
+        if self._packed == 0:
+            fix = "write it again; a parquet file holds at least its schema"
+            raise DataError("the file is empty", file=name, fix=fix)
+        with contextlib.ExitStack() as stack:
+            try:
+                # not by its name, which ParquetFile takes for UTF-8
+                source = stack.enter_context(pyarrow.OSFile(os.fsencode(path)))
+                self._file = pyarrow.parquet.ParquetFile(source)
+                self.column_names: list[str] = list(self._file.schema_arrow.names)
+                self.features = class_names_in(self._file.schema_arrow.metadata)
+            except self._errors as error:
+                raise damaged("parquet", name, error) from None
+            _require_names(self.column_names, name)
+            _require_plausible_rows(self._file.metadata, self._packed, name)
+            self._open = stack.pop_all()  # the rows close it
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        number = size = 0
+        with self._open:
+            batches = self._file.iter_batches(batch_size=_batch_rows(self._file.metadata, self._packed))
+            while True:
+                try:
+                    batch = next(batches, None)
+                    rows = [] if batch is None else batch.to_pylist()
+                except self._errors as error:
+                    raise damaged("parquet", self._name, error, number + 1) from None
+                if batch is None:
+                    return
+                # a dictionary holds a value once, the rows hold it again and again
+                size += sum(len(cell) for values in rows for cell in values.values() if isinstance(cell, str | bytes))
+                require_plausible_size(size, self._packed, self._name, _FIX)
+                number += len(rows)
+                yield from rows
+
+
+def _require_plausible_rows(metadata: Any, packed: int, name: str) -> None:
+    """Refuse a file that would fill the memory by what it says of itself, before a page of it is read."""
+    size = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
+    require_plausible_size(size, packed, name, _FIX)
+    if metadata.num_rows > max(_MANY_ROWS, packed):
+        raise DataError(
+            f"{metadata.num_rows:,} rows in {packed:,} bytes",
+            file=name,
+            why="rows of less than a byte are no texts but one row again and again",
+            fix=_FIX,
+        )
+
+
+def _batch_rows(metadata: Any, packed: int) -> int:
+    """Rows that are read at once: few where a small file may repeat a large value by its dictionary."""
+    chunks = (
+        metadata.row_group(group).column(column).total_uncompressed_size
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    )
+    largest = max(chunks, default=0)
+    return max(1, min(_PIECE_ROWS, max(LARGE_BYTES // max(1, largest), packed // 2**14)))
+
+
+def _require_names(columns: list[str], name: str) -> None:
+    if (twice := repeated(columns)) is not None:
+        raise DataError("a column is named twice", file=name, column=twice, fix="give each column its own name")

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.contract.errors import DataError, close_words
 from paceline.contract.files import is_irregular
 from paceline.data.bad_rows import BadRows
-from paceline.data.sources.arrow import files_of_saved, is_saved, read_arrow, read_saved
+from paceline.data.sources.arrow import files_of_saved, is_saved, read_arrow, read_parquet, read_saved
 from paceline.data.sources.cifar import files_of_cifar, is_cifar, read_cifar
 from paceline.data.sources.delimited import read_delimited
 from paceline.data.sources.folders import files_of, read_folder
@@ -18,7 +18,6 @@ from paceline.data.sources.formats import BINARY, DELIMITERS, DOWNLOADS, FORMATS
 from paceline.data.sources.json_array import read_json
 from paceline.data.sources.json_lines import read_json_lines
 from paceline.data.sources.lines import Lines, refuse_lfs_note, require_plausible_gzip, unreadable
-from paceline.data.sources.parquet import read_parquet
 from paceline.data.sources.rows import SAMPLE_ROWS, Source
 from paceline.data.sources.table_folders import find_tables
 from paceline.data.sources.workbook import read_workbook
@@ -112,7 +111,7 @@ def _open_file(path: Path, name: str, part: DataPart, bad: BadRows) -> list[Sour
     if suffix == ".arrow":
         return read_arrow(path, name)
     if suffix == ".parquet":
-        return [read_parquet(path, name)]
+        return read_parquet(path, name)
     if suffix in WORKBOOKS:
         return [read_workbook(path, name, bad, part)]
     read_text = read_json if suffix == ".json" else read_json_lines

@@ -15,10 +15,8 @@ from paceline.contract.errors import DataError
 from paceline.data.bad_rows import cell_text
 from paceline.data.columns import SPLITS, Roles
 from paceline.data.sources import images
-from paceline.data.sources.class_names import ClassNames, class_names_in, class_names_of
+from paceline.data.sources.class_names import class_names_in, class_names_of
 from paceline.data.sources.rows import SAMPLE_ROWS, Row, Source, not_installed, repeated
-
-_BATCH_ROWS = 1024
 
 _DICTS = '[{"text": "...", "label": "..."}, ...]'
 
@@ -26,7 +24,8 @@ _DICTS = '[{"text": "...", "label": "..."}, ...]'
 def read_memory(rows: object, name: str | None = None, *, labelled: bool = True) -> list[Source]:
     """Rows in memory; a row's line is its number, from 1.
 
-    Read are frames (pandas, polars, and all that speak Arrow's stream interface), a datasets.Dataset or
+    Read are tables of any library that narwhals knows (pandas, polars, pyarrow, dask, DuckDB, PySpark, ...) or that
+    speaks Arrow's stream interface, a datasets.Dataset or
     IterableDataset, a map-style Dataset of torch, a dict of columns, a pair (samples, labels), and iterables of dicts,
     of (sample, label) tuples or, without labels, of samples alone. A dict of any of these by split gives one source a
     split. Samples are texts or images.
@@ -51,8 +50,10 @@ def _one_source(rows: Any, name: str | None, labelled: bool) -> Source:
     """Rows that name no splits of their own."""
     if _is_dataset(rows):
         return _dataset(rows, name or "Dataset", None)
-    if _is_frame(rows):
-        return _frame(rows, name or type(rows).__name__)
+    if (frame := _frame(rows, name)) is not None:
+        return _rows_of_frame(frame, name or type(rows).__name__)
+    if hasattr(rows, "columns") and hasattr(rows, "to_dicts"):
+        rows = rows.to_dicts()
     if isinstance(rows, Mapping) and rows:
         return _columns(rows, name or "columns")
     if hasattr(rows, "collate_fn") and hasattr(rows, "dataset"):
@@ -92,19 +93,6 @@ def _is_dataset(rows: object) -> bool:
     return hasattr(rows, "column_names") and hasattr(rows, "features") and hasattr(rows, "__iter__")
 
 
-def _is_lazy(rows: object) -> bool:
-    """Whether rows are a LazyFrame of polars, whose columns are not to be asked for."""
-    return hasattr(rows, "collect_schema") and hasattr(rows, "collect")
-
-
-def _is_frame(rows: object) -> bool:
-    if _is_lazy(rows):
-        return True
-    has_columns = any(hasattr(rows, name) for name in ("columns", "column_names", "schema"))
-    reads = ("itertuples", "iter_rows", "to_dicts", "to_pylist", "__arrow_c_stream__")
-    return has_columns and any(hasattr(rows, name) for name in reads)
-
-
 def _is_column(part: object) -> bool:
     """Whether a part of a pair holds the values of many rows. A tuple may also be a row, so it does not count."""
     is_sequence = isinstance(part, Iterable) and isinstance(part, Sized)
@@ -112,7 +100,7 @@ def _is_column(part: object) -> bool:
 
 
 def _are_splits(rows: Mapping[Any, Any]) -> bool:
-    if all(_is_dataset(part) or _is_frame(part) for part in rows.values()):
+    if all(_is_dataset(part) or _frame(part) is not None for part in rows.values()):
         return True
     return all(str(key).lower() in SPLITS for key in rows)
 
@@ -247,49 +235,64 @@ def _no_row(name: str, number: int, values: object) -> DataError:
     )
 
 
-def _frame(frame: Any, name: str) -> Source:
-    classes: dict[str, ClassNames] = {}
-    if _is_lazy(frame):
-        frame = frame.collect()
-    if hasattr(frame, "itertuples"):
-        # itertuples gives numpy scalars their Python types and holds no second copy of the frame
-        columns, values = tuple(map(str, frame.columns)), frame.itertuples(index=False, name=None)
-    elif hasattr(frame, "iter_rows"):
-        columns, values = tuple(frame.columns), frame.iter_rows()
-    elif hasattr(frame, "to_dicts"):
-        columns, values = tuple(map(str, frame.columns)), (tuple(row.values()) for row in frame.to_dicts())
-    else:
-        table = _arrow(frame, name)
-        columns, values, classes = tuple(table.column_names), _arrow_rows(table), class_names_in(table.schema.metadata)
-    if (twice := repeated(columns)) is not None:
-        raise DataError("two columns have one name", file=name, column=twice, fix="rename one of them")
+def _frame(rows: Any, name: str | None = None) -> Any:
+    """Return a table of any library as narwhals has it, which may still be a plan of one; None: it is no table.
+
+    Raises:
+        DataError: two columns have one name; a table that is none of narwhals' needs pyarrow, which is not installed.
+    """
+    if type(rows).__module__ == "builtins":
+        return None
+    import narwhals
+    from narwhals.exceptions import DuplicateError
+
+    try:
+        frame = narwhals.from_native(rows, pass_through=True)
+        if frame is rows and _speaks_arrow(rows):
+            frame = narwhals.from_native(_arrow_table(rows), pass_through=True)
+        if isinstance(frame, narwhals.DataFrame):
+            _ = frame.columns
+    except DuplicateError:
+        columns = [str(column) for column in getattr(rows, "column_names", getattr(rows, "columns", ()))]
+        raise DataError(
+            "two columns have one name",
+            file=name or type(rows).__name__,
+            column=repeated(columns),
+            fix="rename one of them",
+        ) from None
+    return frame if isinstance(frame, narwhals.DataFrame | narwhals.LazyFrame) else None
+
+
+def _speaks_arrow(rows: object) -> bool:
+    """Check for Arrow's stream of a table; single columns have one, too.
+
+    Source: https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html
+    """
+    has_columns = any(hasattr(rows, name) for name in ("columns", "column_names", "schema"))
+    return has_columns and hasattr(rows, "__arrow_c_stream__")
+
+
+def _arrow_table(rows: object) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise not_installed(f"a {type(rows).__name__} needs pyarrow", "parquet") from None
+    return pyarrow.table(rows)
+
+
+def _rows_of_frame(frame: Any, name: str) -> Source:
+    frame = frame.collect() if hasattr(frame, "collect") else frame
+    columns = tuple(map(str, frame.columns))
+    classes = class_names_in(getattr(getattr(frame.to_native(), "schema", None), "metadata", None))
 
     def rows() -> Iterator[Row]:
-        for number, row in enumerate(values, start=1):
+        for number, row in enumerate(frame.iter_rows(), start=1):
             record = dict(zip(columns, map(_plain, row), strict=True))
             for column, names in classes.items():
                 record[column] = names.read(record[column], file=name, line=number, column=column)
             yield Row(name, number, record)
 
     return Source(name=name, rows=rows(), columns=columns)
-
-
-def _arrow(frame: Any, name: str) -> Any:
-    """The table of pyarrow that a frame is, or that a library with Arrow's C stream interface makes of it.
-
-    Source: https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html
-    """
-    try:
-        import pyarrow
-    except ImportError:
-        raise not_installed(f"a {type(frame).__name__} needs pyarrow", "parquet", name) from None
-    return pyarrow.table(frame)
-
-
-def _arrow_rows(table: Any) -> Iterator[tuple[Any, ...]]:
-    batches = table.to_batches(max_chunksize=_BATCH_ROWS)
-    columns = ([column.to_pylist() for column in batch.columns] for batch in batches)
-    return (row for batch in columns for row in zip(*batch, strict=True))
 
 
 def _plain(value: Any) -> Any:
