@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -158,6 +159,19 @@ def typed_settings(fix: str) -> list[str]:
     words = shlex.split(command)
     settings = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
     return [re.sub(r"=(NAME|FOLDER|MODULE:FUNCTION)$", "=module:function", one).rstrip(",") for one in settings]
+
+
+def typed_options(fix: str) -> list[list[str]]:
+    """Each way out that a fix types as options, as settings: ``--data FILE`` is ``data.source=FILE``."""
+    ways = []
+    for way in re.split(r", or |; |(?<=[a-z\d]), (?=--set)|\bor (?=--set)", fix):
+        words = shlex.split(way[at:]) if (at := way.find("--")) >= 0 and "paceline" not in way[:at] else []
+        pairs = itertools.pairwise(words)
+        options = [
+            f"data.source={word}" * (name == "--data") or word for name, word in pairs if name in ("--set", "--data")
+        ]
+        ways += [[option.rstrip(")") for option in options]] * bool(options)
+    return ways
 
 
 def failing_fixes(settings: Mapping[str, Any], check: Callable[[Recipe], object]) -> Iterator[str]:

@@ -230,7 +230,8 @@ def _read_config_json(source: str, folder: Path) -> dict[str, Any]:
     try:
         written = read_json(path)
     except FileNotFoundError:
-        fix = "give the folder that holds config.json"
+        holding = sorted(one.parent for depth in ("*", "*/*") for one in folder.glob(f"{depth}/config.json"))
+        fix = f"--set model.source={holding[0]}" if holding else "give the folder that holds config.json"
         if Path(source).expanduser().is_dir() and not source.startswith((".", "/", "~")):
             fix += f"; to take {source} from the Hub, run where no folder has that name"
         raise ModelError(

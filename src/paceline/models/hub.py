@@ -122,7 +122,11 @@ def local_folder(source: str, setting: str = "model.source") -> Path | None:
         return path
     written_as_path = source.startswith((".", "/", "~")) or "\\" in source or source.count("/") > 1
     if path.exists():
-        raise ModelError(f"{setting} = {source}: is a file", "a model is a folder", f"set {setting} to {path.parent}")
+        is_beside = (path.parent / "config.json").is_file()
+        fix = (
+            f"--set {setting}={path.parent}" if is_beside else "give the folder that holds config.json and the weights"
+        )
+        raise ModelError(f"{setting} = {source}: is a file", "a model is a folder", fix)
     if written_as_path:
         parent = path.parent
         beside = [child.name for child in parent.iterdir() if child.is_dir()] if parent.is_dir() else []

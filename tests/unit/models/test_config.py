@@ -75,6 +75,17 @@ def test_what_a_folder_asks_for_and_cannot_have(tmp_path: Path, settings: dict[s
         read_config(folder_with(tmp_path, **settings))
 
 
+@pytest.mark.parametrize("inner", ["model", "snapshots/0123abc", "checkpoint-500"])
+def test_a_folder_above_a_model_is_answered_with_the_model(tmp_path: Path, inner: str) -> None:
+    (tmp_path / inner).mkdir(parents=True)
+    (tmp_path / inner / "config.json").write_text(json.dumps(tiny_bert_config()))
+    with pytest.raises(ModelError, match=r"has no config\.json") as caught:
+        read_config(ModelPart(source=str(tmp_path)))
+    setting, _, source = caught.value.fix.partition("=")
+    assert setting == "--set model.source"
+    assert getattr(read_config(ModelPart(source=source)), "model_type", "") == "bert"
+
+
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no config.json"):
         read_config(ModelPart(source=str(tmp_path)))

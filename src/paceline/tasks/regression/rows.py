@@ -152,7 +152,7 @@ def _bits(column: LabelColumn) -> DataError:
         found=column.names[0],
         why="they look like a 0 or 1 for each class, with nothing between them",
         fix="write 0,1,1 and --set data.label_separator=, for several labels a row; if these are classes:"
-        " --set task.type=classification, if numbers: --set task.type=regression",
+        " --set task.type=classification; if numbers: --set task.type=regression",
     )
 
 
