@@ -106,3 +106,16 @@ def test_a_baseline_that_is_as_good_is_told() -> None:
     assert no_better_than("words", {"test": {"accuracy": 0.7, "loss": 0.4}}, final, "accuracy") == ""
     assert no_better_than("words", {"test": {"accuracy": 0.7, "loss": 0.4}}, final, "-loss") != "", "a loss of 1"
     assert no_better_than("words", {}, final, "accuracy") == ""
+
+
+def test_as_good_as_a_constant_is_no_better() -> None:
+    numbers = dataset(np.array([0.0, 4.0], np.float32), np.array([0.0, 4.0], np.float32), "regression")
+    assert nothing_learned(evaluation(mse=4.0), numbers).startswith("test mse 4 is no better")
+    # a label on half of the samples is guessed to be absent
+    halves = dataset(np.array([[0], [1]], np.float32), np.array([[0], [0], [0], [1]], np.float32), "multi_label")
+    assert "which scores 0.75" in nothing_learned(evaluation(accuracy=0.5), halves)
+    course = LossCourse()
+    course.add(step(1, 1.0))
+    for number in range(2, 7):
+        course.add(step(number, 10.0))
+    assert course.rise(()).startswith("the training loss rose from 1.0"), "by this factor"

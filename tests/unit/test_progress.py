@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from paceline.contract.records import EvaluationRecord, Notice, StepRecord
+from paceline.contract.records import EvaluationRecord, LossScaling, Notice, StepRecord
 from paceline.data.order import OrderState
 from paceline.recipe.parts import LoopPart
 from paceline.run.due import Due
@@ -90,3 +91,69 @@ def test_a_notice_of_an_evaluation_is_passed_on_once_a_run() -> None:
         emitter.emit(auroc(math.nan, step))
     told = [record.message for record in records if isinstance(record, Notice)]
     assert told == ["validation: auroc: undefined (NaN): all samples are of one class"] == emitter.notices
+
+
+def accuracy(value: float, step: int) -> EvaluationRecord:
+    return replace(auroc(0.5, step), metrics={"accuracy": value}, notices=())
+
+
+def test_of_equal_evaluations_the_first_is_the_best() -> None:
+    due, at, bests = Due(LoopPart(), 100, "accuracy"), Progress(order=START), []
+    for step, value in enumerate((0.5, 0.75, 0.75, 0.5, 0.75), start=1):
+        at, is_best = due.judged(replace(at, step=step), accuracy(value, step))
+        bests.append(is_best)
+    assert bests == [True, True, False, False, False]
+    assert (at.best, at.best_step) == (0.75, 2)
+
+
+def test_a_gain_is_more_than_the_smallest_change() -> None:
+    due, at = Due(LoopPart(early_stopping={"patience": 2, "min_delta": 0.25}), 100, "accuracy"), Progress(order=START)
+    without_gain = []
+    for step, value in enumerate((0.25, 0.5, 0.75, 1.0), start=1):
+        at, _ = due.judged(replace(at, step=step), accuracy(value, step))
+        without_gain.append(at.evaluations_without_gain)
+    # the best moves on all the same, so that the gains of small changes never add up
+    assert without_gain == [0, 1, 2, 3]
+    assert at.best_step == 4
+
+
+def test_an_evaluation_begins_the_sums_anew() -> None:
+    at = Progress(order=START, step=3, sums=TrainSums(loss=2.0, counted=4, correct=1.0))
+    after, _ = Due(LoopPart(), 100, "accuracy").judged(at, accuracy(0.5, 3))
+    assert after.sums == TrainSums()
+
+
+def test_cadences_fall_on_their_bounds() -> None:
+    due = Due(LoopPart(checkpoint_every=4, evaluate_every="never", checkpoint_minutes=0.5), 10, "accuracy")
+    at = [replace(Progress(order=START), step=step) for step in range(11)]
+    assert [p.step for p in at if due.checkpoint(p)] == [4, 8, 10], "the last step, too"
+    assert [due.checkpoint_by_clock(seconds) for seconds in (29.9, 30.0)] == [False, True]
+    assert [due.ended(p) for p in at[9:]] == [False, True]
+
+
+def test_nothing_begins_anew_on_resume() -> None:
+    """No field at its default: one that was left out would come back as that."""
+    evaluated = replace(accuracy(0.5, 3), confusion=((1, 2), (3, 4)), notices=("a",), train_metrics={"loss": 0.5})
+    before = Progress(
+        order=OrderState(seed=1, epoch=2, step=3, batch_size=4),
+        step=13,
+        applied=11,
+        skipped_in_a_row=2,
+        best=0.5,
+        best_step=7,
+        evaluations_without_gain=3,
+        sums=TrainSums(loss=2.0, counted=4, correct=1.0),
+        samples=100,
+        tokens=900,
+        slots=1200,
+        evaluations=(evaluated,),
+        scaling=LossScaling(lowest=1.0, highest=4.0, last=2.0, skipped=1, counted=9, zero_share=0.25),
+    )
+    start = Progress(order=START)
+    assert not [each.name for each in fields(before) if getattr(before, each.name) == getattr(start, each.name)]
+    assert Progress.parse(json.loads(json.dumps(before.plain()))) == before
+    judged_anew = before.judged_anew()
+    counts = ("best", "best_step", "evaluations_without_gain", "evaluations")
+    changed = [each.name for each in fields(before) if getattr(before, each.name) != getattr(judged_anew, each.name)]
+    assert tuple(changed) == counts, "what was measured otherwise alone"
+    assert all(getattr(judged_anew, name) == getattr(start, name) for name in counts)

@@ -22,7 +22,7 @@ class LargestMicroBatch:
     samples: int
     """The largest that fits; 0: not even the smallest does."""
     too_large: int | None
-    """The smallest that does not fit; None: the whole batch fits."""
+    """The smallest that does not fit; None: the whole batch fits, or every size that was tried is refused."""
     plan: MemoryPlan | None
     """The prediction for ``samples``; None where nothing fits."""
 
@@ -71,24 +71,26 @@ def largest_micro_batch(
             return LargestMicroBatch(samples=fits, too_large=too_large, plan=traced.get(fits))
         # accumulated gradients and their graphs are a step in the line: the whole batch is no guide to the others
         above = sorted(n for n, total in totals.items() if total > limit_bytes and n < most)
-        wanted = most if too_large is None else _guess(totals, above, fits, too_large, limit_bytes)
+        wanted = _guess(totals, above, fits, too_large, limit_bytes, sorted(traced)) if too_large else most
         size = min(left, key=lambda n: abs(n - wanted))
 
 
-def _guess(totals: Mapping[int, int], above: Sequence[int], fits: int, too_large: int, limit_bytes: int) -> int:
+def _guess(
+    totals: Mapping[int, int], above: Sequence[int], fits: int, too_large: int, limit_bytes: int, traced: Sequence[int]
+) -> int:
     """Where the limit is likely to be met.
 
     Small sizes may all take the same, where the peak is not in their steps: so the slope is rather that of sizes which
     are too large, and a line that leads nowhere gives way to the middle.
     """
-    if fits == 0 and len(totals) == MOST_TRACES - 1:
-        return 1
+    if fits == 0 and len(traced) == MOST_TRACES - 1:
+        return 1  # that nothing fits is a claim about the smallest
     if len(above) > 1:
         guess = max(_crossing(totals, above[0], above[1], limit_bytes), 1)
         if guess > fits:
             return guess
     if fits == 0:
-        return too_large // 2
+        return traced[0] // 2  # the smallest may be one that was refused
     guess = _crossing(totals, fits, too_large, limit_bytes)
     # a guess that hardly moves is most often right the first time, and no guide from then on
     moves = guess > fits + (too_large - fits) // 8

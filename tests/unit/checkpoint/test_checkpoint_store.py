@@ -202,6 +202,27 @@ def test_the_best_stays_when_its_step_is_saved_again_without_being_marked(tmp_pa
     assert len(names(tmp_path)) == 2
 
 
+def test_two_editions_of_one_step_count_as_one(tmp_path: Path) -> None:
+    """The best one of a step, and the same step saved again: the second edition took the place of an older step."""
+    store = CheckpointStore(tmp_path, keep_last=2)
+    save(store, 10, 20, best=20)
+    save(store, 20)
+    assert names(tmp_path) == ["step-00000010", "step-00000020", "step-00000020.2"]
+    save(store, 30)
+    assert names(tmp_path) == ["step-00000020", "step-00000020.2", "step-00000030"]
+    save(store, 40)
+    assert names(tmp_path) == ["step-00000020", "step-00000030", "step-00000040"], "the best, in the edition marked"
+
+
+def test_the_later_edition_of_a_step_is_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    save(store, 10, 20, best=10)
+    store.save(20, weights(20), {"step": 20, "edition": 2})
+    save(store, 30)
+    assert store.steps() == (10, 20, 30)
+    assert names(tmp_path) == ["step-00000010", "step-00000020.2", "step-00000030"]
+
+
 def test_falling_back_finds_the_best_of_that_time(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
     save(store, 10, best=10)

@@ -140,6 +140,19 @@ def test_sizes_that_are_refused_are_passed_over() -> None:
     assert search(traces, limit=18 * GIB).samples == 12, traces.sizes
 
 
+def test_where_every_other_size_is_refused_the_smallest_was_tried() -> None:
+    traces = Traces(line(GIB), refused=tuple(range(1, 32)))
+    found = search(traces, limit=7 * GIB)
+    assert (found.samples, found.too_large) == (0, 32), traces.sizes
+    traces = Traces(line(GIB), refused=tuple(range(5, 32)))
+    assert search(traces, limit=9 * GIB).samples == 4, traces.sizes
+
+
+def test_where_every_size_is_refused_nothing_is_said_to_fit() -> None:
+    found = largest_micro_batch(lambda _: None, start=32, most=32, limit_bytes=GIB)
+    assert found == LargestMicroBatch(samples=0, too_large=None, plan=None)
+
+
 def test_a_start_outside_the_batch_is_a_bug() -> None:
     for start in (0, 33):
         with pytest.raises(ValueError, match="between 1 and 32"):
