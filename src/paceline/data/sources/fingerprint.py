@@ -10,10 +10,10 @@ from pathlib import Path
 
 from paceline.contract.errors import DataError
 from paceline.contract.files import digest
+from paceline.data.sources.entries import is_broken
 from paceline.data.sources.formats import file_format
 from paceline.data.sources.hub import PREFIX
 from paceline.data.sources.lines import unreadable
-from paceline.data.sources.links import is_broken
 from paceline.data.sources.locate import files_of_folder, locate
 from paceline.recipe.parts import DataPart
 

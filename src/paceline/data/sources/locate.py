@@ -15,8 +15,7 @@ from paceline.data.sources.cifar import files_of_cifar, is_cifar, read_cifar
 from paceline.data.sources.delimited import read_delimited
 from paceline.data.sources.folders import files_of, read_folder
 from paceline.data.sources.formats import BINARY, DELIMITERS, DOWNLOADS, FORMATS, WORKBOOKS, file_format
-from paceline.data.sources.json_array import read_json
-from paceline.data.sources.json_lines import read_json_lines
+from paceline.data.sources.json_files import read_json, read_json_lines
 from paceline.data.sources.lines import Lines, refuse_lfs_note, require_plausible_gzip, unreadable
 from paceline.data.sources.rows import SAMPLE_ROWS, Source
 from paceline.data.sources.table_folders import find_tables

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from paceline.contract.errors import DataError
 from paceline.data.columns import SPLITS
-from paceline.data.sources.entries import Entries, entries_of
+from paceline.data.sources.entries import Entries, broken_link, entries_of, leads_out, outside_notice
 from paceline.data.sources.formats import FORMATS, file_format, sample_kind
-from paceline.data.sources.links import broken_link, leads_out, outside_notice
 
 _ORDER = ("train", "validation", "test")
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
