@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from paceline.contract.errors import UserError
-from paceline.machine.nodelist import MOST_NODES, counts, nodes
+from paceline.machine.jobs import MOST_NODES, counts, nodes
 
 LISTS = {
     "n1": ["n1"],
