@@ -332,7 +332,7 @@ def _spelling(source: str) -> str:
 
 
 def _copy_command(source: str) -> str:
-    return f"hf download {source} --local-dir FOLDER (on a machine with a network), then model.source=FOLDER"
+    return f"hf download {source} --local-dir FOLDER (on a machine with a network), then --set model.source=FOLDER"
 
 
 def _host() -> str:

@@ -342,7 +342,7 @@ def no_safetensors(part: ModelPart, folder: Path) -> ModelError:
     return ModelError(
         f"model.source = {source}: its weights are only there as {others[0]}",
         "that is a pickle, which can hold code; paceline reads safetensors",
-        f"{download}paceline convert {target}" + ("" if is_local else ", then model.source=FOLDER"),
+        f"{download}paceline convert {target}" + ("" if is_local else ", then --set model.source=FOLDER"),
     )
 
 

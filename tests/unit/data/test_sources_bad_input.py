@@ -448,3 +448,17 @@ def test_a_missing_download_names_the_command_that_fetches_it(tmp_path, name):
     with pytest.raises(DataError, match="no such file") as caught:
         read(DataPart(source=str(folder / "train.jsonl")))
     assert caught.value.fix == f"paceline data {name} {folder}"
+    folder.mkdir(parents=True)  # as a download leaves it that has failed
+    with pytest.raises(DataError, match="no such file") as caught:
+        read(DataPart(source=str(folder / "train.jsonl")))
+    assert caught.value.fix == f"paceline data {name} {folder}"
+
+
+def test_the_folders_of_the_recipes_are_fetched_by_the_fix(tmp_path):
+    for source, fix in {"cifar-10-batches-bin": "cifar10", "imdb": "imdb"}.items():
+        with pytest.raises(DataError, match="no such file") as caught:
+            read(DataPart(source=str(tmp_path / source)))
+        assert caught.value.fix == f"paceline data {fix} {tmp_path / source}"
+    with pytest.raises(DataError, match="no such file") as caught:
+        read(DataPart(source=str(tmp_path / "imdb_train.csv")))
+    assert caught.value.fix == "correct the path"

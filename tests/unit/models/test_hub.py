@@ -197,7 +197,7 @@ def test_weights_that_are_only_pickled_on_the_hub(model: Path, tmp_path: Path) -
     assert fix.split(", then ") == [
         "hf download acme/old --local-dir FOLDER",
         "paceline convert FOLDER",
-        "model.source=FOLDER",
+        "--set model.source=FOLDER",
     ]
 
 

@@ -148,8 +148,10 @@ def _missing(path: Path, name: str, setting: str) -> DataError:
     if name == "-":
         why = "of standard input predict alone reads, and only texts without labels"
         return DataError(f"{setting} = '-': no such file", why=why, fix="write the rows into a .csv or .jsonl file")
+    places = [place for place in (path, folder) if not place.suffix]
+    fetched = ((one, place) for place in places for one in DOWNLOADS if place.name.replace("-", "").startswith(one))
+    fix = next((f"paceline data {one} {place}" for one, place in fetched), "correct the path")
     if not folder.is_dir():
-        fix = f"paceline data {folder.name} {folder}" if folder.name in DOWNLOADS else "correct the path"
         return DataError(f"{setting} = {name!r}: no such file", why=f"there is no folder {str(folder)!r}", fix=fix)
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     # what was meant is of the same kind; among much else, a random neighbour is no help
@@ -157,5 +159,5 @@ def _missing(path: Path, name: str, setting: str) -> DataError:
     stems = {other.partition(".")[0]: other for other in alike}
     near = close_words(path.name.partition(".")[0], stems)
     why = f"the folder {str(folder)!r} holds {', '.join(names[:5]) or 'nothing'}{', ...' * (len(names) > 5)}"
-    fix = f"did you mean {str(folder / stems[near[0]])!r}?" if near else "correct the path"
+    fix = f"did you mean {str(folder / stems[near[0]])!r}?" if near else fix
     return DataError(f"{setting} = {name!r}: no such file", why=why, fix=fix)
