@@ -66,6 +66,21 @@ def house() -> Any:
         ),
         ("strategies_named_above", {}, {"verbs/train.py": "x = 'ddp'\n"}, []),
         (
+            "tasks_named_outside",
+            {
+                "tasks/ranking/__init__.py": "",
+                "data/labels.py": "x = kind == 'ranking'\nfrom paceline.tasks.ranking.rows import y\n",
+            },
+            {
+                "tasks/ranking/rows.py": "kind = 'ranking'\n",
+                "tasks/meter.py": "",
+                "recipe/catalogue/tasks.py": "x = 'ranking'\n",
+                "run/loop.py": "x = 'a ranking'\ny = 'meter'\nfrom paceline.tasks.meter import z\n",
+            },
+            ["data/labels.py:1: 'ranking'", "data/labels.py:2: imports paceline.tasks.ranking.rows.y"],
+        ),
+        ("tasks_named_outside", {}, {"data/labels.py": "x = 'ranking'\n"}, []),
+        (
             "long_functions",
             {"run.py": "def f():\n" + "    pass\n" * 60},
             {"job.py": "def f():\n" + "    pass\n" * 59},
@@ -106,5 +121,5 @@ def test_the_source_is_within_its_limits_and_python_alone_can_tell() -> None:
     command = [sys.executable, "-S", str(SCRIPT), "--verbose"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == "", "-S leaves out installed packages"
-    assert sum(" limit " in line for line in done.stdout.splitlines()) == 8
+    assert sum(" limit " in line for line in done.stdout.splitlines()) == 9
     assert done.returncode == 0, done.stdout

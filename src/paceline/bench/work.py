@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.contract.errors import RecipeError, RunFolderError
 from paceline.contract.files import disk_errors, write_atomically
 from paceline.recipe import Recipe
+from paceline.recipe.tasks import task_entry
 
 if TYPE_CHECKING:
     from paceline.data.dataset import Dataset
@@ -146,7 +147,7 @@ def _refuse(recipe: Recipe, table: Table) -> None:
     """Rows that no contender has a script for."""
     kind = "texts" if table.texts is not None else "images" if table.images is not None else "bare tokens"
     kind = "pairs of texts" if table.pairs is not None else kind
-    if kind not in ("texts", "images") or table.kind != "classification":
+    if kind not in ("texts", "images") or table.kind is None or not task_entry(table.kind).benched:
         why = "the ladder's contenders classify single texts or images, each with one label"
         fix = "bench a recipe of such samples, for example recipes/bench_small.yaml"
         raise RecipeError(f"data.source = {recipe.data.source}: {kind}, {table.kind}", why, fix)

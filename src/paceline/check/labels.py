@@ -7,13 +7,15 @@ import numpy as np
 from paceline.check.claim import Broken, NotApplicable
 from paceline.check.subject import Subject
 from paceline.contract.label_names import are_unnamed
+from paceline.data.task_rows import rows_of
 from paceline.models.config import checkpoint_labels, read_config
+from paceline.models.heads import head_of
 
 
 def check(subject: Subject) -> str:
     """The head of the checkpoint, the data set and the model's configuration name the same rows alike."""
     dataset, names = subject.dataset, subject.dataset.label_names
-    if dataset.kind == "regression":
+    if not rows_of(dataset.kind).has_classes:
         raise NotApplicable(f"the label {names[0]} is a number, and has no classes")
     _in_range(subject)
     told = [f"{len(names)} classes, {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"]
@@ -22,7 +24,7 @@ def check(subject: Subject) -> str:
     own = getattr(getattr(subject.pristine, "config", None), "id2label", None)
     if own is not None:
         written = tuple(str(own[row]) for row in sorted(own))
-        _same("the model's id2label", written, names)
+        _same("the model's id2label", written, head_of(dataset.kind).outputs(names))
         told.append("as in the model's id2label")
     head = checkpoint_labels(part, config)
     if not head or are_unnamed(head):
@@ -37,7 +39,7 @@ def check(subject: Subject) -> str:
 
 def _in_range(subject: Subject) -> None:
     labels, names = np.asarray(subject.dataset.labels), subject.dataset.label_names
-    if subject.dataset.kind == "multi_label":
+    if not rows_of(subject.dataset.kind).one_class:
         if labels.shape[1] != len(names) or not np.isin(labels, (0, 1)).all():
             raise Broken(f"labels of shape {labels.shape} are not a 0 or 1 for each of {len(names)} names")
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from paceline.check.claim import Broken, NotApplicable
 from paceline.check.plain import plain_logits, plain_loss
 from paceline.check.subject import Subject
 from paceline.engine.evaluate import evaluate, inference
+from paceline.tasks.plain import plain_task
 
 CLOSE = 2e-4
 """Difference up to which two numbers are the same, relative to the larger, or to 1."""
@@ -60,39 +60,6 @@ def close(metric: str, expected: float, found: float) -> None:
 
 def scores(subject: Subject, logits: Tensor, labels: NDArray[np.generic]) -> dict[str, float]:
     """Metrics of logits [S, C] and labels, each by its formula."""
-    kind, values = subject.dataset.kind, logits.double().cpu().numpy()
     if subject.recipe.task.threshold not in (None, 0.5, "tuned"):
         return {}
-    if kind == "regression":
-        apart = values.squeeze(-1) - labels
-        return {"mse": float((apart**2).mean()), "mae": float(np.abs(apart).mean())}
-    if kind == "multi_label":
-        return _of_labels(values > 0, labels.astype(bool))
-    return _of_classes(values.argmax(-1), labels, values.shape[-1])
-
-
-def _of_classes(predicted: NDArray[np.int64], labels: NDArray[np.generic], classes: int) -> dict[str, float]:
-    one_hot = [np.eye(classes, dtype=bool)[each] for each in (predicted, labels.astype(np.int64))]
-    # a class that is neither there nor predicted counts for nothing
-    present = [row for row in range(classes) if one_hot[0][:, row].any() or one_hot[1][:, row].any()]
-    return {"accuracy": float((predicted == labels).mean()), **_means(*(each[:, present] for each in one_hot))}
-
-
-def _of_labels(predicted: NDArray[np.bool_], labels: NDArray[np.bool_]) -> dict[str, float]:
-    same = predicted == labels
-    return {"accuracy": float(same.mean()), "exact_match": float(same.all(-1).mean()), **_means(predicted, labels)}
-
-
-def _means(predicted: NDArray[np.bool_], labels: NDArray[np.bool_]) -> Mapping[str, float]:
-    """Means over the classes."""
-    right = (predicted & labels).sum(0).astype(float)
-    found, true = predicted.sum(0), labels.sum(0)
-    return {
-        "precision": float(_ratio(right, found).mean()),
-        "recall": float(_ratio(right, true).mean()),
-        "f1": float(_ratio(2 * right, found + true).mean()),
-    }
-
-
-def _ratio(one: NDArray[np.float64], other: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.divide(one, other, out=np.zeros_like(one), where=other > 0)
+    return plain_task(subject.dataset.kind).scores(logits.double().cpu().numpy(), labels)

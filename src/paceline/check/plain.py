@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.check.claim import NotApplicable
@@ -15,6 +14,7 @@ from paceline.data.dataset import Images, Tokens
 from paceline.prepare.assemble import forward_for
 from paceline.prepare.labels import weights_of
 from paceline.seams import Batch, Ids
+from paceline.tasks.plain import plain_task
 
 
 def plain_logits(subject: Subject, model: nn.Module, ids: Ids) -> Tensor:
@@ -31,21 +31,14 @@ def plain_loss(subject: Subject, logits: Tensor, ids: Ids) -> Tensor:
     Raises:
         NotApplicable: the loss is another than torch's own.
     """
-    part, kind = subject.recipe.task, subject.dataset.kind
+    part = subject.recipe.task
     if part.own_loss is not None or part.loss == "focal":
         raise NotApplicable(f"task.loss = {part.loss}: torch has no such loss to compare with")
     labels = torch.from_numpy(np.array(subject.dataset.labels[ids])).to(logits.device)
     # balanced ones are counted over the training samples, which are few here
     weights = weights_of(part, subject.dataset)
     weight = torch.tensor(weights, device=logits.device) if weights else None
-    logits = logits.float()
-    if kind == "regression":
-        return F.mse_loss(logits.squeeze(-1), labels.float())
-    smoothing = part.label_smoothing
-    if kind == "multi_label":
-        targets = labels.float() * (1 - smoothing) + smoothing / 2
-        return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight)
-    return F.cross_entropy(logits, labels, weight, label_smoothing=smoothing)
+    return plain_task(subject.dataset.kind).loss(logits.float(), labels, weight, part)
 
 
 def _called(subject: Subject, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:

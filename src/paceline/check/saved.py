@@ -16,6 +16,7 @@ from paceline.check.plain import plain_logits
 from paceline.check.subject import PLAIN_SGD, STEADY, Subject
 from paceline.check.texts import texts_of
 from paceline.engine.evaluate import inference
+from paceline.models.heads import head_of
 from paceline.models.load import quiet
 from paceline.models.saved import load_saved, save_model
 from paceline.prepare.preparation import Prepared
@@ -60,17 +61,14 @@ def _loaded(subject: Subject, folder: Path) -> tuple[nn.Module, str]:
     if saved.factory or saved.base or saved.group_norm or part.trust_remote_code:
         loaded = load_saved(folder, factory=part.factory, trust_remote_code=part.trust_remote_code)
         return loaded.model, "loaded by paceline, which plain transformers does not do for this model"
-    from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
-
-    kind: Any = AutoModelForImageClassification if subject.images else AutoModelForSequenceClassification
+    head = head_of(subject.dataset.kind)
     with quiet():
-        model: nn.Module = kind.from_pretrained(folder)
+        model: nn.Module = head.auto_class(saved.modality).from_pretrained(folder)
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     names = tuple(written["id2label"][str(row)] for row in range(len(written["id2label"])))
-    if subject.dataset.kind != "regression" and names != subject.dataset.label_names:
-        raise Broken(
-            f"config.json names the labels {names}, and the data {subject.dataset.label_names}", tensor="labels"
-        )
+    outputs = head.outputs(subject.dataset.label_names)
+    if head.rows_are_classes and names != outputs:
+        raise Broken(f"config.json names the labels {names}, and the data {outputs}", tensor="labels")
     return model, "loaded by plain transformers"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +17,16 @@ from paceline.contract.files import cache_folder
 from paceline.contract.records import Decision
 from paceline.data.builtin import PREFIX
 from paceline.data.dataset import Dataset, Images, Origins, Tokens
+from paceline.data.labels import empty_labels
 from paceline.data.prepare import cached
 from paceline.data.sources import locate_files
+from paceline.data.task_rows import rows_of
 from paceline.models.config import checkpoint_labels, modality
 from paceline.models.processor import Processor
 from paceline.models.tokenizers import tokenizer_source
 from paceline.prepare.preparation import encoded, settle_shapes
 from paceline.recipe import Recipe
+from paceline.recipe.catalogue.tasks import ONE_CLASS
 from paceline.recipe.techniques import ENTRIES
 
 if TYPE_CHECKING:
@@ -104,7 +107,8 @@ def _assumed(
     """Samples as large as they may be, enough of them for an evaluation."""
     loop, data = recipe.loop, recipe.data
     count = 2 * max(loop.batch_size, loop.evaluated_together)
-    labels, names = _labels(recipe, count)
+    kind = recipe.task.type if recipe.task.type != "auto" else ONE_CLASS
+    names = ("0", "1") if rows_of(kind).has_classes else ("target",)
     said: tuple[str, ...]
     inputs: Tokens | Images
     if modality(recipe.model, config) == "image":
@@ -134,21 +138,11 @@ def _assumed(
         said += (f"{few}; --set techniques.compile=true plans that, --read-data counts them",)
     dataset = Dataset(
         inputs=inputs,
-        labels=labels,
-        kind=recipe.task.type if recipe.task.type != "auto" else "classification",
+        labels=empty_labels(count, kind, names).values,
+        kind=kind,
         label_names=names,
         splits=dict.fromkeys(("train", "validation"), np.arange(count)),
         origins=Origins(("assumed",), np.zeros(count, np.int32), np.zeros(count, np.int64)),
         fingerprint="assumed",
     )
     return dataset, said
-
-
-def _labels(recipe: Recipe, count: int) -> tuple[Any, tuple[str, ...]]:
-    match recipe.task.type:
-        case "regression":
-            return np.zeros(count, np.float32), ("target",)
-        case "multi_label":
-            return np.zeros((count, 2), np.float32), ("0", "1")
-        case _:
-            return np.zeros(count, np.int64), ("0", "1")

@@ -15,9 +15,7 @@ from torch import nn
 
 from paceline.contract.errors import ModelError
 from paceline.contract.spans import activity
-
-_NEVER = -1e4
-"""Logit of a label that no sample has."""
+from paceline.models.heads import head_of
 
 
 @activity("embedding")
@@ -92,7 +90,7 @@ def fit_final_linear(
     Args:
         features: [n, d].
         labels: int [n], float [n] for regression, or 0/1 [n, C] for ``multi_label``.
-        kind: ``classification``, ``multi_label`` or ``regression``.
+        kind: name of the task.
         classifier: ``logistic`` or ``svm``.
         num_labels: C. A class that no sample has gets a logit that is never the largest.
         bias: False for a layer without one; the features are then scaled but not centred.
@@ -108,12 +106,7 @@ def fit_final_linear(
         )
     scaler = StandardScaler(with_mean=bias).fit(np.asarray(features, np.float64))
     scaled = scaler.transform(np.asarray(features, np.float64))
-    if kind == "regression":
-        rows = [_solve_regression(scaled, labels, classifier, bias)]
-    elif kind == "multi_label":
-        rows = [_solve_binary(scaled, labels[:, c], classifier, bias) for c in range(num_labels)]
-    else:
-        rows = _solve_classes(scaled, labels, classifier, num_labels, bias)
+    rows = head_of(kind).solve(scaled, labels, classifier, num_labels, bias)
     weight = np.stack([row for row, _ in rows]) / scaler.scale_
     offset = np.array([start for _, start in rows])
     return weight, offset - weight @ scaler.mean_ if bias else offset
@@ -133,57 +126,3 @@ def write_into(linear: nn.Linear, weight: NDArray[np.floating[Any]], bias: NDArr
         linear.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight)))
         if linear.bias is not None:
             linear.bias.copy_(torch.from_numpy(np.ascontiguousarray(bias)))
-
-
-Row = tuple[NDArray[np.float64], float]
-
-
-def _solve_classes(
-    scaled: NDArray[np.float64], labels: NDArray[Any], classifier: str, num_labels: int, bias: bool
-) -> list[Row]:
-    rows: list[Row] = [(np.zeros(scaled.shape[1]), _NEVER)] * num_labels
-    classes = np.unique(labels)
-    if len(classes) == 1:
-        rows[int(classes[0])] = (np.zeros(scaled.shape[1]), 0.0)
-        return rows
-    solver = _classifier(classifier, bias).fit(scaled, labels)
-    weight, offset = solver.coef_, np.broadcast_to(solver.intercept_, len(solver.coef_))
-    if len(classes) == 2:
-        # one decision value z; logits -z/2 and z/2 have the softmax of sigmoid(z)
-        weight, offset = np.stack([-weight[0], weight[0]]) / 2, np.array([-offset[0], offset[0]]) / 2
-    for row, label in enumerate(classes):
-        rows[int(label)] = (weight[row], float(offset[row]))
-    return rows
-
-
-def _solve_binary(scaled: NDArray[np.float64], labels: NDArray[Any], classifier: str, bias: bool) -> Row:
-    positive = labels > 0.5
-    if positive.all() or not positive.any():
-        return np.zeros(scaled.shape[1]), (-_NEVER if positive.all() else _NEVER) * bias
-    solver = _classifier(classifier, bias).fit(scaled, positive)
-    return solver.coef_[0], float(np.ravel(solver.intercept_)[0]) if bias else 0.0
-
-
-def _solve_regression(scaled: NDArray[np.float64], labels: NDArray[Any], classifier: str, bias: bool) -> Row:
-    from sklearn.linear_model import Ridge
-    from sklearn.svm import LinearSVR
-
-    if classifier == "svm":
-        # the squared loss has a fast primal solver; liblinear shrinks the intercept unless it is scaled up
-        solver = LinearSVR(
-            fit_intercept=bias, intercept_scaling=100.0, random_state=0, max_iter=20_000,
-            loss="squared_epsilon_insensitive", dual=False,
-        )  # fmt: skip
-    else:
-        solver = Ridge(fit_intercept=bias)
-    solver.fit(scaled, np.asarray(labels, np.float64).ravel())
-    return solver.coef_.ravel(), float(np.ravel(solver.intercept_)[0]) if bias else 0.0
-
-
-def _classifier(classifier: str, bias: bool) -> Any:
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.svm import LinearSVC
-
-    if classifier == "svm":
-        return LinearSVC(fit_intercept=bias, random_state=0, max_iter=20_000)
-    return LogisticRegression(fit_intercept=bias, max_iter=5_000)

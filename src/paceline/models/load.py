@@ -23,6 +23,7 @@ from paceline.contract.streams import whole_streams
 from paceline.models import factory
 from paceline.models.config import counts_from_padding, head_labels, modality
 from paceline.models.fit import fit_images, fit_tokens, pads_when_built, require_start, tell_padding
+from paceline.models.heads import head_of
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights, refuse_lfs_note
 from paceline.models.structure import head_names
 from paceline.recipe.parts import ModelPart
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 log = logging.getLogger(__name__)
-
-PROBLEM_TYPES = {
-    "classification": "single_label_classification",
-    "multi_label": "multi_label_classification",
-    "regression": "regression",
-}
-"""Our kinds of task in transformers' words."""
 
 PARALLEL = "module."
 """What torch's DataParallel and DistributedDataParallel put before the names of weights."""
@@ -87,7 +81,7 @@ def load_model(
         config: what ``read_config`` gave for it; not changed.
         num_labels: outputs of the head: classes, or 1 for regression.
         label_names: their names, in order; saved with the model.
-        kind: ``classification``, ``multi_label`` or ``regression``.
+        kind: name of the task.
         vocabulary_size: number of token ids of the tokenizer; None for images.
         pad_id: token id of the filling; None for images.
         image_shape: height, width, channels; None for text.
@@ -101,13 +95,13 @@ def load_model(
     if part.factory or config is None:
         with seeded(seed):
             return factory.build(part.factory or "", num_labels).train()
-    old = head_labels(config) if kind != "regression" else ()
+    head = head_of(kind)
+    old, names = head_labels(config) if head.rows_are_classes else (), head.outputs(label_names)
     config = copy.deepcopy(config)
     config.num_labels = num_labels  # a field of its own in some configurations (PVT), which id2label leaves as it was
-    config.id2label = dict(enumerate(label_names))
-    config.label2id = {name: index for index, name in enumerate(label_names)}
-    # transformers reads no configuration that says one class; paceline.json does
-    config.problem_type = None if (kind, num_labels) == ("classification", 1) else PROBLEM_TYPES[kind]
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: index for index, name in enumerate(names)}
+    config.problem_type = head.written_problem(num_labels)
     late = False
     if modality(part, config) == "image":
         fit_images(part, config, image_shape)
@@ -117,7 +111,11 @@ def load_model(
         late = not pads_when_built(part, config)
         if pad_id is not None and not late:
             config.pad_token_id = pad_id
-    model = _pretrained(part, config, seed, old, tell) if part.source and weights else _random(part, config, seed)
+    chosen = head.auto_class(modality(part, config))
+    if part.source and weights:
+        model = _pretrained(part, config, chosen, seed, old, tell)
+    else:
+        model = _random(chosen, config, seed)
     # RoBERTa and its kin count positions from their own padding, whatever the tokenizer fills with
     if pad_id is not None and late and not counts_from_padding(config):
         tell_padding(model, pad_id)
@@ -125,12 +123,15 @@ def load_model(
 
 
 def from_folder(
-    folder: Path, config: PretrainedConfig, modality: str, *, trust_remote_code: bool = False
+    folder: Path, config: PretrainedConfig, chosen: Any, *, trust_remote_code: bool = False
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The classifier in a folder of safetensors, in fp32, and transformers' account of the loading.
 
     Weights that were saved under DataParallel or DistributedDataParallel, all with ``module.`` before their names, are
     taken by the names of the model inside.
+
+    Args:
+        chosen: the class of transformers that makes the model, see ``TaskHead.auto_class``.
 
     Raises:
         ModelError: the weights are damaged, or the configuration makes no model.
@@ -140,7 +141,6 @@ def from_folder(
     plain = None if trust_remote_code else _without_prefix(folder)
     with quiet():
         try:
-            chosen = _auto_class(modality)
             if plain is not None:  # which only a model's own class takes
                 with torch.device("meta"):
                     chosen = type(chosen.from_config(config))
@@ -201,14 +201,19 @@ def _without_prefix(folder: Path) -> dict[str, Tensor] | None:
 
 
 def _pretrained(
-    part: ModelPart, config: PretrainedConfig, seed: int, old: Sequence[str], tell: Callable[[str], None]
+    part: ModelPart,
+    config: PretrainedConfig,
+    chosen: Any,
+    seed: int,
+    old: Sequence[str],
+    tell: Callable[[str], None],
 ) -> nn.Module:
     source = part.source or ""
     folder = fetch(source, CONFIG_FILES + WEIGHT_FILES, revision=part.revision, code=part.trust_remote_code)
     if not any(folder.glob("*.safetensors")):
         raise no_safetensors(part, folder)
     with seeded(seed):
-        model, account = from_folder(folder, config, modality(part, config), trust_remote_code=part.trust_remote_code)
+        model, account = from_folder(folder, config, chosen, trust_remote_code=part.trust_remote_code)
     _check_fit(part, model, account, tell)
     _settle_head(part, model, account, old, seed, tell)
     config = model.config
@@ -218,10 +223,10 @@ def _pretrained(
     return model
 
 
-def _random(part: ModelPart, config: PretrainedConfig, seed: int) -> nn.Module:
+def _random(chosen: Any, config: PretrainedConfig, seed: int) -> nn.Module:
     try:
         with quiet(), seeded(seed):
-            model: nn.Module = _auto_class(modality(part, config)).from_config(config, dtype=torch.float32)
+            model: nn.Module = chosen.from_config(config, dtype=torch.float32)
     except _BUILD_ERRORS as error:
         raise ModelError(
             f"model.config: makes no {config.model_type} model", _told(error), "change the setting that it names"
@@ -273,7 +278,7 @@ def _settle_head(
     """Rows of a head stand for its classes: keep it where the data's are the same ones, else draw a new one; say so.
 
     Args:
-        old: class names of the checkpoint; empty for regression, whose one row needs none.
+        old: class names of the checkpoint; empty where rows are no classes.
     """
     names = head_labels(model.config)
     head, missing = set(head_names(model)), set(account["missing_keys"])
@@ -344,12 +349,6 @@ def no_safetensors(part: ModelPart, folder: Path) -> ModelError:
         "that is a pickle, which can hold code; paceline reads safetensors",
         f"{download}paceline convert {target}" + ("" if is_local else ", then --set model.source=FOLDER"),
     )
-
-
-def _auto_class(modality: str) -> Any:
-    from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
-
-    return AutoModelForImageClassification if modality == "image" else AutoModelForSequenceClassification
 
 
 @contextlib.contextmanager

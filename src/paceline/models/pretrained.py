@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.contract.errors import ModelError
 from paceline.models.config import max_positions, modality, read_config
+from paceline.models.heads import head_of, kind_of
 from paceline.models.hub import ADAPTERS, CONFIG_FILES, WEIGHT_FILES, fetch
 from paceline.models.images import ImageSettings, image_settings, own_processor, preferred_size
-from paceline.models.load import PROBLEM_TYPES, from_folder, no_safetensors
+from paceline.models.load import from_folder, no_safetensors
 from paceline.models.processor import Processor
 from paceline.models.saved import FILE, LoadedModel, SavedModel, load_saved
 from paceline.models.tokenizers import tokenizer_source
@@ -60,7 +61,9 @@ def load_pretrained(source: Path, *, pairs: bool, trust_remote_code: bool = Fals
     folder = fetch(str(source), CONFIG_FILES + WEIGHT_FILES, code=trust_remote_code)
     if not any(folder.glob("*.safetensors")):
         raise no_safetensors(part, folder)
-    model, account = from_folder(folder, config, reads, trust_remote_code=trust_remote_code)
+    kind = kind_of(config)
+    chosen = head_of(kind).auto_class(reads)
+    model, account = from_folder(folder, config, chosen, trust_remote_code=trust_remote_code)
     absent = sorted({*account["missing_keys"], *(name for name, *_ in account["mismatched_keys"])})
     if absent:
         why = f"{absent[0]} is not among its weights: it was trained for something else"
@@ -74,7 +77,7 @@ def load_pretrained(source: Path, *, pairs: bool, trust_remote_code: bool = Fals
     processor = own_processor(part, config, None)
     saved = SavedModel(
         label_names=tuple(str(config.id2label[index]) for index in range(config.num_labels)),
-        kind=_kind(config),
+        kind=kind,
         modality=reads,
         max_length=max_length,
         overflow=overflow,
@@ -82,11 +85,6 @@ def load_pretrained(source: Path, *, pairs: bool, trust_remote_code: bool = Fals
         image=_image(part, config, processor) if reads == "image" else None,
     )
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, saved=saved, processor=processor)
-
-
-def _kind(config: PretrainedConfig) -> str:
-    kinds = {theirs: ours for ours, theirs in PROBLEM_TYPES.items()}
-    return kinds.get(config.problem_type or "", "regression" if config.num_labels == 1 else "classification")
 
 
 def _image(part: ModelPart, config: PretrainedConfig, processor: Processor | None) -> ImageSettings:

@@ -22,6 +22,7 @@ from paceline.models import factory as factories
 from paceline.models.adapters import CONFIG, Base, check_base, load_adapters, save_adapters
 from paceline.models.digests import check_digests, weight_digests
 from paceline.models.group_norm import apply_group_norm
+from paceline.models.heads import head_of
 from paceline.models.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, fetch, require_files
 from paceline.models.images import ImageSettings
 from paceline.models.imports import import_transformers
@@ -44,7 +45,7 @@ class SavedModel:
 
     label_names: tuple[str, ...]
     kind: str
-    """``classification``, ``multi_label`` or ``regression``."""
+    """Name of the task."""
     modality: str
     """``text`` or ``image``."""
     max_length: int | None = None
@@ -66,6 +67,11 @@ class SavedModel:
     """Above which labels are predicted, see ``Task``; empty: the likeliest class, or above one half."""
     weights: Mapping[str, str] = field(default_factory=dict, compare=False)
     """As read: the SHA-256 of each file of weights. Empty: saved before they were kept."""
+
+    @property
+    def auto_class(self) -> Any:
+        """The class of transformers that makes such a model of a configuration."""
+        return head_of(self.kind).auto_class(self.modality)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +194,7 @@ def _check_numbers(saved: SavedModel) -> None:
         ValueError: says how many there are.
     """
     labels, weights, thresholds = len(saved.label_names), len(saved.class_weights), len(saved.thresholds)
-    of_two = saved.kind == "classification" and labels == 2
-    allowed = {"multi_label": labels}.get(saved.kind, int(of_two))
+    allowed = head_of(saved.kind).num_thresholds(labels)
     if weights not in (0, labels) or thresholds not in (0, allowed):
         raise ValueError(f"{weights} class_weights and {thresholds} thresholds for {labels} labels")
 
@@ -269,10 +274,10 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
             "set attn_implementation to sdpa in config.json; or read that code, then add --trust-remote-code",
         )
     if saved.base is not None:
-        return _read_adapters(folder, config, saved.modality, saved.base, trust_remote_code)
+        return _read_adapters(folder, config, saved, saved.base, trust_remote_code)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder}: model.safetensors is missing", fix="train again, or use a copy that has it")
-    model, account = from_folder(folder, config, saved.modality, trust_remote_code=trust_remote_code)
+    model, account = from_folder(folder, config, saved.auto_class, trust_remote_code=trust_remote_code)
     missing = set(account["missing_keys"])
     if saved.group_norm is not None:
         norms = apply_group_norm(model, saved.group_norm)
@@ -285,14 +290,14 @@ def _read_transformers(folder: Path, saved: SavedModel, trust_remote_code: bool)
 
 
 def _read_adapters(
-    folder: Path, config: PretrainedConfig, modality: str, base: Base, trust_remote_code: bool
+    folder: Path, config: PretrainedConfig, saved: SavedModel, base: Base, trust_remote_code: bool
 ) -> nn.Module:
     """The base model with the adapters of ``folder`` added in."""
     setting = f"{folder / FILE}: base.source"
     of_base = fetch(base.source, WEIGHT_FILES, revision=base.revision, code=trust_remote_code, setting=setting)
     check_base(base, folder)
     with seeded(0):  # of what is drawn, nothing stays
-        model, _ = from_folder(of_base, config, modality, trust_remote_code=trust_remote_code)
+        model, _ = from_folder(of_base, config, saved.auto_class, trust_remote_code=trust_remote_code)
         return load_adapters(model, folder)
 
 
@@ -308,7 +313,7 @@ def _read_factory(folder: Path, saved: SavedModel, factory: str | None) -> nn.Mo
             f"--set model.factory={saved.factory}",
         )
     check_weights(folder)
-    model = factories.build(factory or "", len(saved.label_names))
+    model = factories.build(factory or "", len(head_of(saved.kind).outputs(saved.label_names)))
     if saved.group_norm is not None:
         apply_group_norm(model, saved.group_norm)
     try:

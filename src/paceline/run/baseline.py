@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.contract.errors import DataError, RecipeError
 from paceline.data.dataset import Dataset
 from paceline.data.labels import encode_known_labels
+from paceline.data.task_rows import rows_of
 from paceline.machine.facts import beyond_main_memory
 from paceline.recipe.parts import DataPart
 from paceline.seams import Alone, Batch, Task
@@ -30,7 +31,8 @@ def check_baseline(dataset: Dataset, *, has_texts: bool) -> None:
     Raises:
         RecipeError: they are no texts, have no classes, or too many for the main memory.
     """
-    why = "it is fitted on texts" if not has_texts else "it is for classes" if dataset.kind == "regression" else ""
+    why = "" if rows_of(dataset.kind).has_classes else "it is for classes"
+    why = why if has_texts else "it is fitted on texts"
     num_samples = max((len(ids) for split, ids in dataset.splits.items() if split != "train"), default=0)
     # probabilities in fp64, and their logarithms
     why = why or beyond_main_memory(16 * num_samples * len(dataset.label_names))
@@ -55,18 +57,19 @@ def measure_baseline(
     """
     texts = _texts(part, dataset, rows)
     train = dataset.splits["train"]
-    model = _model(dataset.kind)
+    model = _model(several=dataset.labels.ndim == 2)
     found: dict[str, dict[str, float]] = {}
     with warnings.catch_warnings(action="ignore"):  # of a fit cut short, and of labels that all samples have or none
         model.fit([texts[i] for i in train], dataset.labels[train].astype(np.int64))
         for split in splits:
             ids = dataset.splits[split]
             probabilities = model.predict_proba([texts[i] for i in ids])
-            found[split] = _measured(task, _logits(probabilities, model, dataset), dataset.labels[ids])
+            likely = _likely(probabilities, model, dataset)
+            found[split] = _measured(task, task.logits(likely).float(), dataset.labels[ids])
     return found
 
 
-def _model(kind: str) -> Any:
+def _model(*, several: bool) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.multiclass import OneVsRestClassifier
@@ -75,7 +78,7 @@ def _model(kind: str) -> Any:
     classifier = LogisticRegression(max_iter=1000)
     return make_pipeline(
         TfidfVectorizer(sublinear_tf=True),
-        OneVsRestClassifier(classifier) if kind == "multi_label" else classifier,
+        OneVsRestClassifier(classifier) if several else classifier,
     )
 
 
@@ -96,14 +99,13 @@ def _texts(part: DataPart, dataset: Dataset, rows: object | None) -> Sequence[st
     return [f"{text}\n{other}" for text, other in zip(table.texts, table.pairs, strict=True)]
 
 
-def _logits(probabilities: NDArray[np.float64], model: Any, dataset: Dataset) -> torch.Tensor:
-    """[n, C]: what the task makes these probabilities of; classes without a training sample have none."""
-    if dataset.kind == "multi_label":
-        likely = np.clip(probabilities, _CERTAIN, 1 - _CERTAIN)
-        return torch.from_numpy(np.log(likely / (1 - likely))).float()
+def _likely(probabilities: NDArray[np.float64], model: Any, dataset: Dataset) -> torch.Tensor:
+    """fp64 [n, C]: probabilities of all labels; classes without a training sample have none."""
+    if dataset.labels.ndim == 2:
+        return torch.from_numpy(np.clip(probabilities, _CERTAIN, 1 - _CERTAIN))
     every = np.zeros((len(probabilities), len(dataset.label_names)))
     every[:, model.classes_] = probabilities
-    return torch.from_numpy(np.log(np.clip(every, _CERTAIN, 1))).float()
+    return torch.from_numpy(np.clip(every, _CERTAIN, 1))
 
 
 def _measured(task: Task, logits: torch.Tensor, labels: NDArray[Any]) -> dict[str, float]:

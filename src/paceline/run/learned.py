@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.contract.records import EvaluationRecord, StepRecord
 from paceline.data.dataset import Dataset
+from paceline.data.task_rows import Constant, rows_of
 from paceline.observe.formats import figure
 from paceline.run.progress import metric_value
 
@@ -62,40 +63,27 @@ def nothing_learned(final: Mapping[str, EvaluationRecord], dataset: Dataset) -> 
     if found is None:
         return ""
     train, held = (dataset.labels[dataset.splits[split]] for split in ("train", found.split))
-    if dataset.kind == "regression":
-        return _no_better_than_mean(found, float(np.mean((held - train.mean()) ** 2)))
-    if dataset.kind == "multi_label":
-        scored = float(np.mean(held == (train.mean(0) > 0.5)))
-        return _no_better(found, scored, "what is more frequent of each label")
-    counts = np.bincount(train, minlength=len(dataset.label_names))
-    if np.count_nonzero(counts) < 2:
-        return ""  # asked for: data of a single class
-    most = int(counts.argmax())
-    scored = float(np.mean(held == most))
-    guess = f"{dataset.label_names[most]!r}, the most frequent training label"
+    constant = rows_of(dataset.kind).constant(train, held, dataset.label_names)
+    if constant is None:
+        return ""
     predicted = np.flatnonzero(np.sum(found.confusion, 0)) if found.confusion else np.arange(2)
     if len(predicted) == 1 and found.samples > 1:
         name = dataset.label_names[int(predicted[0])]
         every = f"all {found.samples:,} predictions on {found.split} are {name!r}"
-        return f"{every}: the model learned nothing that tells them apart; always guessing {guess}, scores {scored:.4g}"
-    return _no_better(found, scored, guess)
+        learned_nothing = "the model learned nothing that tells them apart"
+        return f"{every}: {learned_nothing}; always guessing {constant.guess}, scores {constant.score:.4g}"
+    return _no_better(found, constant)
 
 
-def _no_better(found: EvaluationRecord, scored: float, guess: str) -> str:
-    accuracy = found.metrics.get("accuracy")
-    if accuracy is None and found.confusion:
-        accuracy = float(np.trace(found.confusion)) / max(found.samples, 1)
-    if accuracy is None or accuracy > scored + 1e-6:  # metrics are fp32
+def _no_better(found: EvaluationRecord, constant: Constant) -> str:
+    metric, sign = constant.metric.removeprefix("-"), -1.0 if constant.metric.startswith("-") else 1.0
+    value = found.metrics.get(metric)
+    if value is None and metric == "accuracy" and found.confusion:
+        value = float(np.trace(found.confusion)) / max(found.samples, 1)
+    if value is None or sign * value > sign * constant.score + constant.rounding:
         return ""
-    return f"{found.split} accuracy {accuracy:.4g} is no better than always guessing {guess}, which scores {scored:.4g}"
-
-
-def _no_better_than_mean(found: EvaluationRecord, spread: float) -> str:
-    error = found.metrics.get("mse")
-    if error is None or error < spread:
-        return ""
-    mean = "always guessing the mean of the training labels"
-    return f"{found.split} mse {error:.4g} is no better than {mean}, which scores {spread:.4g}"
+    guess = f"always guessing {constant.guess}, which scores {constant.score:.4g}"
+    return f"{found.split} {metric} {value:.4g} is no better than {guess}"
 
 
 def no_better_than(

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from paceline.contract.errors import UserError
 from paceline.contract.files import disk_errors, replacing
+from paceline.tasks.predictions import predictions_of
 
 Ids = NDArray[np.int64]
 
@@ -100,7 +101,7 @@ class PredictionFile:
         names = _added_names(kind, label_names, self._columns)
         joined = self._delimiter is not None
         kept = (json.loads(line) for line in self._kept)
-        added = partial(_added, kind, label_names, tuple(thresholds), joined=joined)
+        added = partial(predictions_of(kind).cells, label_names, tuple(thresholds), joined=joined)
         rows = (row | dict(zip(names, added(scores), strict=True)) for row, scores in kept)
         with disk_errors(self._out):
             self._kept.seek(0)  # writes what is still in memory
@@ -135,7 +136,7 @@ class Predictions:
     def finish(self, kind: str, label_names: Sequence[str], thresholds: Sequence[float] = ()) -> int:
         """Make the rows; returns their number. Arguments as ``PredictionFile.finish``."""
         self.names = _added_names(kind, label_names, dict.fromkeys(str(name) for row, _ in self._kept for name in row))
-        added = partial(_added, kind, label_names, tuple(thresholds), joined=False)
+        added = partial(predictions_of(kind).cells, label_names, tuple(thresholds), joined=False)
         for row, scores in self._kept:
             self.rows.append(row | dict(zip(self.names, added(scores), strict=True)))
         return len(self.rows)
@@ -157,33 +158,14 @@ def _unwritable(out: Path, why: str) -> UserError:
 
 
 def _added_names(kind: str, label_names: Sequence[str], taken: Mapping[str, None]) -> list[str]:
-    """``prediction`` and a probability a label, under names that no column of the rows has."""
-    names = ["prediction"]
-    if kind != "regression":
-        names += [f"probability of {name}" for name in label_names]
+    """The task's columns, under names that no column of the rows has."""
+    names = predictions_of(kind).columns(label_names)
     used = set(taken)
     for at in range(len(names)):
         while names[at] in used:
             names[at] += "_"
         used.add(names[at])
     return names
-
-
-def _added(
-    kind: str, label_names: Sequence[str], thresholds: Sequence[float], scores: Sequence[float], *, joined: bool
-) -> list[Any]:
-    if kind == "regression":
-        return [scores[0]]
-    label: Any
-    if kind == "multi_label":
-        each = zip(label_names, scores, thresholds or [0.5] * len(label_names), strict=True)
-        label = [name for name, score, threshold in each if score > threshold]
-        label = "|".join(label) if joined else label
-    elif thresholds:
-        label = label_names[int(scores[1] > thresholds[0])]
-    else:
-        label = label_names[max(range(len(scores)), key=scores.__getitem__)]
-    return [label, *(round(score, 6) for score in scores)]
 
 
 Cell = Callable[[Any], Any]
