@@ -23,7 +23,7 @@ from paceline.contract.streams import whole_streams
 from paceline.models import factory
 from paceline.models.config import counts_from_padding, head_labels, modality
 from paceline.models.fit import fit_images, fit_tokens, pads_when_built, require_start, tell_padding
-from paceline.models.heads import head_of
+from paceline.models.heads import TaskHead, head_of
 from paceline.models.hub import CONFIG_FILES, WEIGHT_FILES, fetch, other_weights, refuse_lfs_note
 from paceline.models.structure import head_names
 from paceline.recipe.parts import ModelPart
@@ -96,12 +96,9 @@ def load_model(
         with seeded(seed):
             return factory.build(part.factory or "", num_labels).train()
     head = head_of(kind)
-    old, names = head_labels(config) if head.rows_are_classes else (), head.outputs(label_names)
+    old = head_labels(config) if head.rows_are_classes else ()
     config = copy.deepcopy(config)
-    config.num_labels = num_labels  # a field of its own in some configurations (PVT), which id2label leaves as it was
-    config.id2label = dict(enumerate(names))
-    config.label2id = {name: index for index, name in enumerate(names)}
-    config.problem_type = head.written_problem(num_labels)
+    _name_outputs(config, head, num_labels, label_names)
     late = False
     if modality(part, config) == "image":
         fit_images(part, config, image_shape)
@@ -120,6 +117,14 @@ def load_model(
     if pad_id is not None and late and not counts_from_padding(config):
         tell_padding(model, pad_id)
     return model.train()
+
+
+def _name_outputs(config: PretrainedConfig, head: TaskHead, num_labels: int, label_names: Sequence[str]) -> None:
+    names = head.outputs(label_names)
+    config.num_labels = num_labels  # a field of its own in some configurations (PVT), which id2label leaves as it was
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: index for index, name in enumerate(names)}
+    config.problem_type = head.written_problem(num_labels)
 
 
 def from_folder(
