@@ -125,3 +125,12 @@ def test_a_task_and_its_metrics_load_no_models_and_no_plots() -> None:
     loaded = _python("-c", code + "print(*sorted(sys.modules))").stdout.split()
     assert "paceline.tasks.metrics" in loaded
     assert [name for name in loaded if name.startswith(("transformers", "matplotlib"))] == []
+
+
+def test_readers_of_other_formats_are_imported_where_a_file_needs_them(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\né,x\nb,y\n", encoding="utf-8")
+    code = "import sys\nfrom paceline.data.sources import read\nfrom paceline.recipe.parts import DataPart\n"
+    code += f"assert len(read(DataPart(source={str(tmp_path / 'a.csv')!r}))) == 2\n"
+    readers = ("chardet", "python_calamine", "narwhals", "pyarrow", "datasets")
+    code += f"print(*[name for name in {readers!r} if name in sys.modules])"
+    assert _python("-c", code).stdout.split() == []
