@@ -56,7 +56,8 @@ def test_each_planted_leak_fails_and_honest_tests_pass(tmp_path: Path) -> None:
     tests = tmp_path / "tests"
     tests.mkdir()
     shutil.copy(CONFTEST, tests)
-    shutil.copytree(CONFTEST.with_name("forked"), tests / "forked")  # which it imports
+    shutil.copytree(CONFTEST.with_name("forked"), tests / "forked")  # it imports both
+    shutil.copy(CONFTEST.with_name("sampling.py"), tests)
     bodies = "".join(f"def test_{name}():\n    {code}\n\n" for name, (code, _) in PLANTED.items())
     (tests / "test_planted.py").write_text("import torch.distributed\n\n" + bodies + HONEST)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
