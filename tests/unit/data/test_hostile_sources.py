@@ -98,6 +98,44 @@ class TestParquet:
         assert read(DataPart(source=str(path))).texts == texts
 
 
+class TestArrow:
+    @pytest.fixture(autouse=True)
+    def _needs_arrow(self) -> None:
+        self.pyarrow = pytest.importorskip("pyarrow")
+
+    def write(self, path: Path, *batches: tuple[Any, Any], is_stream: bool = False) -> Path:
+        tables = [self.pyarrow.record_batch({"text": texts, "label": labels}) for texts, labels in batches]
+        new = self.pyarrow.ipc.new_stream if is_stream else self.pyarrow.ipc.new_file
+        options = self.pyarrow.ipc.IpcWriteOptions(compression="zstd")
+        with self.pyarrow.OSFile(str(path), "wb") as file, new(file, tables[0].schema, options=options) as writer:
+            for table in tables:
+                writer.write_batch(table)
+        return path
+
+    @pytest.mark.parametrize("is_stream", [False, True])
+    @pytest.mark.usefixtures("small")
+    def test_of_compressed_batches_is_refused_while_it_expands(self, is_stream: bool, tmp_path: Path) -> None:
+        batch = (["a" * 1_000_000, "b"], ["x", "y"])
+        path = self.write(tmp_path / "a.arrow", *[batch] * 9, is_stream=is_stream)
+        assert "expand to" in str(refusal(path))
+
+    @pytest.mark.usefixtures("small")
+    def test_of_a_large_value_that_its_dictionary_repeats_is_refused(self, tmp_path: Path) -> None:
+        texts = self.pyarrow.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["a" * 10_000])
+        path = self.write(tmp_path / "a.arrow", (texts, ["x", "y"] * 500))
+        assert "expand to" in str(refusal(path))
+
+    def test_of_one_run_of_equal_rows_is_refused(self, tmp_path: Path) -> None:
+        run = self.pyarrow.RunEndEncodedArray.from_arrays(self.pyarrow.array([2**31 - 1], "int32"), ["hello"])
+        assert "2,147,483,647 rows in" in str(refusal(self.write(tmp_path / "a.arrow", (run, run))))
+
+    def test_of_honest_rows_is_read(self, tmp_path: Path) -> None:
+        texts = [f"the {number}th text " + "word " * 100 for number in range(5000)]
+        labels = ["x", "y"] * 2500
+        path = self.write(tmp_path / "a.arrow", (texts, labels), (texts, labels), is_stream=True)
+        assert read(DataPart(source=str(path))).texts == [*texts, *texts]
+
+
 class TestIntegers:
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
     def test_of_thousands_of_digits_are_refused(self, name: str, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from paceline.data.sources.rows import (
 _PIECE_ROWS = 1024
 
 _MANY_ROWS = 1_000_000
-"""Above this, rows of parquet take a byte of the file at least: a text takes more, however well it is compressed."""
+"""Above this, rows take a byte of the file at least: a text takes more, however well it is compressed."""
 
 _FIX = "write the table again from its source; if it is right, write it as CSV or JSON lines"
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
@@ -118,8 +118,8 @@ class _Saved:
         DataError: pyarrow is not installed, a file is damaged, the files have different columns.
     """
 
-    def __init__(self, tables: list[Any], name: str, errors: tuple[type[Exception], ...]) -> None:
-        self._tables, self._name, self._errors = tables, name, errors
+    def __init__(self, tables: list[Any], packed: int, name: str, errors: tuple[type[Exception], ...]) -> None:
+        self._tables, self._packed, self._name, self._errors = tables, packed, name, errors
         self.column_names: list[str] = list(tables[0].schema.names)
         self.features = class_names_in(tables[0].schema.metadata)
 
@@ -132,6 +132,8 @@ class _Saved:
             raise not_installed("Arrow files need pyarrow", "parquet", name) from None
         errors = (pyarrow.ArrowException, OSError, UnicodeDecodeError)
         tables = [_table(file, name, errors) for file in files]
+        packed = sum(file.stat().st_size for file in files)
+        _require_plausible_rows(sum(table.num_rows for table in tables), packed, name)
         names = [table.schema.names for table in tables]
         if other := next((at for at, found in enumerate(names) if found != names[0]), None):
             raise DataError(
@@ -141,7 +143,7 @@ class _Saved:
                 fix="save the data set anew",
             )
         _require_names(names[0], name)
-        return cls(tables, name, errors)
+        return cls(tables, packed, name, errors)
 
     def __len__(self) -> int:
         return sum(table.num_rows for table in self._tables)
@@ -151,13 +153,15 @@ class _Saved:
         return list({value for table in self._tables for value in table.column(column).unique().to_pylist()})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        number = 0
+        number = size = 0
         for table in self._tables:
             for batch in table.to_batches(max_chunksize=_PIECE_ROWS):
                 try:
                     rows = batch.to_pylist()
                 except self._errors as error:
                     raise damaged("Arrow", self._name, error, number + 1) from None
+                size += _num_characters(rows)
+                require_plausible_size(size, self._packed, self._name, _FIX)
                 number += len(rows)
                 yield from rows
 
@@ -173,10 +177,15 @@ def _table(path: Path, name: str, errors: tuple[type[Exception], ...]) -> Any:
                 "the file is empty", file=name, fix="write it again; an Arrow file holds at least its schema"
             )
         source = pyarrow.memory_map(os.fsencode(path))  # a name may be no text
-        if source.read(6) == b"ARROW1":
-            return pyarrow.ipc.open_file(source).read_all()
+        is_file = source.read(6) == b"ARROW1"
         source.seek(0)
-        return pyarrow.ipc.open_stream(source).read_all()
+        reader = pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
+        batches, before = [], pyarrow.total_allocated_bytes()
+        for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+            batches.append(batch)
+            # what is compressed is expanded now; the rest stays in the file
+            require_plausible_size(pyarrow.total_allocated_bytes() - before, path.stat().st_size, name, _FIX)
+        return pyarrow.Table.from_batches(batches, reader.schema)
     except errors as error:
         raise damaged("Arrow", name, error) from None
 
@@ -210,7 +219,10 @@ class _Parquet:
             except self._errors as error:
                 raise damaged("parquet", name, error) from None
             _require_names(self.column_names, name)
-            _require_plausible_rows(self._file.metadata, self._packed, name)
+            metadata = self._file.metadata
+            groups = map(metadata.row_group, range(metadata.num_row_groups))
+            require_plausible_size(sum(group.total_byte_size for group in groups), self._packed, name, _FIX)
+            _require_plausible_rows(metadata.num_rows, self._packed, name)
             self._open = stack.pop_all()  # the rows close it
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -225,24 +237,22 @@ class _Parquet:
                     raise damaged("parquet", self._name, error, number + 1) from None
                 if batch is None:
                     return
-                # a dictionary holds a value once, the rows hold it again and again
-                size += sum(len(cell) for values in rows for cell in values.values() if isinstance(cell, str | bytes))
+                size += _num_characters(rows)
                 require_plausible_size(size, self._packed, self._name, _FIX)
                 number += len(rows)
                 yield from rows
 
 
-def _require_plausible_rows(metadata: Any, packed: int, name: str) -> None:
-    """Refuse a file that would fill the memory by what it says of itself, before a page of it is read."""
-    size = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
-    require_plausible_size(size, packed, name, _FIX)
-    if metadata.num_rows > max(_MANY_ROWS, packed):
-        raise DataError(
-            f"{metadata.num_rows:,} rows in {packed:,} bytes",
-            file=name,
-            why="rows of less than a byte are no texts but one row again and again",
-            fix=_FIX,
-        )
+def _num_characters(rows: list[dict[str, Any]]) -> int:
+    """Return the length of all texts: a dictionary holds a value once, the rows hold it again and again."""
+    return sum(len(cell) for values in rows for cell in values.values() if isinstance(cell, str | bytes))
+
+
+def _require_plausible_rows(num_rows: int, packed: int, name: str) -> None:
+    """Refuse a file that would fill the memory by what it says of itself, before its rows are read."""
+    if num_rows > max(_MANY_ROWS, packed):
+        why = "rows of less than a byte are no texts but one row again and again"
+        raise DataError(f"{num_rows:,} rows in {packed:,} bytes", file=name, why=why, fix=_FIX)
 
 
 def _batch_rows(metadata: Any, packed: int) -> int:
