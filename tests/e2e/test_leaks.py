@@ -1,4 +1,4 @@
-"""Many runs and predictions in one process leave as much behind as a few: objects, tensors, files, threads, children."""
+"""Many runs in one process leave as much behind as a few: objects, tensors, files, threads, children."""
 
 from __future__ import annotations
 
