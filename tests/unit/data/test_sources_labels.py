@@ -109,15 +109,12 @@ def test_nothing_is_told_of_blanks_that_mean_nothing(tmp_path, labels, settings)
     assert not [notice for notice in table_of(tmp_path, labels, **settings).notices if "blanks" in notice]
 
 
-def test_an_unseen_class_that_is_the_number_of_another_is_told_so(tmp_path):
-    from paceline.contract.errors import DataError
-
+@pytest.mark.parametrize(("unseen", "means"), [("1.0", "is the same number"), ("True", "means the same")])
+def test_an_unseen_class_that_means_another_is_told_so(tmp_path, unseen, means):
     file = tmp_path / "a.jsonl"
-    rows = [("train", "0"), ("train", "1"), ("test", "1.0")]
+    rows = [("train", "0"), ("train", "1"), ("test", unseen)]
     file.write_text("".join(json.dumps({"text": "t", "label": x, "split": split}) + "\n" for split, x in rows))
-    with pytest.raises(
-        DataError, match=r"missing from train \(found '1.0'\)(.|\n)*'1' is the same number, another class"
-    ):
+    with pytest.raises(DataError, match=rf"missing from train \(found '{unseen}'\)(.|\n)*'1' {means}, another class"):
         read(DataPart(source=str(file)))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from paceline.contract.errors import DataError, excerpt
-from paceline.contract.label_names import listed, rows_by_value
+from paceline.contract.label_names import listed, rows_by_truth, rows_by_value
 from paceline.data.bad_rows import BadRows, row_text
 from paceline.data.columns import Roles
 from paceline.data.labels import kept_head, match_known, unknown_label
@@ -87,9 +87,13 @@ def _unseen_classes(
         if unseen and index not in ignored:
             file, line = gathered.place(index)
             spellings = sorted(known)
+            numbers, truths = rows_by_value(unseen[:1], spellings), rows_by_truth(unseen[:1], spellings)
             same = [
-                f"; {excerpt(spellings[row])} is the same number, another class"
-                for row in rows_by_value(unseen[:1], spellings).values()
+                f"; {excerpt(spellings[row])} {means}, another class"
+                for row, means in (
+                    *((row, "is the same number") for row in numbers.values()),
+                    *((row, "means the same") for name, row in truths.items() if name not in numbers),
+                )
             ]
             yield (
                 index,
