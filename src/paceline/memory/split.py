@@ -147,7 +147,7 @@ class _Guarded:
         except torch.OutOfMemoryError as error:
             self.error = error
         let_go(self.error)
-        return torch.zeros(len(batch.labels), self._num_outputs, device=batch.labels.device)  # which nobody will see
+        return torch.zeros(batch.num_samples, self._num_outputs, device=batch.labels.device)  # which nobody will see
 
     def agree(self) -> None:
         if self._world.any(self.error is not None):

@@ -66,6 +66,11 @@ class Batch:
     mixed: Mixed | None = None
     """Set when the samples are mixed with others, and so are their losses."""
 
+    @property
+    def num_samples(self) -> int:
+        """S, filler included."""
+        return len(self.weights)
+
 
 def _optional(batch: Batch) -> dict[str, Any]:
     """What is set of the fields that need not be: None would be a leaf of its own."""

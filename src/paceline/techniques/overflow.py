@@ -65,6 +65,6 @@ def apply(build: Build, layout: Layout, how: str | Join) -> Build:
 
     def forward(model: nn.Module, batch: Batch) -> Tensor:
         logits = before(model, batch)
-        return logits if batch.windows is None else join(logits, batch.windows, len(batch.labels))
+        return logits if batch.windows is None else join(logits, batch.windows, batch.num_samples)
 
     return replace(build, layout=layout, forward=forward).carried_out(overflow="windows")

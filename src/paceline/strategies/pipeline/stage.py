@@ -288,7 +288,7 @@ def _hidden_of(args: Sequence[Any], kwargs: Mapping[str, Any], chain: Chain) -> 
 
 def _num_sequences(batch: Batch) -> int:
     """Rows of the model's logits."""
-    return len(batch.labels if batch.windows is None else batch.windows)
+    return batch.num_samples if batch.windows is None else len(batch.windows)
 
 
 @final
