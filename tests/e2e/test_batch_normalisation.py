@@ -48,9 +48,9 @@ def test_the_last_batch_of_an_epoch_goes_to_as_many_ranks_as_it_is_enough_for(tm
 @pytest.mark.parametrize(
     ("ranks", "loop", "fix"),
     [
-        (4, {"batch_size": 4}, "--set loop.batch_size=8 or more, or start 2 processes or fewer"),
-        (2, {"batch_size": 6}, "--set loop.drop_last=true"),
-        (1, {"batch_size": 6}, "--set loop.drop_last=true"),
+        (4, {"batch_size": 4}, 'settings=["loop.batch_size=8"] or more, or start 2 processes or fewer'),
+        (2, {"batch_size": 6}, 'settings=["loop.drop_last=true"]'),
+        (1, {"batch_size": 6}, 'settings=["loop.drop_last=true"]'),
     ],
 )
 def test_a_sample_that_would_be_alone_is_refused_before_anything_begins(

@@ -117,6 +117,7 @@ REFUSING: dict[str, list[str]] = {
     "plan": ["{run}/recipe.yaml", "--gpu", "24GiB"],
     "memory": ["{run}/recipe.yaml"],
     "lr": ["{run}/recipe.yaml"],
+    "bench": ["{run}/recipe.yaml", "--out", "{out}"],
     "evaluate": ["{run}"],
     "predict": ["{run}", "{data}", "-o", "{out}"],
 }
@@ -129,7 +130,7 @@ READING: dict[str, list[str]] = {
 }
 """Verbs that take a run folder and run nothing of it, whatever it names."""
 
-NEITHER = {"launch", "demo", "doctor", "techniques", "schema", "data", "bench"}
+NEITHER = {"launch", "demo", "doctor", "techniques", "schema", "data"}
 
 
 def command(verb: str, honest: Path, folder: Path) -> list[str]:
