@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -245,6 +245,24 @@ def idle_tasks(environment: Mapping[str, str]) -> int:
     return int(tasks) if int(tasks) > 1 else 0
 
 
+def run_client(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands and read what it prints.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: the controller did not answer within these seconds.
+    """
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
 def node_address(node: str) -> str:
     """Where a node of Slurm's is reached: by its name; else, where that is no machine's, by what scontrol says."""
     try:
@@ -257,15 +275,7 @@ def node_address(node: str) -> str:
         return node
     command = ["scontrol", "--oneliner", "show", "node", node]
     try:
-        answer = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        ).stdout
+        answer = run_client(command, ANSWER_SECONDS).stdout
     except (OSError, subprocess.SubprocessError):
         return node
     found = re.search(r"\bNodeAddr=(\S+)", answer)

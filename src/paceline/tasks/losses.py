@@ -11,6 +11,8 @@ from torch import Tensor
 
 from paceline.contract.errors import RecipeError
 from paceline.contract.references import resolve, users_code
+from paceline.recipe.parts import TaskPart
+from paceline.tasks.focal import focal_loss
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) -> one loss a sample ([S], or [S, C] for multi-label): a sum or mean could not be weighted."""
@@ -36,6 +38,29 @@ class ClassWeights:
     def sum_of(self, labels: np.ndarray) -> float:
         """The weights of class indices [n], added up."""
         return float(self._host[labels].sum(dtype=np.float64))
+
+
+def class_loss(
+    part: TaskPart,
+    weights: ClassWeights | None,
+    cross_entropy: Callable[[Tensor, Tensor, Tensor | None, float], Tensor],
+) -> LossFunction:
+    """Return the loss of a task of classes: the user's own, focal, or the task's cross-entropy.
+
+    Args:
+        cross_entropy: (logits, labels, weights [C] or None, smoothing) -> one loss a label, none of them summed.
+    """
+    if part.own_loss is not None:
+        return user_loss(part.own_loss)
+    gamma, smoothing = part.focal_gamma, part.label_smoothing
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        weight = None if weights is None else weights.on(logits.device)
+        if part.loss == "focal":
+            return focal_loss(logits, labels, gamma, weight)
+        return cross_entropy(logits, labels, weight, smoothing)
+
+    return loss
 
 
 def user_loss(reference: str) -> LossFunction:

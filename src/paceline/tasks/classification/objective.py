@@ -15,8 +15,7 @@ from paceline.contract.errors import RecipeError
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch, Meter, Task
 from paceline.tasks.classification.meter import KNOWN, ClassMeasures
-from paceline.tasks.focal import focal_loss
-from paceline.tasks.losses import ClassWeights, LossFunction, user_loss
+from paceline.tasks.losses import ClassWeights, LossFunction, class_loss
 from paceline.tasks.meter import SplitMeter, needs_scores
 from paceline.tasks.metrics import check_names, reported
 from paceline.tasks.threshold import USUAL
@@ -120,7 +119,7 @@ def make_task(
     return Classification(
         label_names,
         part.metrics if part.metrics is not None else ("accuracy", "f1"),
-        _loss(part, weights),
+        class_loss(part, weights, _cross_entropy),
         weights=weights,
         thresholds=_thresholds(label_names, part),
     )
@@ -129,18 +128,8 @@ def make_task(
 OBJECTIVE = make_task
 
 
-def _loss(part: TaskPart, weights: ClassWeights | None) -> LossFunction:
-    if part.own_loss is not None:
-        return user_loss(part.own_loss)
-    gamma, smoothing = part.focal_gamma, part.label_smoothing
-
-    def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        weight = None if weights is None else weights.on(logits.device)
-        if part.loss == "focal":
-            return focal_loss(logits, labels, gamma, weight)
-        return F.cross_entropy(logits, labels, weight, label_smoothing=smoothing, reduction="none")
-
-    return loss
+def _cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None, smoothing: float) -> Tensor:
+    return F.cross_entropy(logits, labels, weight, label_smoothing=smoothing, reduction="none")
 
 
 def _thresholds(label_names: tuple[str, ...], part: TaskPart) -> tuple[float, ...]:

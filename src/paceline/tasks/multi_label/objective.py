@@ -13,9 +13,8 @@ from torch import Tensor
 
 from paceline.recipe.parts import TaskPart
 from paceline.seams import Batch, Meter, Task
-from paceline.tasks.focal import focal_loss
 from paceline.tasks.label_smoothing import smoothed
-from paceline.tasks.losses import ClassWeights, LossFunction, user_loss
+from paceline.tasks.losses import ClassWeights, LossFunction, class_loss
 from paceline.tasks.meter import SplitMeter, needs_scores
 from paceline.tasks.metrics import check_names, reported
 from paceline.tasks.multi_label.meter import KNOWN, LabelMeasures
@@ -98,25 +97,16 @@ def make_task(
     """Make the task of a recipe; see ``tasks.task_for``."""
     weights = ClassWeights(class_weights, device) if class_weights else None
     metrics = part.metrics if part.metrics is not None else ("f1", "accuracy")
-    return MultiLabel(label_names, metrics, _loss(part, weights), thresholds=_thresholds(label_names, part))
+    loss = class_loss(part, weights, _binary_cross_entropy)
+    return MultiLabel(label_names, metrics, loss, thresholds=_thresholds(label_names, part))
 
 
 OBJECTIVE = make_task
 
 
-def _loss(part: TaskPart, weights: ClassWeights | None) -> LossFunction:
-    if part.own_loss is not None:
-        return user_loss(part.own_loss)
-    gamma, smoothing = part.focal_gamma, part.label_smoothing
-
-    def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        weight = None if weights is None else weights.on(logits.device)
-        if part.loss == "focal":
-            return focal_loss(logits, labels, gamma, weight)
-        targets = smoothed(labels, smoothing)
-        return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
-
-    return loss
+def _binary_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None, smoothing: float) -> Tensor:
+    targets = smoothed(labels, smoothing)
+    return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
 
 
 def _thresholds(label_names: tuple[str, ...], part: TaskPart) -> tuple[float, ...]:

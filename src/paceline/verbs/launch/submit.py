@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.contract.errors import RunFolderError, UserError
 from paceline.contract.files import disk_errors, write_atomically
+from paceline.machine.jobs import run_client
 from paceline.run_folder import has_checkpoint
 from paceline.verbs.launch.slurm import Job, script, slurm_time
 
@@ -131,15 +132,7 @@ def _state(number: str) -> str | None:
 
 def _asked(*command: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        return run_client(command, ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"no answer within {ANSWER_SECONDS:.0f} s")
     except OSError as error:
