@@ -17,6 +17,7 @@ from paceline.data.labels import encode_labels
 from paceline.data.sources import read
 from paceline.data.splits import duplicate_keys, split_rows
 from paceline.engine.evaluate import evaluate, inference
+from paceline.models.heads import head_of
 from paceline.models.load import load_model
 from paceline.prepare.preparation import build_for
 from paceline.recipe import tasks
@@ -108,3 +109,9 @@ def test_what_its_entry_excludes_is_refused() -> None:
     check_kind("ordinal", partial(value_of, chosen()))
     with pytest.raises(RecipeError, match="no classes to spread over"):
         check_kind("ordinal", partial(value_of, chosen(task={"label_smoothing": 0.1})))
+
+
+def test_a_task_without_a_fitted_head_says_so() -> None:
+    with pytest.raises(RecipeError, match="fits no head") as caught:
+        head_of("ordinal").solve(np.zeros((4, 2)), PLACES[:4], "logistic", 3, True)
+    assert caught.value.fix == "--set model.train=head"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.contract.errors import RecipeError
 from paceline.recipe.tasks import load_part, task_names
 
 if TYPE_CHECKING:
@@ -51,11 +52,15 @@ class TaskHead(ABC):
         """Number of thresholds that predictions of so many labels may have."""
         return 0
 
-    @abstractmethod
     def solve(
         self, features: NDArray[np.float64], labels: NDArray[Any], classifier: str, num_outputs: int, bias: bool
     ) -> list[Row]:
-        """Fit the rows of a linear head; arguments as ``models.features.fit_final_linear``, features standardised."""
+        """Fit the rows of a linear head; arguments as ``models.features.fit_final_linear``, features standardised.
+
+        Raises:
+            RecipeError: the task fits no head, which is the default.
+        """
+        raise RecipeError("model.train = features", "this task fits no head to features", "--set model.train=head")
 
 
 def head_of(kind: str) -> TaskHead:

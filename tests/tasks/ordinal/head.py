@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import final
 
-import numpy as np
-
-from paceline.models.heads import Row, TaskHead
+from paceline.models.heads import TaskHead
 
 
 @final
@@ -15,11 +13,6 @@ class OrdinalHead(TaskHead):
 
     def outputs(self, label_names: Sequence[str]) -> tuple[str, ...]:
         return tuple(f"above {name}" for name in label_names[:-1])
-
-    def solve(
-        self, features: np.ndarray, labels: np.ndarray, classifier: str, num_outputs: int, bias: bool
-    ) -> list[Row]:
-        raise NotImplementedError
 
 
 HEAD = OrdinalHead()
