@@ -123,7 +123,7 @@ def test_usage_errors_exit_2_and_name_the_nearest(run: Run, arguments: list[str]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["calibrate"], "calibrate: no such command\n  why: calibrate has no counterpart here: removed: plans take"),
+        (["calibrate"], "calibrate: no such command\n  why: calibrate has no counterpart here: it was removed"),
         (["epochs"], "epochs: no such command\n  why: epochs is loop.epochs here"),
         (["finetune"], "fix: paceline train --model NAME --data FILE"),
         (["launch", "torchrun", "r.yaml", "--hosts", "a", "--ssh"], "--ssh: no such option\n  why: ssh has no"),

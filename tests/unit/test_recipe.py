@@ -247,8 +247,8 @@ def test_recipes_of_older_runs_may_name_a_setting_that_is_gone() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("techniques.cudnn_benchmark=true", "removed: it won nothing on a second host"),
-        ("model.whitening=true", "removed: no run was ever measured with it"),
+        ("techniques.cudnn_benchmark=true", "it was removed; it won nothing on a second host"),
+        ("model.whitening=true", "it was removed; no run was ever measured with it"),
         ("data.augment.alternating_flip=true", r"(?s)removed.*fix: --set data.augment.flip=true"),
     ],
 )

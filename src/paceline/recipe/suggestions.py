@@ -144,7 +144,7 @@ def _suggest_term(name: str, term: Term, value: object, others: Mapping[str, obj
     if not here and not term.here:
         return Suggestion(f"{name} has no counterpart here", note=term.note)
     if not here:
-        return Suggestion(f"{name} = {written(value)} is so here without being set", note=term.note)
+        return Suggestion(f"{name} = {written(value)} needs no setting here", note=term.note)
     if not is_setting(here):
         return Suggestion(f"{name} is {here} here", command=here, note=term.note)
     # where the value stays as it is, the reason does without it
